@@ -10,6 +10,7 @@
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
     nb.export_run(run, to)        a run as a script of Megatron or a DeepSpeed JSON
     nb.plan(run)                  parameters, memory, time, disk
+    nb.calibrate()                measure this machine, so that plans know its rates
     nb.plan_picture(run)          the plan as a figure
     nb.deepspeed_config(run)      what DeepSpeed is given
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
@@ -38,6 +39,7 @@ from nbtrain.base.version import __version__  # noqa: F401
 
 __all__ = [
     "baselines",
+    "calibrate",
     "check_parameters",
     "curves",
     "data_card",

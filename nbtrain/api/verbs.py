@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nbtrain.dataset.look.card import BlendCard, DataCard
     from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
+    from nbtrain.jobs.calibrate import Calibrated
     from nbtrain.jobs.twin.report import TwinReport
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
@@ -155,6 +156,16 @@ def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported"
     from nbtrain.planner.foreign.exporting import export
 
     return export(load(run, overrides), to)
+
+
+def calibrate(seconds: float = 120.0) -> "Calibrated":
+    """Measure this machine's device, memory, disk and collectives in about `seconds`; plans use the figures.
+
+    Shown in a cell, the result is a table; `.picture()` draws it.
+    """
+    from nbtrain.jobs.calibrate import calibrate as measure
+
+    return measure(number("seconds", seconds))
 
 
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:

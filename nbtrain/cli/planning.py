@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, import, check, export, schema, plan."""
+"""Verbs before a run: doctor, init, import, check, export, schema, plan, calibrate."""
 
 import argparse
 import json
@@ -35,6 +35,25 @@ def add_verbs(under: Any) -> None:
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one = add_verb(under, "calibrate", calibrate, "Measure this machine's rates; plans use them.")
+    one.add_argument("--seconds", type=float, default=120.0, help="how long to measure (default: 120)")
+    one.add_argument("--json", action="store_true", help="every figure, as JSON")
+    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: count CPU time, as a trial beside other work; nothing is written",
+    )
+
+
+def calibrate(options: argparse.Namespace) -> None:
+    from nbtrain.jobs.calibrate import calibrate as measure
+
+    result = measure(options.seconds, options.clock)
+    print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+    if options.picture:
+        save_picture(result.picture(), options.picture)
 
 
 def doctor(options: argparse.Namespace) -> int:

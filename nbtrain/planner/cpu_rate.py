@@ -89,10 +89,11 @@ def measure() -> float:
 def _machine() -> str:
     import numpy as np
 
-    return f"{_cpu_model()}, {os.cpu_count()} cores, numpy {np.__version__}"
+    return f"{cpu_model()}, {os.cpu_count()} cores, numpy {np.__version__}"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The CPU's name, as the system tells it."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

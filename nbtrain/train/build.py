@@ -128,7 +128,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     )
     groups = ParallelGroups.create(config.topology, ulysses, timeout)
     stream = _tensor_parallel_stream(config, groups)
-    engine = _build_engine(config, groups, stream)
+    engine = build_engine(config, groups, stream)
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
     live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream)
     # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
@@ -149,7 +149,7 @@ def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> Tensor
     return TensorParallelStream(config.model.seed, place, tensor.rank)
 
 
-def _build_engine(
+def build_engine(
     config: RunConfig, groups: ParallelGroups, stream: TensorParallelStream | None
 ) -> TrainEngine:
     import deepspeed

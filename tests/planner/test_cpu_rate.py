@@ -83,7 +83,7 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
     cpu_rate._rate_of.cache_clear()
     assert matmul_flops_per_core() == 123e9
     assert len(measured) == 1
-    monkeypatch.setattr(cpu_rate, "_cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(cpu_rate, "cpu_model", lambda: "Another CPU")
     matmul_flops_per_core()
     assert len(measured) == 2
     stored = json.loads((home / "cpu_rate.json").read_text())
@@ -129,7 +129,7 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
 def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
     """If /proc does not name the processor, Python does."""
     monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
-    assert cpu_rate._cpu_model()
+    assert cpu_rate.cpu_model()
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")
     monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert cpu_rate._cpu_model() == "CPU X"
+    assert cpu_rate.cpu_model() == "CPU X"

@@ -1,0 +1,135 @@
+"""What `nbtrain calibrate` has measured on a machine: calibration.json of the data home, read and understood.
+
+    {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
+        "date", "seconds", "disk", "figures": [{"what", "ranks", ...}]}}}
+
+The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS. Any other entry is named in a
+note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
+"""
+
+import datetime
+import functools
+import importlib.metadata
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files, nvml
+from nbtrain.base.errors import RecordError
+from nbtrain.base.workspace import data_home, display
+from nbtrain.planner.cpu_rate import cpu_model
+
+SCHEMA_VERSION = 1
+# Drivers, kernels and neighbours on a machine change within months.
+OLDEST_DAYS = 180
+
+Figure = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The figures of one machine."""
+
+    machine: str
+    date: str
+    """ISO date of the measurement."""
+    seconds: float
+    figures: list[Figure] = field(repr=False)
+    disk: dict[str, float] = field(default_factory=dict)
+    """write_bytes_per_second and read_bytes_per_second of the output root."""
+
+    @property
+    def source(self) -> str:
+        """Where a plan's rates come from, in words."""
+        return f"calibrated on {self.date}"
+
+    def of(self, what: str, **wanted: Any) -> list[Figure]:
+        """The figures of a kind whose fields are as wanted."""
+        return [
+            figure
+            for figure in self.figures
+            if figure["what"] == what and all(figure.get(key) == value for key, value in wanted.items())
+        ]
+
+    def matmul_flops(self, ranks: int = 1) -> dict[str, float]:
+        """The best FLOP/s of matrix products of one rank, by number format."""
+        best: dict[str, float] = {}
+        for figure in self.of("product", ranks=ranks):
+            best[figure["dtype"]] = max(best.get(figure["dtype"], 0.0), figure["flops"])
+        return best
+
+    def memory_bytes_per_second(self, ranks: int = 1) -> float | None:
+        """Bytes that one rank reads and writes in a second; None if it was not measured."""
+        found = self.of("memory", ranks=ranks)
+        return found[0]["bytes_per_second"] if found else None
+
+
+def calibration_path() -> Path:
+    """calibration.json of the data home."""
+    return data_home() / "calibration.json"
+
+
+@functools.cache
+def machine_key() -> str:
+    """This machine as a calibration is filed: CPU, cores, GPUs and torch's version."""
+    gpus: dict[str, int] = {}
+    for gpu in nvml.gpus():
+        gpus[gpu.name] = gpus.get(gpu.name, 0) + 1
+    words = [f"{cpu_model()}", f"{len(os.sched_getaffinity(0))} cores"]
+    words += [f"{count} x {name}" for name, count in gpus.items()]
+    try:
+        words.append(f"torch {importlib.metadata.version('torch')}")
+    except importlib.metadata.PackageNotFoundError:
+        words.append("no torch")
+    return ", ".join(words)
+
+
+def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | None, str]:
+    """(this machine's calibration, "") or (None, why there is none, with the command that makes one)."""
+    path, today = calibration_path(), today or datetime.date.today()
+    measure = "`nbtrain calibrate` measures this machine"
+    try:
+        content = files.read_json(path)
+    except RecordError as error:
+        return None, f"{error}; it is not used. {measure}."
+    if content is None:
+        return None, f"not calibrated: {measure}"
+    name = display(path)
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        return None, f"{name} has another schema_version than {SCHEMA_VERSION} and is not used. {measure}."
+    machines = content.get("machines") or {}
+    entry = machines.get(machine_key())
+    if entry is None:
+        others = "; ".join(f"{key} ({one['date']})" for key, one in machines.items())
+        return None, f"{name} is of another machine and is not used: {others}. {measure}."
+    age = (today - datetime.date.fromisoformat(entry["date"])).days
+    if age > OLDEST_DAYS:
+        return None, (
+            f"{name} is {age} days old (of {entry['date']}; at most {OLDEST_DAYS} are trusted) and is not "
+            f"used. {measure} anew."
+        )
+    made = Calibration(
+        machine_key(), entry["date"], entry["seconds"], entry["figures"], entry.get("disk") or {}
+    )
+    return made, ""
+
+
+def write_calibration(calibration: Calibration) -> Path:
+    """Put a machine's figures into calibration.json; entries of other machines stay."""
+    path = calibration_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        before = files.read_json(path)
+    except RecordError:
+        before = None  # broken: written anew
+    kept = before if isinstance(before, dict) and before.get("schema_version") == SCHEMA_VERSION else {}
+    entry = {
+        "date": calibration.date,
+        "seconds": calibration.seconds,
+        "disk": calibration.disk,
+        "figures": calibration.figures,
+    }
+    machines = {**kept.get("machines", {}), calibration.machine: entry}
+    files.write_json(path, {"schema_version": SCHEMA_VERSION, "machines": machines})
+    return path

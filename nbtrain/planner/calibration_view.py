@@ -1,0 +1,90 @@
+"""A calibration as text and as a picture: rates by precision, bandwidth of collectives by message size."""
+
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.planner.calibration import Calibration, Figure
+
+GIGA = 1e9
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests counts them (doc/PERFORMANCE.md)."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def bandwidths(figure: Figure) -> tuple[float, float]:
+    """(algorithm bandwidth, bus bandwidth) of one collective, in bytes a second."""
+    algorithm = figure["bytes"] / figure["seconds"]
+    return algorithm, algorithm * bus_factor(figure["collective"], figure["ranks"])
+
+
+def latency_seconds(figures: list[Figure]) -> float:
+    """Seconds of the smallest message that was measured."""
+    return min(figures, key=lambda figure: figure["bytes"])["seconds"]
+
+
+def lines(calibration: Calibration) -> list[str]:
+    """The calibration as a table of text."""
+    text = [f"Calibration of {calibration.machine}", f"{calibration.date}, {calibration.seconds:.0f} s"]
+    for ranks in sorted({figure["ranks"] for figure in calibration.figures}):
+        rates = calibration.matmul_flops(ranks)
+        if not rates:
+            continue
+        each = "one rank" if ranks == 1 else f"each of {ranks} ranks"
+        memory = calibration.memory_bytes_per_second(ranks)
+        text += ["", f"Best rates of {each}"]
+        text += [f"  {dtype} products  {flops / GIGA:,.0f} GFLOP/s" for dtype, flops in rates.items()]
+        if memory:
+            text.append(f"  memory         {memory / GIGA:,.1f} GB/s, read and written")
+    if calibration.disk:
+        write, read = (calibration.disk[f"{name}_bytes_per_second"] for name in ("write", "read"))
+        text += ["", f"Disk of the output root: writes {write / GIGA:.2f} GB/s, reads {read / GIGA:.2f} GB/s"]
+    shown = 0
+    for (ranks, kind), group in _collectives(calibration).items():
+        if ranks != shown:
+            shown = ranks
+            text += ["", f"Collectives of {ranks} ranks: latency, then bus bandwidth by bytes of the array"]
+            sizes = "".join(f"{amounts.size(figure['bytes']):>12}" for figure in group)
+            text.append(f"  {'':<16}{'latency':>12}{sizes}")
+        bus = "".join(f"{bandwidths(figure)[1] / GIGA:>7.2f} GB/s" for figure in group)
+        text.append(f"  {kind:<16}{latency_seconds(group) * 1e6:>9,.0f} us{bus}")
+    return text
+
+
+def picture(calibration: Calibration) -> Any:
+    """Matplotlib figure: bus bandwidth by message size on the left, rates by precision on the right."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(10, 4), layout="constrained")
+    left, right = canvas.subplots(1, 2)
+    for (ranks, kind), group in _collectives(calibration).items():
+        sizes = [figure["bytes"] for figure in group]
+        bus = [bandwidths(figure)[1] / GIGA for figure in group]
+        left.plot(sizes, bus, marker="o", label=f"{kind}, {ranks} ranks")
+    left.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel="bus bandwidth, GB/s")
+    left.set_title("Collectives")
+    if left.lines:
+        left.legend(fontsize=7)
+    for dtype in calibration.matmul_flops(1):
+        points = calibration.of("product", ranks=1, dtype=dtype)
+        work = [6 * figure["m"] * figure["n"] * figure["k"] for figure in points]
+        pairs = sorted(zip(work, (figure["flops"] / GIGA for figure in points)))
+        right.plot(*zip(*pairs), marker="o", label=dtype)
+    right.set(xscale="log", yscale="log", xlabel="FLOPs of a product", ylabel="GFLOP/s")
+    right.set_title("Matrix products of one rank, forward and backward")
+    right.legend(fontsize=7)
+    canvas.suptitle(f"{calibration.machine}, {calibration.date}", fontsize=9)
+    return canvas
+
+
+def _collectives(calibration: Calibration) -> dict[tuple[int, str], list[Figure]]:
+    """{(ranks, kind): figures by size}."""
+    groups: dict[tuple[int, str], list[Figure]] = {}
+    for figure in calibration.of("collective"):
+        groups.setdefault((figure["ranks"], figure["collective"]), []).append(figure)
+    return {key: sorted(group, key=lambda one: one["bytes"]) for key, group in groups.items()}

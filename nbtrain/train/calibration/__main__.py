@@ -1,0 +1,142 @@
+"""`python -m nbtrain.train.calibration`: one JSON request on stdin, JSON lines on stdout.
+
+request   {"device": "cpu" or "gpu", "seconds", "cores", "clock"}
+answers   {"kind": "plan", "figures"}                 how many figures there will be
+          {"kind": "figure", "what", "ranks", ...}    one measurement (kernels.py, collectives.py, ...)
+          {"kind": "end", "seconds"}
+          {"kind": "error", "error", "message"}       an NbtrainError's class and message
+
+Ranks are processes of their own. On a CPU one rank with all threads comes first, then as many ranks as cores
+with one thread each: those two kinds are what runs use, and their caches and memory differ. On GPUs one rank,
+then all.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from nbtrain.base.errors import JobError, NbtrainError
+from nbtrain.base.parent_death import die_with_parent
+
+MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
+# Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
+FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
+# A start of ranks takes this long: imports of torch and DeepSpeed.
+START_SECONDS = 10.0
+LAST_LINES = 12
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    try:
+        for answer in answers(request):
+            print(json.dumps(answer), flush=True)
+    except NbtrainError as error:
+        print(json.dumps({"kind": "error", "error": type(error).__name__, "message": str(error)}), flush=True)
+        return error.exit_code
+    return 0
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Everything one request is answered with."""
+    started, device, cores = time.monotonic(), request["device"], request["cores"]
+    starts = plan_of(device, cores)
+    total = sum(figures for *_, figures in starts)
+    yield {"kind": "plan", "figures": total}
+    measuring = max(request["seconds"] - START_SECONDS * len(starts), 0.2 * request["seconds"])
+    for ranks, threads, parts, _ in starts:
+        work = {
+            "device": device,
+            "parts": parts,
+            "model_formats": MODEL_FORMATS[device],
+            "slice_seconds": measuring / total,
+            "clock": request.get("clock", "wall"),
+        }
+        yield from run_ranks(ranks, threads, work)
+    yield {"kind": "end", "seconds": time.monotonic() - started}
+
+
+def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
+    """(ranks, threads of each, parts, figures) of each start; `cores` are GPUs if device is gpu."""
+    own, between = FIGURES[device], FIGURES["collectives"]
+    if device == "gpu":
+        alone = (1, 1, ["kernels", "steps"], own)
+        return [alone, (cores, 1, ["collectives"], between)] if cores > 1 else [alone]
+    starts = [(1, cores, ["kernels", "steps"], own)]
+    if cores > 1:
+        starts.append((2, cores // 2, ["kernels", "steps", "collectives"], own + between))
+    sizes, size = [], 4
+    while size <= cores:
+        sizes.append(size)
+        size *= 2
+    return starts + [(size, cores // size, ["collectives"], between) for size in sizes]
+
+
+def run_ranks(ranks: int, threads: int, work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start `ranks` processes and yield what rank 0 says; JobError with the last words of a failure."""
+    port = _free_port()
+    with tempfile.TemporaryFile() as said:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "nbtrain.train.calibration.worker", json.dumps(work)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if rank == 0 else said,
+                stderr=said,
+                env={**os.environ, **_variables(rank, ranks, threads, port, work["device"])},
+                preexec_fn=die_with_parent,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            assert processes[0].stdout is not None
+            for line in processes[0].stdout:
+                if line.startswith(b'{"kind"'):
+                    yield json.loads(line)
+            codes = [process.wait() for process in processes]
+            if any(codes):
+                said.seek(0)
+                words = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+                raise JobError(
+                    f"the calibration with {ranks} ranks ended with the codes {codes}. Its last words:\n"
+                    + "\n".join(f"  {line}" for line in words)
+                )
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            if processes[0].stdout is not None:
+                processes[0].stdout.close()
+
+
+def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:
+    """As jobs/environment.py gives them to the ranks of a job."""
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(max(threads, 1)),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    if device == "cpu":
+        variables |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+    return variables
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""calibration.json: whose figures it holds, when they are used, and the words if they are not."""
+
+import datetime
+import json
+
+import pytest
+
+from nbtrain.planner import calibration
+from nbtrain.planner.calibration import Calibration, calibration_path, read_calibration, write_calibration
+from nbtrain.planner.calibration_view import bandwidths, lines, picture
+
+TODAY = datetime.date(2026, 11, 22)
+FIGURES = [
+    {"what": "memory", "ranks": 1, "bytes_per_second": 20e9},
+    {"what": "product", "ranks": 1, "dtype": "fp32", "m": 512, "n": 512, "k": 128, "flops": 50e9},
+    {"what": "product", "ranks": 1, "dtype": "fp32", "m": 2048, "n": 512, "k": 128, "flops": 80e9},
+    {"what": "collective", "ranks": 2, "collective": "all_reduce", "bytes": 4096, "seconds": 1e-4},
+    {"what": "collective", "ranks": 2, "collective": "all_reduce", "bytes": 1 << 20, "seconds": 1e-3},
+    {"what": "collective", "ranks": 4, "collective": "all_gather", "bytes": 1 << 20, "seconds": 2e-3},
+]
+DISK = {"write_bytes_per_second": 1e9, "read_bytes_per_second": 2e9}
+
+
+@pytest.fixture
+def machine(workspace, monkeypatch):
+    """A machine called X, with an empty data home."""
+    monkeypatch.setattr(calibration, "machine_key", lambda: "X")
+
+
+def made(machine="X", date="2026-11-20"):
+    return Calibration(machine, date, 90.0, FIGURES, DISK)
+
+
+def test_a_calibration_is_read_back_on_its_machine(machine):
+    """What was written comes back, and plans say when it was made."""
+    assert read_calibration(TODAY) == (None, "not calibrated: `nbtrain calibrate` measures this machine")
+    path = write_calibration(made())
+    found, why = read_calibration(TODAY)
+    assert found == made() and found.figures == FIGURES and why == ""
+    assert found.source == "calibrated on 2026-11-20"
+    assert found.matmul_flops() == {"fp32": 80e9} and found.memory_bytes_per_second() == 20e9
+    assert found.memory_bytes_per_second(ranks=2) is None
+    assert path == calibration_path() and path.name == "calibration.json"
+
+
+def test_the_calibration_of_another_machine_is_named_and_not_used(machine):
+    write_calibration(made("Y with 8 cores"))
+    assert read_calibration(TODAY) == (
+        None,
+        "data/calibration.json is of another machine and is not used: Y with 8 cores (2026-11-20). "
+        "`nbtrain calibrate` measures this machine.",
+    )
+    write_calibration(made())
+    assert read_calibration(TODAY)[0] == made()
+    assert sorted(json.loads(calibration_path().read_text())["machines"]) == ["X", "Y with 8 cores"]
+
+
+def test_an_old_calibration_is_named_and_not_used(machine):
+    write_calibration(made(date="2026-05-26"))
+    assert read_calibration(TODAY)[0] is not None
+    write_calibration(made(date="2026-05-25"))
+    assert read_calibration(TODAY) == (
+        None,
+        "data/calibration.json is 181 days old (of 2026-05-25; at most 180 are trusted) and is not used. "
+        "`nbtrain calibrate` measures this machine anew.",
+    )
+
+
+def test_a_broken_file_is_named_and_written_anew(machine):
+    calibration_path().parent.mkdir(parents=True, exist_ok=True)
+    calibration_path().write_text("{")
+    found, why = read_calibration(TODAY)
+    assert found is None and "calibration.json:1: not JSON" in why and "it is not used" in why
+    write_calibration(made())
+    assert read_calibration(TODAY)[0] is not None
+    calibration_path().write_text('{"schema_version": 99}')
+    assert read_calibration(TODAY) == (
+        None,
+        "data/calibration.json has another schema_version than 1 and is not used. `nbtrain calibrate` "
+        "measures this machine.",
+    )
+
+
+def test_the_name_of_this_machine_says_what_its_rates_depend_on():
+    """CPU, cores and torch's version."""
+    assert " cores, " in calibration.machine_key() and "torch " in calibration.machine_key()
+
+
+def test_bandwidth_is_counted_as_nccl_tests_counts_it():
+    """busbw = algbw x f: 2 (n - 1) / n of an all-reduce, (n - 1) / n of an all-gather, 1 of a broadcast."""
+    figure = {"bytes": 1000, "seconds": 0.5, "ranks": 4}
+    assert bandwidths({**figure, "collective": "all_reduce"}) == (2000, 3000)
+    assert bandwidths({**figure, "collective": "all_gather"}) == (2000, 1500)
+    assert bandwidths({**figure, "collective": "broadcast"}) == (2000, 2000)
+    assert bandwidths({**figure, "collective": "send_recv"}) == (2000, 2000)
+
+
+def test_the_table_and_the_picture_show_every_kind():
+    text = "\n".join(lines(made()))
+    assert "fp32 products  80 GFLOP/s" in text and "memory         20.0 GB/s, read and written" in text
+    assert "Disk of the output root: writes 1.00 GB/s, reads 2.00 GB/s" in text
+    assert "Collectives of 2 ranks: latency, then bus bandwidth by bytes of the array" in text
+    assert "all_reduce            100 us   0.04 GB/s   1.05 GB/s" in text
+    left, right = picture(made()).axes
+    assert [line.get_label() for line in left.lines] == ["all_reduce, 2 ranks", "all_gather, 4 ranks"]
+    assert list(right.lines[0].get_ydata()) == [50.0, 80.0]

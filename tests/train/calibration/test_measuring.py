@@ -1,0 +1,119 @@
+"""The GPU side of a calibration: what it measures, in which processes, and what comes back."""
+
+import statistics
+
+import pytest
+import torch
+
+from nbtrain.base.errors import JobError
+from nbtrain.train.calibration import collectives, kernels
+from nbtrain.train.calibration.__main__ import FIGURES, plan_of, run_ranks
+from nbtrain.train.calibration.engine_steps import MODELS
+from nbtrain.train.calibration.stopwatch import LEAST_CALLS, Stopwatch
+from nbtrain.train.calibration.worker import ZERO_STAGES
+
+CPU = torch.device("cpu")
+SMALL = kernels.Sizes(
+    products=((32, 32, 16), (64, 32, 16)),
+    blocks=((64, 256),),
+    sequences=(64, 128),
+    ends=((64, 128),),
+    ends_tokens=256,
+    optimizer_parameters=1 << 10,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_memory(monkeypatch):
+    monkeypatch.setattr(kernels, "MEMORY_BYTES", 1 << 16)
+
+
+class Clock:
+    """Calls of a task that take these seconds, one after the other."""
+
+    def __init__(self, *seconds):
+        self.ends, self.calls, self.now = list(seconds), 0, 0.0
+
+    def task(self):
+        self.now += self.ends[min(self.calls, len(self.ends) - 1)]
+        self.calls += 1
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    def watch(clock, slice_seconds):
+        monkeypatch.setattr(Stopwatch, "_now", lambda self: clock.now)
+        return Stopwatch(CPU, slice_seconds)
+
+    return watch
+
+
+def test_the_median_of_the_calls_that_fit_without_the_first(clocked):
+    """A slow first call is warm-up; 10 s hold eight more calls of a second."""
+    clock = Clock(5.0, 1.0, 9.0, 1.0)
+    assert clocked(clock, 10.0).seconds(clock.task) == statistics.median([1, 9, 1, 1, 1, 1, 1, 1]) == 1.0
+    assert clock.calls == 9
+
+
+def test_a_slow_task_is_called_at_least_a_few_times_and_a_very_slow_one_once(clocked):
+    clock = Clock(4.0, 4.0)
+    assert clocked(clock, 1.0).seconds(clock.task) == 4.0 and clock.calls == 1 + LEAST_CALLS
+    clock = Clock(6.0)
+    assert clocked(clock, 1.0).seconds(clock.task) == 6.0 and clock.calls == 1
+
+
+def test_every_figure_is_measured_and_positive():
+    """As many figures as counted; a product's rate is its FLOPs over its seconds."""
+    found = list(kernels.measure(Stopwatch(CPU, 0.0), SMALL, ["fp32", "bf16"], ["fp32"]))
+    assert len(found) == kernels.count("cpu", SMALL, ["fp32", "bf16"], ["fp32"]) == 2 + 4 + 2 + 2 + 1
+    kinds = {figure["what"] for figure in found}
+    assert kinds == {"memory", "optimizer", "product", "attention", "block", "norms", "ends"}
+    for figure in found:
+        values = [value for value in figure.values() if isinstance(value, float)]
+        assert values and all(value >= 0 for value in values) and max(values) > 0
+
+
+def test_the_bar_counts_what_the_ranks_measure():
+    """The table of figures in __main__ agrees with the sizes of kernels, engines and collectives."""
+    for device, sizes, formats, model in (
+        ("cpu", kernels.CPU_SIZES, ["fp32", "bf16", "fp16"], ["fp32", "bf16"]),
+        ("gpu", kernels.GPU_SIZES, ["fp32", "fp16", "tf32", "bf16", "fp8"], ["bf16"]),
+    ):
+        stages = sum(len(ZERO_STAGES) - (dtype != "fp32") for dtype in model)
+        own = kernels.count(device, sizes, formats, model) + stages * len(MODELS)
+        assert FIGURES[device] == own
+    assert FIGURES["collectives"] == len(collectives.KINDS) * len(collectives.CPU_BYTES)
+    assert len(collectives.CPU_BYTES) == len(collectives.GPU_BYTES)
+
+
+def test_ranks_are_started_as_runs_use_the_machine():
+    """One rank with all cores; two with half of them; collectives of more. On GPUs one, then all."""
+    both, own, between = ["kernels", "steps"], FIGURES["cpu"], FIGURES["collectives"]
+    assert plan_of("cpu", 1) == [(1, 1, both, own)]
+    assert plan_of("cpu", 8) == [
+        (1, 8, both, own),
+        (2, 4, [*both, "collectives"], own + between),
+        (4, 2, ["collectives"], between),
+        (8, 1, ["collectives"], between),
+    ]
+    assert plan_of("gpu", 8) == [(1, 1, both, FIGURES["gpu"]), (8, 1, ["collectives"], between)]
+    assert plan_of("gpu", 1) == [(1, 1, both, FIGURES["gpu"])]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_collectives_between_them():
+    """Every kind at every size comes back from rank 0."""
+    work = {"device": "cpu", "parts": ["collectives"], "model_formats": [], "slice_seconds": 0.0}
+    found = list(run_ranks(2, 1, work))
+    pairs = {(figure["collective"], figure["bytes"]) for figure in found}
+    assert len(found) == len(pairs) == FIGURES["collectives"]
+    assert all(figure["ranks"] == 2 and figure["seconds"] > 0 for figure in found)
+
+
+@pytest.mark.slow
+def test_the_last_words_of_a_failed_rank_come_back():
+    work = {"device": "cpu", "parts": None, "model_formats": [], "slice_seconds": 0.0}
+    with pytest.raises(JobError) as raised:
+        list(run_ranks(1, 1, work))
+    assert "the calibration with 1 ranks ended with the codes [1]. Its last words:" in str(raised.value)
+    assert "TypeError" in str(raised.value)

@@ -77,7 +77,8 @@ def picture(calibration: Calibration) -> Any:
         right.plot(*zip(*pairs), marker="o", label=dtype)
     right.set(xscale="log", yscale="log", xlabel="FLOPs of a product", ylabel="GFLOP/s")
     right.set_title("Matrix products of one rank, forward and backward")
-    right.legend(fontsize=7)
+    if right.lines:
+        right.legend(fontsize=7)
     canvas.suptitle(f"{calibration.machine}, {calibration.date}", fontsize=9)
     return canvas
 

@@ -386,8 +386,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "baselines calibrate check_parameters curves data_card deepspeed_config export_run generate import_run "
-        "launch launcher load open_run plan plan_picture prepare runs scalars submit tensorboard twin verify"
+        "baselines calibrate check_parameters curves data_card deepspeed_config export_run generate "
+        "import_run launch launcher load open_run plan plan_picture prepare runs scalars "
+        "submit tensorboard twin verify"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

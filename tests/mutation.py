@@ -1,6 +1,6 @@
 """Do the tests of a package notice when its code is wrong? Changes one operator at a time and runs them.
 
-    python tests/mutation.py nbtrain/config/arithmetic/lr_schedule.py nbtrain/planner/memory.py --number 30
+    python tests/mutation.py nbtrain/config/arithmetic/batch.py nbtrain/planner/memory/states.py --number 30
 
 Each mutation changes one comparison, arithmetic operator, boolean operator, condition or number in a copy
 of the repository; this tree is not touched. The fast tests that mirror the file (tests/config for

@@ -9,14 +9,25 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
-from nbtrain.planner.memory import PARTS
 from nbtrain.planner.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = dict(zip(PARTS, ("#1f77b4", "#5fa8d3", "#0b3c5d", "#e8710a", "#f2b56b", "#9aa0a6")))
+COLORS = {
+    "weights": "#1f77b4",
+    "gradients": "#5fa8d3",
+    "master_copy": "#2e5f8a",
+    "optimizer": "#0b3c5d",
+    "activations": "#e8710a",
+    "logits": "#f2b56b",
+    "communication": "#6a994e",
+    "pipeline": "#a7c957",
+    "workspace": "#bc6c9b",
+    "runtime": "#9aa0a6",
+    "reserve": "#d8dce1",
+}
 BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
 LARGEST_RATIO = 5
 SCHEDULE_POINTS = 400
@@ -51,7 +62,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
     left = 0.0
     for part, value in memory.parts.items():
         if value:
-            width, label = value / unit, f"{part} {amounts.size(value)}"
+            width, label = value / unit, f"{part.replace('_', ' ')} {amounts.size(value)}"
             axes.barh(0, width, left=left, height=0.5, color=COLORS[part], label=label)
             left += width
     if device is not None and has_line:

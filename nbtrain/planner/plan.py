@@ -148,11 +148,11 @@ class Plan:
         where = f" (pipeline stage {memory.stage})" if config.parallel.pipeline_parallel_size > 1 else ""
         memory_rows = {
             f"one {config.resources.device} rank": amounts.size(memory.total_bytes) + where,
-            **{f"  {part}": amounts.size(value) for part, value in memory.parts.items()},
+            **{f"  {_words(part)}": amounts.size(value) for part, value in memory.parts.items() if value},
             "device has": self._device_line(),
         }
         if memory.total_host_bytes:
-            host = (f"{part} {amounts.size(size)}" for part, size in memory.host_parts.items() if size)
+            host = (f"{_words(part)} {amounts.size(n)}" for part, n in memory.host_parts.items() if n)
             memory_rows["host memory"] = f"{amounts.size(memory.total_host_bytes)} a rank ({', '.join(host)})"
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
@@ -237,6 +237,11 @@ class Plan:
             return f"{memory.device}: set resources.gpu_type"
         verdict = "fits" if memory.fits else "does not fit"
         return f"{amounts.size(memory.device_bytes)} ({memory.device}): {verdict}"
+
+
+def _words(part: str) -> str:
+    """A part of memory for readers: "master copy" for master_copy."""
+    return part.replace("_", " ")
 
 
 def _record(estimate: MemoryEstimate | DiskEstimate, *properties: str) -> dict[str, Any]:

@@ -120,7 +120,7 @@ FOUND = {
         ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=H100"],
         "estimates_see_everything",
         "precision.fp8",
-        "The effect of FPDT and FP8 is not estimated: memory and time are counted without them.",
+        "The effect of FPDT and FP8 on time is not estimated: it is counted without them.",
         "",
         "",
     ),

@@ -5,11 +5,11 @@ import pytest
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.load import load
-from nbtrain.planner.memory import (
-    PARTS,
+from nbtrain.planner.memory import PARTS, estimate_memory
+from tests.planner.of_config import (
     activation_bytes,
-    estimate_memory,
     host_memory,
+    kept_bytes,
     logits_bytes,
     nvme_bytes,
     stage_memory,
@@ -26,9 +26,12 @@ def layer_of(overrides: list[str], run: str = "gpt-125m") -> float:
     per_layer = activation_bytes(config, 0) - activation_bytes(fewer, 0)
     model = config.model
     tokens = model.seq_length * config.batch.micro_batch_size
-    # One fp32 log-sum-exp per head and token comes on top of the papers' counts.
-    lse = 4 * model.num_attention_heads / config.parallel.tensor_parallel_size
-    return per_layer / tokens / model.hidden_size - lse / model.hidden_size
+    # One fp32 log-sum-exp per head and token comes on top of the papers' counts, and mean and deviation of
+    # two norms, in fp32, of each token of this rank.
+    tensor = config.parallel.tensor_parallel_size
+    small = 4 * model.num_attention_heads / tensor
+    small += 16 / (tensor if config.parallel.sequence_parallel else 1)
+    return per_layer / tokens / model.hidden_size - small / model.hidden_size
 
 
 def test_a_layer_keeps_34_bytes_without_the_scores():
@@ -36,11 +39,13 @@ def test_a_layer_keeps_34_bytes_without_the_scores():
     assert layer_of(SMALL) == pytest.approx(34, abs=1e-3)
 
 
-def test_the_scores_cost_5_a_s_over_h():
-    """s b h (34 + 5 a s / h), equation 1, if the kernel keeps softmax, mask and dropped-out softmax."""
-    scores = 5 * 12 * 2048 / 768
+def test_the_scores_cost_9_a_s_over_h():
+    """Equation 1 has s b h (34 + 5 a s / h) with 2-byte scores; torch's math kernel computes them, and its
+    copies of query, key and value, in fp32: softmax 4, mask 1, dropped-out softmax 4."""
+    scores = 9 * 12 * 2048 / 768
     lse = 4 * 12 / 768  # not kept beside the scores themselves
-    assert layer_of([*SMALL, "model.attention_backend=math"]) == pytest.approx(34 + scores - lse, rel=1e-4)
+    found = layer_of([*SMALL, "model.attention_backend=math"])
+    assert found == pytest.approx(34 + 3 * 2 + scores - lse, rel=1e-6)
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
@@ -60,7 +65,7 @@ def test_dropout_masks_are_two_bytes_of_the_34():
 def test_full_checkpointing_keeps_two_bytes_and_one_layer():
     """s b h 2 a layer (section 5), and the layers of the piece that is being recomputed."""
     overrides = [*SMALL, "parallel.activation_checkpointing.granularity=full"]
-    assert layer_of(overrides) + 4 * 12 / 768 == pytest.approx(2, abs=1e-3)
+    assert layer_of(overrides) + (4 * 12 + 16) / 768 == pytest.approx(2, abs=1e-3)
     one, three = (
         activation_bytes(
             load("gpt-125m", [*overrides, f"parallel.activation_checkpointing.interval_layers={n}"]), 0
@@ -68,7 +73,7 @@ def test_full_checkpointing_keeps_two_bytes_and_one_layer():
         for n in (1, 3)
     )
     unit = 2048 * 16 * 768
-    layer = (34 + 4 * 12 / 768) * unit
+    layer = (34 + (4 * 12 + 16) / 768) * unit
     # 12 inputs and 1 layer against 4 inputs and 3 layers.
     assert three - one == pytest.approx((4 - 12) * 2 * unit + 2 * layer, rel=1e-6)
 
@@ -76,11 +81,14 @@ def test_full_checkpointing_keeps_two_bytes_and_one_layer():
 def test_earlier_stages_hold_more_micro_batches():
     """1F1B: stage k of p holds p - k of them, and of each what it sent on, but never more than there are."""
     config = load("gpt-13b-4xdp-4xpp")
-    held = [activation_bytes(config, stage) for stage in range(4)]
-    unit = 2048 * 16 * 5120
-    # Ten layer inputs of two bytes and the stage's output; on the last stage, which sends nothing, the final
-    # LayerNorm's input and output.
-    assert (held[1] - held[2], held[2] - held[3]) == (2 * 11 * unit, 2 * 12 * unit - 4 * unit)
+    held = [kept_bytes(config, stage) for stage in range(4)]
+    sent = [stage_memory(config, stage)["pipeline"] for stage in range(4)]
+    tokens = 2048 * 16
+    unit = tokens * 5120
+    # Ten layer inputs of two bytes; on the last stage the final LayerNorm's input and statistics.
+    assert (held[1] - held[2], held[2] - held[3]) == (2 * 10 * unit, 2 * 10 * unit - 2 * unit - 8 * tokens)
+    # Each micro batch's output stays; an input, a gradient or both are received.
+    assert [size / (2 * unit) for size in sent] == [4 + 1, 3 + 2, 2 + 2, 1]
     few = load("gpt-13b-4xdp-4xpp", ["batch.global_batch_size=64"])
     assert few.accumulation_steps == 1
     assert activation_bytes(few, 1) == activation_bytes(few, 2)
@@ -95,8 +103,9 @@ def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
     config = load("gpt-125m-4xdp", [f"parallel.zero_stage={stage}"])
     count = count_parameters(config).total
     parts = stage_memory(config, 0)
-    found = tuple(parts[part] / count for part in ("weights", "gradients", "optimizer"))
-    assert found == pytest.approx((weights, gradients, optimizer), rel=1e-6)
+    found = parts["weights"], parts["gradients"], parts["master_copy"] + parts["optimizer"]
+    wanted = (weights, gradients, optimizer)
+    assert [size / count for size in found] == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +120,15 @@ def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
 def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
     """fp32 with ZeRO 0 needs no second copy of the weights; every other way keeps fp32 masters.
 
-    DeepSpeed's BF16_Optimizer keeps the 16-bit gradients beside their fp32 sums.
+    DeepSpeed's BF16_Optimizer keeps the 16-bit gradients beside their fp32 sums. Adam counts steps, in 4
+    bytes, of each of 148 parameters, or of two flat groups.
     """
     config = load("gpt-125m", overrides)
     count = count_parameters(config).total
     parts = stage_memory(config, 0)
-    assert (parts["weights"], parts["optimizer"], parts["gradients"]) == (
-        weights * count,
-        optimizer * count,
-        gradients * count,
-    )
+    steps = 4 * (148 if "parallel.zero_stage=0" in overrides else 2)
+    assert (parts["weights"], parts["gradients"]) == (weights * count, gradients * count)
+    assert parts["master_copy"] + parts["optimizer"] == optimizer * count + steps
 
 
 def test_chunks_keep_the_logits_small():
@@ -138,27 +146,31 @@ def test_selective_recomputation_drops_scores_and_the_mlps_activation():
     lse = 4 * 12 / 768
     assert layer_of(selective) == pytest.approx(26, abs=1e-3)
     assert layer_of([*selective, "model.attention_backend=math"]) + lse == pytest.approx(26, abs=1e-3)
-    unit = 2048 * 16 * 768
+    tokens = 2048 * 16
+    unit = tokens * 768
     math = load("gpt-125m", [*selective, "model.attention_backend=math"])
-    scores = 5 * 12 * 2048 / 768
-    whole = (12 * 26 + 8 + scores + 1 + 4) * unit  # embedding's mask, final LayerNorm's input and output
+    live = 8 + 3 * 2 + 9 * 12 * 2048 / 768  # the GELU's output, fp32 copies, scores
+    # The embedding's mask, the final LayerNorm's input; ids, and statistics of 2 x 12 + 1 norms.
+    whole = (12 * 26 + live + 1 + 2) * unit + (8 + 8 * 25) * tokens
     assert activation_bytes(math, 0) == pytest.approx(whole, rel=1e-6)
 
 
 @pytest.mark.parametrize("ulysses", [2, 4])
 def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
-    """s b h 34 / u, the logits' chunk as it was; the ranks share out what ZeRO shares out."""
+    """s b h (34 + 2) / u: attention's output exists before and after the all-to-all; the logits' chunk as it
+    was; the ranks share out what ZeRO shares out."""
     overrides = [
         *SMALL,
         f"parallel.ds_sequence_parallel_size={ulysses}",
         f"resources.gpus_per_node={ulysses}",
     ]
     alone, shared = load("gpt-125m", SMALL), load("gpt-125m", overrides)
-    assert activation_bytes(shared, 0) == activation_bytes(alone, 0) // ulysses
+    unit = 2048 * 16 * 768
+    assert ulysses * activation_bytes(shared, 0) - activation_bytes(alone, 0) == 12 * 2 * unit
     assert count_stage_parameters(shared, 0) == count_stage_parameters(alone, 0)
     one, part = stage_memory(alone, 0), stage_memory(shared, 0)
     assert part["weights"] == one["weights"]
-    assert part["optimizer"] == one["optimizer"] // ulysses
+    assert part["optimizer"] == pytest.approx(one["optimizer"] / ulysses, rel=1e-6)
     assert logits_bytes(alone, 0) - logits_bytes(shared, 0) == 4 * 768 * 16 * 2048 * (1 - 1 / ulysses)
 
 
@@ -172,7 +184,7 @@ def test_an_uneven_cut_is_counted_as_it_is():
     for stage, more in enumerate((-6, 2, 2, 2)):
         counts = [count_stage_parameters(config, stage).total for config in (uneven, even)]
         assert counts[0] - counts[1] == more * layer
-        held = [activation_bytes(config, stage) for config in (uneven, even)]
+        held = [kept_bytes(config, stage) for config in (uneven, even)]
         assert held[0] - held[1] == more * (4 - stage) * 2 * 2048 * 16 * 5120
 
 
@@ -186,7 +198,7 @@ def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int
     """State on the device, in host memory, and bytes on NVMe."""
     config = load(run, list(overrides))
     device = stage_memory(config, 0)
-    held = {part: device[part] for part in ("weights", "gradients", "optimizer")}
+    held = {part: device[part] for part in ("weights", "gradients", "master_copy", "optimizer")}
     return held, host_memory(config, 0), nvme_bytes(config, 0)
 
 
@@ -194,18 +206,24 @@ def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
     """Stage 1 keeps the gradients on the device until they are reduced, after the last micro batch."""
     offload = "parallel.offload_optimizer.device=cpu"
     held, host, nvme = state_of("parallel.zero_stage=2", offload)
-    assert held == {"weights": 2 * COUNT, "gradients": 0, "optimizer": 0}
-    assert (host["gradients"], host["optimizer"], host["weights"], nvme) == (4 * QUARTER, 12 * QUARTER, 0, 0)
+    assert held == {"weights": 2 * COUNT, "gradients": 0, "master_copy": 0, "optimizer": 0}
+    # The sums, and the gradient that the optimizer steps with.
+    assert (host["gradients"], host["master_copy"], host["weights"]) == (8 * QUARTER, 4 * QUARTER, 0)
+    assert (host["optimizer"], nvme) == (8 * QUARTER + 8, 0)
     held, host, _ = state_of("parallel.zero_stage=1", offload)
-    assert (held["gradients"], host["gradients"], host["optimizer"]) == (4 * COUNT, 0, 12 * QUARTER)
+    assert (held["gradients"], host["gradients"], host["optimizer"]) == (
+        4 * COUNT,
+        4 * QUARTER,
+        8 * QUARTER + 8,
+    )
 
 
 def test_offloaded_parameters_leave_what_is_whole_at_one_time():
-    """ZeRO 3's live parameters stay in the workspace."""
+    """ZeRO 3's live parameters stay in the communication buffers."""
     config = load("gpt-125m-4xdp", ["parallel.zero_stage=3", "parallel.offload_param.device=cpu"])
     assert stage_memory(config, 0)["weights"] == 0
     assert host_memory(config, 0)["weights"] == 2 * QUARTER
-    assert stage_memory(config, 0)["workspace"] > 2 * COUNT
+    assert stage_memory(config, 0)["communication"] > 2 * COUNT
 
 
 def test_state_on_nvme_passes_through_host_memory():
@@ -216,8 +234,9 @@ def test_state_on_nvme_passes_through_host_memory():
         *(f"parallel.offload_{what}.nvme_path=/nvme" for what in ("optimizer", "param")),
         "parallel.sub_group_size=10_000_000",
     )
-    assert held == {"weights": 0, "gradients": 0, "optimizer": 0}
-    assert nvme == 2 * COUNT // 4 + 12 * COUNT // 4
+    assert set(held.values()) == {0}
+    # The optimizer steps the matrices in four sub-groups, biases and norms in one.
+    assert nvme == 2 * COUNT // 4 + 12 * COUNT // 4 + 4 * 5
     embedding = 52_096 * 768 // 4
     assert host["buffers"] == 4 * 4 * 10_000_000 + 2 * 5 * embedding + 2 * QUARTER
 
@@ -240,7 +259,7 @@ def test_hpz_keeps_a_second_copy():
 def test_a_snapshot_is_what_a_rank_writes():
     """Asynchronous saving copies weights and optimizer state to host memory, which must hold them."""
     config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
-    assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER
+    assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER + 8
     estimate = estimate_memory(config)
     assert (estimate.host_bytes, estimate.fits_host) == (250_000_000, False)
     assert estimate_memory(load("gpt-125m-4xdp", ["checkpoint.async_save=true"])).fits_host is True
@@ -249,7 +268,7 @@ def test_a_snapshot_is_what_a_rank_writes():
         stage_memory(load("gpt-125m", [*on_cpu, f"checkpoint.async_save={asked}"]), 0)["workspace"]
         for asked in ("true", "false")
     )
-    assert one - other == 14 * COUNT
+    assert one - other == 14 * COUNT + 8
 
 
 # --- published peaks ------------------------------------------------------------------------------
@@ -273,7 +292,8 @@ def as_megatron_deepspeed(name: str, stage: int) -> float:
         // config.parallel.tensor_parallel_size
     )
     count = count_stage_parameters(config, stage).total
-    total = parts["weights"] + parts["gradients"] / 2 + parts["optimizer"] + parts["activations"]
+    total = parts["weights"] + parts["gradients"] / 2 + parts["master_copy"] + parts["optimizer"]
+    total += parts["activations"] + parts["pipeline"]
     total += MEGATRON_LOGIT_BYTES * logits * (stage == last)
     # The flat gradient of the step, and the bucket where there is something to reduce.
     total += 4 * count / config.parallel.data_parallel_size
@@ -322,7 +342,7 @@ def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, bu
     """5e8 elements of fp32 would be 1.9 GiB a buffer; 125M's parameters, in whole 2**20, are 0.5."""
     overrides = ["parallel.zero_stage=1", f"parallel.overlap_comm={overlap}"]
     small, tiny = (
-        stage_memory(load("gpt-125m", [*overrides, *bucket]), 0)["workspace"]
+        stage_memory(load("gpt-125m", [*overrides, *bucket]), 0)["communication"]
         for bucket in ([], ["parallel.reduce_bucket_size=1000000"])
     )
     assert small - tiny == buffers * 4 * (121 * 2**20 - 1_000_000)

@@ -10,23 +10,21 @@ from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.memory import (
-    CPU_RUNTIME_BYTES,
-    activation_bytes,
-    estimate_memory,
-    host_memory,
-    keeps_scores,
-    logits_bytes,
-    nvme_bytes,
-    stage_memory,
-)
+from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory.buffers import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES, NCCL_BYTES, RESERVE_FRACTION
+from nbtrain.planner.setup import setup_of
+from tests.planner.of_config import activation_bytes, host_memory, logits_bytes, nvme_bytes, stage_memory
 
 N = 4112
 WORDS, ATTENTION, MLP = 1024, 4 * 288, 4 * 416
 TOKENS = 48
+# Adam counts the steps of both groups in an fp32 number each; without ZeRO, of each of 52 parameters.
+STEPS, PARAMETERS = 8, 52
 # DeepSpeed's buckets are cut down to whole 2**20 elements.
 BUCKET = 2**20
 FULL = "parallel.activation_checkpointing.granularity=full"
+ON_CPU = "resources={device: cpu, gpu_type: null}"
+WORD_GRADIENT = 4 * 128 * 8
 SELECTIVE = "parallel.activation_checkpointing.granularity=selective"
 
 
@@ -47,6 +45,10 @@ def small(*overrides: str) -> RunConfig:
         ],
         check=False,
     )
+
+
+def _keeps_scores(config: RunConfig) -> bool:
+    return setup_of(config).keeps_scores
 
 
 def parts(*overrides: str, stage: int = 0) -> dict[str, int]:
@@ -84,35 +86,45 @@ def test_the_parameters_are_those_of_the_headline():
 )
 def test_model_state(overrides, weights, gradients, optimizer):
     found = parts(*overrides)
-    assert (found["weights"], found["gradients"], found["optimizer"]) == (weights, gradients, optimizer)
+    optimizer += STEPS if "parallel.zero_stage=0" not in overrides else STEPS * PARAMETERS // 2
+    assert (found["weights"], found["gradients"]) == (weights, gradients)
+    assert found["master_copy"] + found["optimizer"] == optimizer
 
 
 # --- activations ----------------------------------------------------------------------------------
 
-# In bf16, a token and unit: LayerNorm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output
-# 4 * 2 and the MLP's two of width f / h = 3.
-LAYER = TOKENS * 8 * (10 + (4 + 2 * 3) * 2)
+# In bf16, a token and unit: norm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output 4 * 2
+# and the MLP's two of width f / h = 3. Each token: mean and deviation of two norms in fp32.
+UNIT = TOKENS * 8
+LAYER = UNIT * (10 + (4 + 2 * 3) * 2) + 16 * TOKENS
 LSE = 4 * 2 * TOKENS
-ENDS = (1 + 4) * TOKENS * 8
-STREAM = 2 * TOKENS * 8
+# Token ids and the mask of the embedding; input and statistics of the final norm.
+MASK, IDS, NORM = UNIT, 8 * TOKENS, 2 * UNIT + 8 * TOKENS
+ENDS = MASK + IDS + NORM
+STREAM = 2 * UNIT
+# torch's math kernel: fp32 copies of query, key and value, and of each pair the softmax, dropout's mask of a
+# byte and what it leaves.
+MATH = UNIT * 3 * 2 + (4 + 1 + 4) * 2 * TOKENS * 16
 
 
 @pytest.mark.parametrize(
     ("overrides", "held"),
     [
         ([], 4 * (LAYER + LSE) + ENDS),
-        (["model.hidden_dropout=0"], 4 * (LAYER - 2 * TOKENS * 8 + LSE) + 4 * TOKENS * 8),
-        # Autocast: LayerNorm inputs in fp32.
-        (["precision.autocast=true"], 4 * (LAYER + 4 * TOKENS * 8 + LSE) + (1 + 6) * TOKENS * 8),
-        (["precision.dtype=fp32"], 4 * (TOKENS * 8 * (18 + 40) + LSE) + (1 + 8) * TOKENS * 8),
-        # Scores: softmax 2, dropout's mask 1 and what it leaves 2, for 2 heads and 16 positions.
-        (["model.attention_backend=math"], 4 * (LAYER + 5 * 2 * TOKENS * 16) + ENDS),
-        (["model={attention_backend: math, attention_dropout: 0}"], 4 * (LAYER + 2 * 2 * TOKENS * 16) + ENDS),
+        (["model.hidden_dropout=0"], 4 * (LAYER - 2 * UNIT + LSE) + ENDS - MASK),
+        # Autocast: the norms' inputs in fp32.
+        (["precision.autocast=true"], 4 * (LAYER + 4 * UNIT + LSE) + ENDS + 2 * UNIT),
+        (["precision.dtype=fp32"], 4 * (2 * LAYER - 2 * UNIT - 16 * TOKENS + LSE) + ENDS + 2 * UNIT),
+        (["model.attention_backend=math"], 4 * (LAYER + MATH) + ENDS),
+        (
+            ["model={attention_backend: math, attention_dropout: 0}"],
+            4 * (LAYER + MATH - (1 + 4) * 2 * TOKENS * 16) + ENDS,
+        ),
         # The GELU's output (3 * 2) is dropped; of one layer it is there again.
-        ([SELECTIVE], 4 * (LAYER - 6 * TOKENS * 8 + LSE) + ENDS + 6 * TOKENS * 8),
+        ([SELECTIVE], 4 * (LAYER - 6 * UNIT + LSE) + ENDS + 6 * UNIT),
         (
             [SELECTIVE, "model.attention_backend=math"],
-            4 * (LAYER - 6 * TOKENS * 8) + ENDS + 6 * TOKENS * 8 + 5 * 2 * TOKENS * 16,
+            4 * (LAYER - 6 * UNIT) + ENDS + 6 * UNIT + MATH,
         ),
         ([FULL], 4 * STREAM + LAYER + LSE + ENDS),
         (
@@ -120,14 +132,26 @@ STREAM = 2 * TOKENS * 8
             2 * STREAM + 3 * (LAYER + LSE) + ENDS,
         ),
         ([FULL, "parallel.activation_checkpointing.interval_layers=9"], STREAM + 4 * (LAYER + LSE) + ENDS),
-        # Two tensor ranks: 10 whole and half of 20; with sequence parallelism half of everything.
-        (["parallel.tensor_parallel_size=2"], 4 * (TOKENS * 8 * 20 + LSE // 2) + ENDS),
-        (["parallel={tensor_parallel_size: 2, sequence_parallel: true}"], (4 * (LAYER + LSE) + ENDS) // 2),
+        # Two tensor ranks: 10 whole and half of 20; with sequence parallelism half of everything but the ids.
+        (["parallel.tensor_parallel_size=2"], 4 * (UNIT * 20 + 16 * TOKENS + LSE // 2) + ENDS),
+        (
+            ["parallel={tensor_parallel_size: 2, sequence_parallel: true}"],
+            (4 * (LAYER + LSE) + ENDS + IDS) // 2,
+        ),
         (
             ["parallel={tensor_parallel_size: 2, sequence_parallel: true}", FULL],
-            (4 * STREAM + LAYER + LSE + ENDS) // 2,
+            (4 * STREAM + LAYER + LSE + ENDS + IDS) // 2,
         ),
-        (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + LSE) + ENDS) // 2),
+        # After the all-to-all of Ulysses the output of attention is there twice.
+        (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + 2 * UNIT + LSE) + ENDS) // 2),
+        # FPDT: attention's tensors wait in host memory; of the MLP only its input is kept. On the device a
+        # chunk of 8 tokens: ten 16-bit tensors and three in fp32.
+        (
+            ["parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0"],
+            4 * (UNIT * 8 + 16 * TOKENS) + ENDS + 3 * 8 * 8 * (10 * 2 + 3 * 4),
+        ),
+        # FP8 keeps the inputs of products as they are.
+        (["precision.fp8=true"], 4 * (LAYER + LSE) + ENDS),
     ],
 )
 def test_activations(overrides, held):
@@ -135,28 +159,37 @@ def test_activations(overrides, held):
 
 
 def test_activations_of_a_pipeline():
-    """Stage k of 2 holds 2 - k micro batches and what it sent on of each; one micro batch is held once."""
+    """Stage k of 2 holds 2 - k micro batches; one micro batch is held once."""
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
-    layers, mask, norm = 2 * (LAYER + LSE), TOKENS * 8, 4 * TOKENS * 8
+    layers, first = 2 * (LAYER + LSE), MASK + IDS
     config = small(cut)
-    assert activation_bytes(config, 0) == 2 * (layers + STREAM + mask)
-    assert activation_bytes(config, 1) == layers + norm
-    assert activation_bytes(small(cut, "batch.global_batch_size=3"), 0) == layers + STREAM + mask
+    assert activation_bytes(config, 0) == 2 * (layers + first)
+    assert activation_bytes(config, 1) == layers + NORM
+    assert activation_bytes(small(cut, "batch.global_batch_size=3"), 0) == layers + first
     config = small(cut, FULL)
-    assert activation_bytes(config, 0) == 2 * 3 * STREAM + LAYER + LSE + mask
-    assert activation_bytes(config, 1) == 2 * STREAM + LAYER + LSE + norm
+    assert activation_bytes(config, 0) == 2 * (2 * STREAM + first) + LAYER + LSE
+    assert activation_bytes(config, 1) == 2 * STREAM + LAYER + LSE + NORM
+
+
+def test_what_a_pipeline_sends_stays():
+    """Of each micro batch in flight the output that was sent on; and an output or gradient being received."""
+    cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
+    assert parts(cut)["pipeline"] == 2 * STREAM + STREAM
+    assert parts(cut, "batch.global_batch_size=3")["pipeline"] == STREAM + STREAM
+    assert parts(cut, stage=1)["pipeline"] == STREAM
+    assert parts()["pipeline"] == 0
 
 
 def test_who_keeps_the_scores():
     """math always keeps scores; so does auto on a CPU with dropout, which no other kernel has there."""
     on_cpu = "resources={device: cpu, gpu_type: null}"
     none = "model.attention_dropout=0"
-    assert not keeps_scores(small())
-    assert keeps_scores(small("model.attention_backend=math"))
-    assert keeps_scores(small(on_cpu))
-    assert not keeps_scores(small(on_cpu, none))
-    assert not keeps_scores(small(on_cpu, "model.attention_backend=flash"))
-    assert keeps_scores(small(on_cpu, none, "model.attention_backend=math"))
+    assert not _keeps_scores(small())
+    assert _keeps_scores(small("model.attention_backend=math"))
+    assert _keeps_scores(small(on_cpu))
+    assert not _keeps_scores(small(on_cpu, none))
+    assert not _keeps_scores(small(on_cpu, "model.attention_backend=flash"))
+    assert _keeps_scores(small(on_cpu, none, "model.attention_backend=math"))
 
 
 # --- logits and workspace -------------------------------------------------------------------------
@@ -165,21 +198,23 @@ def test_who_keeps_the_scores():
 @pytest.mark.parametrize(
     ("overrides", "held"),
     [
-        ([], TOKENS * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
-        (["model.cross_entropy_chunk_tokens=10"], 10 * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
-        (["model.cross_entropy_chunk_tokens=0"], TOKENS * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
-        (["precision.dtype=fp32"], TOKENS * 128 * 8 + 4 * 128 * 8 + 4 * TOKENS * 8),
-        (["parallel.tensor_parallel_size=2"], TOKENS * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
+        ([], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        (["model.cross_entropy_chunk_tokens=10"], 10 * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        (["model.cross_entropy_chunk_tokens=0"], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        (["precision.dtype=fp32"], TOKENS * 128 * 8 + WORD_GRADIENT + 8 * UNIT),
+        (["precision.autocast=true"], TOKENS * 128 * 6 + WORD_GRADIENT + 8 * UNIT),
+        (["parallel.tensor_parallel_size=2"], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
         (
             ["parallel={tensor_parallel_size: 2}", "model.make_vocab_size_divisible_by=64"],
-            TOKENS * 64 * 6 + 4 * 64 * 8 + 4 * TOKENS * 8,
+            TOKENS * 64 * 6 + WORD_GRADIENT // 2 + 4 * UNIT,
         ),
-        (["parallel.ds_sequence_parallel_size=2"], 24 * 128 * 6 + 4 * 128 * 8 + 4 * 24 * 8),
+        (["parallel.ds_sequence_parallel_size=2"], 24 * 128 * 6 + WORD_GRADIENT + 4 * UNIT // 2),
+        ([ON_CPU], TOKENS * 128 * 2 + WORD_GRADIENT + 4 * UNIT),
     ],
 )
 def test_logits(overrides, held):
-    """A chunk in bf16 and its log-softmax in fp32; fp32 gradients of the embeddings and of the hidden
-    states."""
+    """A chunk in bf16 and, on a GPU, its log-softmax in fp32; the fp32 gradient of the embeddings; the hidden
+    states and their gradient."""
     assert logits_bytes(small(*overrides), 0) == held
 
 
@@ -189,49 +224,64 @@ def test_logits(overrides, held):
         # DeepSpeed's BF16_Optimizer reduces the sums whole.
         ([], 0),
         (["parallel.zero_stage=0", "precision.dtype=fp32"], 0),
-        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap, and the flat
-        # gradient.
-        (["precision.dtype=fp16"], 2 * 4 * BUCKET + 4 * N),
-        (["precision.dtype=fp16", "parallel.overlap_comm=false"], 4 * BUCKET + 4 * N),
-        (["precision.dtype=fp16", "parallel.contiguous_gradients=false"], 4 * N),
-        (["precision.dtype=fp16", "parallel.reduce_bucket_size=1000"], 2 * 4 * 1000 + 4 * N),
-        (["parallel={zero_stage: 2, data_parallel_size: 2}"], 2 * 2 * BUCKET + 4 * N // 2),
+        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap.
+        (["precision.dtype=fp16"], 2 * 4 * BUCKET),
+        (["precision.dtype=fp16", "parallel.overlap_comm=false"], 4 * BUCKET),
+        (["precision.dtype=fp16", "parallel.contiguous_gradients=false"], 0),
+        (["precision.dtype=fp16", "parallel.reduce_bucket_size=1000"], 2 * 4 * 1000),
+        (["parallel={zero_stage: 2, data_parallel_size: 2}"], 2 * 2 * BUCKET),
         (["parallel={zero_stage: 2, offload_optimizer: {device: cpu}}"], 2 * 2 * BUCKET),
         # bf16 with stage 1 and an offloaded optimizer is no BF16_Optimizer.
         (["parallel={zero_stage: 1, offload_optimizer: {device: cpu}}"], 2 * 4 * BUCKET),
         (["parallel.zero_stage=3"], 2 * N + 2 * BUCKET),
         (["parallel={zero_stage: 3, stage3_max_live_parameters: 100}"], 2 * 100 + 2 * BUCKET),
+        # ZeRO++: int8 copies of what is gathered ahead, int4 halves of the bucket.
+        (["parallel={zero_stage: 3, zero_quantized_weights: true}"], 2 * N + 2 * BUCKET + N),
+        (["parallel={zero_stage: 3, zero_quantized_gradients: true}"], 2 * N + 3 * BUCKET),
     ],
 )
-def test_workspace_of_a_gpu(overrides, buffers):
-    """Buffers come on top of 1 GiB of CUDA and its libraries."""
-    assert parts(*overrides)["workspace"] == buffers + GIB
+def test_buffers_of_a_gpu(overrides, buffers):
+    found = parts(*overrides)
+    assert found["communication"] == buffers
+    ranks = small(*overrides).world_size
+    assert found["runtime"] == CUDA_CONTEXT_BYTES + (NCCL_BYTES if ranks > 1 else 0)
+    allocated = sum(found.values()) - found["runtime"] - found["reserve"]
+    assert found["reserve"] == int(RESERVE_FRACTION * allocated)
 
 
 def test_a_pipeline_has_one_bucket():
     """A pipeline's engine reduces after the last micro batch: there is nothing to overlap."""
     config = small("parallel={pipeline_parallel_size: 2, zero_stage: 1}", "precision.dtype=fp16")
     for stage in range(2):
-        count = count_stage_parameters(config, stage).total
-        assert stage_memory(config, stage)["workspace"] == 4 * BUCKET + 4 * count + GIB
+        assert stage_memory(config, stage)["communication"] == 4 * BUCKET
+
+
+def test_the_workspace_is_what_the_activations_do_not_leave():
+    """In the backward pass the MLP's two inner gradients and the stream's, less the logits that are gone; the
+    flat gradient of the step fits where the activations were."""
+    first = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
+    inner = 2 * 2 * TOKENS * 24 + STREAM
+    assert parts(first)["workspace"] == inner
+    assert parts(first, "precision.fp8=true")["workspace"] == inner + 9 * TOKENS * 24
+    assert parts("precision.dtype=fp16")["workspace"] == 0
+    few = ["batch.micro_batch_size=1", "model.seq_length=1", "model.max_position_embeddings=16"]
+    held = parts("precision.dtype=fp16", *few)
+    assert held["workspace"] == 4 * N - held["activations"] - held["logits"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "buffers"),
     [
-        (["precision.dtype=fp32", "parallel.zero_stage=1"], 2 * 4 * N + 4 * N),
-        (
-            ["precision.dtype=fp32", "parallel={zero_stage: 1, reduce_bucket_size: 1000}"],
-            2 * 4 * 1000 + 4 * N,
-        ),
+        (["precision.dtype=fp32", "parallel.zero_stage=1"], 2 * 4 * N),
+        (["precision.dtype=fp32", "parallel={zero_stage: 1, reduce_bucket_size: 1000}"], 2 * 4 * 1000),
         (["precision.dtype=fp32", "parallel.zero_stage=3"], 2 * 4 * N),
         (["precision.dtype=fp32", "parallel={zero_stage: 3, reduce_bucket_size: 1000}"], 4 * (N + 1000)),
     ],
 )
-def test_workspace_of_a_cpu(overrides, buffers):
-    """A CPU gives no memory to the part of a bucket that is never filled."""
-    on_cpu = "resources={device: cpu, gpu_type: null}"
-    assert parts(on_cpu, *overrides)["workspace"] == buffers + CPU_RUNTIME_BYTES
+def test_buffers_of_a_cpu(overrides, buffers):
+    """A CPU gives no memory to the part of a bucket that is never filled, and keeps no free blocks."""
+    found = parts(ON_CPU, *overrides)
+    assert (found["communication"], found["runtime"], found["reserve"]) == (buffers, CPU_RUNTIME_BYTES, 0)
 
 
 # --- beside the device ----------------------------------------------------------------------------
@@ -245,12 +295,14 @@ def test_state_on_nvme():
     offload = f"offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}"
     both = f"parallel={{zero_stage: 3, data_parallel_size: 2, {offload}}}"
     config = small(both)
-    assert nvme_bytes(config, 0) == 2 * N // 2 + 12 * N // 2
+    assert nvme_bytes(config, 0) == 2 * N // 2 + 12 * N // 2 + STEPS
     share, largest = N // 2, WORDS // 2
     expected = {
         "weights": 0,
         "gradients": 4 * share,
+        "master_copy": 0,
         "optimizer": 0,
+        "activations": 0,
         "buffers": 4 * 4 * share + 2 * 6 * largest + 2 * share,
         "snapshot": 0,
     }
@@ -260,24 +312,29 @@ def test_state_on_nvme():
     # On a CPU the same buffers are the device's workspace.
     on_cpu = small(both, "resources={device: cpu, gpu_type: null}")
     found = stage_memory(on_cpu, 0)
-    assert found["workspace"] == 2 * N * 2 + expected["buffers"] + CPU_RUNTIME_BYTES
+    assert found["workspace"] == expected["buffers"]
+    assert found["communication"] == 2 * N * 2
     assert (found["weights"], found["gradients"], found["optimizer"]) == (0, 4 * share, 0)
 
 
 def test_the_optimizer_alone_on_nvme_and_on_the_host():
     config = small(f"parallel={{zero_stage: 3, offload_optimizer: {ON_NVME}}}")
-    assert (nvme_bytes(config, 0), host_memory(config, 0)["buffers"]) == (12 * N, 4 * 4 * N)
+    assert (nvme_bytes(config, 0), host_memory(config, 0)["buffers"]) == (12 * N + STEPS, 4 * 4 * N)
     config = small("parallel={zero_stage: 1, offload_optimizer: {device: cpu}}")
-    assert host_memory(config, 0)["optimizer"] == 12 * N
-    # Stage 1 reduces after the last micro batch: until then the gradients are on the device.
-    assert (host_memory(config, 0)["gradients"], stage_memory(config, 0)["gradients"]) == (0, 4 * N)
+    assert (host_memory(config, 0)["master_copy"], host_memory(config, 0)["optimizer"]) == (
+        4 * N,
+        8 * N + STEPS,
+    )
+    # Stage 1 reduces after the last micro batch: until then the gradients are on the device. The optimizer
+    # steps from a copy on the host.
+    assert (host_memory(config, 0)["gradients"], stage_memory(config, 0)["gradients"]) == (4 * N, 4 * N)
 
 
 @pytest.mark.parametrize(("mode", "copies"), [("full", 1), ("perf", 0), ("eval", 0)])
 def test_a_snapshot_of_asynchronous_saving(mode, copies):
     """Weights and optimizer state of the rank, in a run that saves."""
     config = small("checkpoint.async_save=true", f"mode={mode}")
-    assert host_memory(config, 0)["snapshot"] == copies * 14 * N
+    assert host_memory(config, 0)["snapshot"] == copies * (14 * N + STEPS)
     assert host_memory(small(f"mode={mode}"), 0)["snapshot"] == 0
 
 
@@ -296,7 +353,7 @@ def test_the_fullest_stage_and_its_share_of_the_host():
     assert (
         memory.total_host_bytes
         == sum(memory.host_parts.values())
-        == 14 * count_stage_parameters(config, 0).total
+        == 14 * count_stage_parameters(config, 0).total + STEPS
     )
     last = small(
         "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [1, 3]}",
@@ -315,3 +372,29 @@ def test_a_cpu_rank_has_its_share_of_its_machine():
     memory = estimate_memory(config)
     assert (memory.device, memory.device_bytes, memory.fits) == ("host memory / 2 ranks", 500_000, False)
     assert (memory.host_bytes, memory.fits_host, memory.nvme_bytes) == (None, None, 0)
+
+
+def test_the_start_of_a_run_takes_host_memory_too():
+    """Each rank of a node makes its part in fp32, one whole matrix at a time; ZeRO 3 keeps only its share."""
+    matrix = 4 * WORDS
+    for overrides, made in (([], 4 * N), (["parallel.zero_stage=3"], 0)):
+        memory = estimate_memory(
+            small("parallel.data_parallel_size=2", "resources.gpus_per_node=2", *overrides)
+        )
+        assert memory.initial_host_bytes == made + matrix + CPU_RUNTIME_BYTES
+        assert memory.node_host_bytes == 2 * memory.initial_host_bytes
+    offload = "parallel={zero_stage: 2, offload_optimizer: {device: cpu}}"
+    memory = estimate_memory(small(offload))
+    # Sums, the gradient of the step, masters and moments.
+    assert memory.total_host_bytes == (4 + 4 + 4 + 8) * N + STEPS
+    assert memory.node_host_bytes == memory.total_host_bytes + CPU_RUNTIME_BYTES
+
+
+def test_fpdt_waits_in_host_memory():
+    """Input, query, key, value and output in bf16, and the log-sum-exp, of each layer."""
+    config = small("parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0")
+    assert host_memory(config, 0)["activations"] == 4 * (5 * 2 * UNIT + LSE)
+    whole = small("parallel.fpdt_chunk_tokens=16", "model.attention_dropout=0")
+    assert host_memory(whole, 0)["activations"] == 0
+    full = small("parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0", FULL)
+    assert host_memory(full, 0)["activations"] == 5 * 2 * UNIT + LSE

@@ -124,7 +124,7 @@ def estimates_see_everything(subject: Subject) -> Iterator[Finding]:
             config,
             "estimates_see_everything",
             "precision.fp8" if config.precision.fp8 else "parallel.fpdt_chunk_tokens",
-            "The effect of FPDT and FP8 is not estimated: memory and time are counted without them.",
+            "The effect of FPDT and FP8 on time is not estimated: it is counted without them.",
             level="warning",
         )
 

@@ -45,7 +45,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
         "memory_fits",
         key,
         f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {memory.device} has "
-        f"{amounts.size(memory.device_bytes)}. The largest part is {largest}, "
+        f"{amounts.size(memory.device_bytes)}. The largest part is {largest.replace('_', ' ')}, "
         f"{amounts.size(memory.parts[largest])}.",
         fix,
         cost,
@@ -86,7 +86,7 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
         f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
         f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)} (of a machine's "
         f"{ranks} ranks: {amounts.size(needed)} against {amounts.size(present)}). The largest part is "
-        f"{largest}.",
+        f"{largest.replace('_', ' ')}.",
         fix,
         Cost(True, num_bytes=needed - present),
         "error",
@@ -131,15 +131,14 @@ def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
     ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage
     if ulysses == 1 or zero == 3 or memory.fits is not False:
         return
-    state = sum(memory.parts[part] for part in ("weights", "gradients", "optimizer"))
     whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
     yield finding_of(
         config,
         "sequence_ranks_hold_all_weights",
         "parallel.ds_sequence_parallel_size",
         f"ds_sequence_parallel_size({ulysses}) divides the tokens of a sequence and no weights: with "
-        f"zero_stage({zero}) each of the {ulysses} ranks holds all {whole}. {amounts.size(state)} of model "
-        "state are on each rank.",
+        f"zero_stage({zero}) each of the {ulysses} ranks holds all {whole}. "
+        f"{amounts.size(memory.states_bytes)} of model state are on each rank.",
         "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike.",
         Cost(words="memory that the layout does not save"),
     )

@@ -1,0 +1,12 @@
+"""Peak memory of one rank, by part: on its device, in host memory, on NVMe."""
+
+from nbtrain.planner.memory.estimate import (
+    PARTS,
+    MemoryEstimate,
+    estimate,
+    estimate_memory,
+    stage_parts,
+)
+from nbtrain.planner.memory.host import HOST_PARTS
+
+__all__ = ["HOST_PARTS", "PARTS", "MemoryEstimate", "estimate", "estimate_memory", "stage_parts"]

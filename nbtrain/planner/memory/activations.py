@@ -1,0 +1,222 @@
+"""Activations: what autograd keeps of one micro batch for its backward pass, by kind and by layer.
+
+    norms            inputs of the two norms of a layer, which are the residual stream, and their statistics
+    attention        its input; query, key, value; output; with flash attention the log-sum-exp of the scores
+    mlp              its input, the activation's input and output; gated: gate, opening and their product
+    dropout_masks    of both branches of a layer, and of the embedding
+    scores           softmax, its mask and the dropped-out softmax, for every pair of positions, if the kernel
+                     keeps them
+    layer_inputs     all that full recomputation keeps
+    ends             token ids; the final norm's input
+
+Counted by tensor after arXiv:2205.05198, section 4.1 (equations 1, 2 and 4; s b h 34 with dropout), with
+grouped queries, gated MLPs and head sizes of their own. Tensor parallelism cuts what lies inside attention
+and MLP; sequence parallelism cuts the rest; Ulysses and ring attention cut the tokens. Selective
+recomputation drops the scores and, in nbtrain, the MLP's activation (section 5; model/recompute.py).
+
+torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
+value (aten, transformers/attention.cpp). On a CPU a dropout mask has the format of what it masks, on a GPU it
+has one byte. After the all-to-all of Ulysses attention's output exists twice. FPDT (arXiv:2408.16978) keeps
+query, key, value, input and output in host memory, and recomputes the MLP a chunk at a time.
+
+tests/planner/test_activations_saved.py compares with the bytes that autograd really keeps: within 5 %.
+"""
+
+from typing import NamedTuple
+
+from nbtrain.planner.memory.programs import habits_of
+from nbtrain.planner.memory.stage import Stage
+from nbtrain.planner.memory.states import weight_element
+from nbtrain.planner.setup import Setup
+
+# Chunks that FPDT holds on the device in its backward pass: 16-bit ones of query, key, value, output and the
+# output's gradient, each twice so that copies hide; fp32 ones of three gradients (DeepSpeed 0.19.8,
+# sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
+FPDT_HALF_CHUNKS = 10
+FPDT_FLOAT_CHUNKS = 3
+# Tensors of the width of a layer's input that FPDT keeps in host memory: input, query, key, value, output.
+FPDT_HOST_TENSORS = 5
+
+
+class Kinds(NamedTuple):
+    """Bytes by kind."""
+
+    norms: float = 0
+    attention: float = 0
+    mlp: float = 0
+    dropout_masks: float = 0
+    scores: float = 0
+    layer_inputs: float = 0
+    ends: float = 0
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    def times(self, factor: float) -> "Kinds":
+        """Every kind times `factor`."""
+        return Kinds(*(factor * value for value in self))
+
+    def plus(self, other: "Kinds") -> "Kinds":
+        """Kind by kind."""
+        return Kinds(*map(sum, zip(self, other)))
+
+
+def product_element(setup: Setup) -> int:
+    """Bytes of a number that goes into or comes out of a matrix product."""
+    return 4 if setup.dtype == "fp32" else 2
+
+
+def stream_element(setup: Setup) -> int:
+    """Bytes of a number of the residual stream: nbtrain's autocast leaves it in the weights' format."""
+    return weight_element(setup) if setup.engine == "nbtrain" else product_element(setup)
+
+
+def stream_cut(setup: Setup) -> int:
+    """Ranks that share the tokens between the layers' regions: Megatron's sequence parallelism."""
+    return setup.tensor_parallel_size if setup.sequence_parallel else 1
+
+
+def stream_bytes(setup: Setup) -> int:
+    """The input of a layer, one micro batch: what full recomputation keeps, and what stages send."""
+    hidden = setup.shape.hidden_size
+    return stream_element(setup) * setup.tokens_per_micro_batch * hidden // stream_cut(setup)
+
+
+def layer(setup: Setup, recompute: str | None = None) -> Kinds:
+    """What one layer keeps of one micro batch, with the setup's recomputation or with another kind."""
+    recompute = setup.recompute if recompute is None else recompute
+    if recompute == "full":
+        return Kinds(layer_inputs=stream_bytes(setup) / setup.recompute_interval)
+    habits = habits_of(setup.engine)
+    if recompute == "selective" and habits.selective == "every other product":
+        return _every_other_product(setup)
+    shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
+    element, stream, cut = product_element(setup), stream_element(setup), stream_cut(setup)
+    hidden, own = shape.hidden_size, setup.engine == "nbtrain"
+    # Inputs of products, in FP8 one byte if the program keeps the rounded copies.
+    kept_input = 1 if setup.fp8 and habits.keeps_fp8 else element
+    norms = tokens * (2 * stream * hidden + (8 if shape.rmsnorm else 16)) / cut
+    masks = 0.0
+    if shape.hidden_dropout:
+        masks = 2 * _mask_bytes(setup, element) * tokens * hidden / cut
+    if setup.fpdt_chunk_tokens:
+        attention, scores = 0.0, 0.0
+        mlp = element * tokens * hidden / cut
+        return Kinds(norms, attention, mlp, masks, scores)
+    heads, query = shape.num_attention_heads / tensor, shape.query_width / tensor
+    key = max(shape.kv_width / tensor, shape.kv_channels)
+    scores = 0.0
+    drops_core = recompute == "selective"
+    inside = element * (query + 2 * key)
+    if setup.keeps_scores and not drops_core:
+        pairs = heads * tokens * setup.shape.seq_length / setup.context_parallel_size
+        score = 4 if own else element
+        dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
+        scores = (score + dropped) * pairs
+        inside = max(score, element) * (query + 2 * key)
+    elif not setup.keeps_scores:
+        inside += 4 * heads
+    outputs = 2 if setup.ulysses_size > 1 else 1
+    inside += element * query * outputs
+    if kept_input < element:
+        inside += kept_input * query
+    attention = tokens * (kept_input * hidden / cut + inside)
+    widths = 1 if recompute == "selective" and habits.selective == "core and activation" else 2
+    if shape.gated:
+        widths += 2 if habits.unfused_gate else 1
+    ffn = shape.ffn_hidden_size / tensor
+    mlp = tokens * (kept_input * hidden / cut + (widths - 1) * element * ffn + min(kept_input, element) * ffn)
+    return Kinds(norms, attention, mlp, masks, scores)
+
+
+def ends(setup: Setup, stage: Stage) -> Kinds:
+    """Token ids and the embedding's mask on the first stage; the final norm's input on the last one."""
+    shape, tokens, cut = setup.shape, setup.tokens_per_micro_batch, stream_cut(setup)
+    masks = kept = 0.0
+    if stage.is_first:
+        kept += 8 * tokens
+        if shape.hidden_dropout:
+            masks = _mask_bytes(setup, stream_element(setup)) * tokens * shape.hidden_size / cut
+    if stage.is_last:
+        kept += stream_bytes(setup) + 8 * tokens / cut
+    return Kinds(dropout_masks=masks, ends=kept)
+
+
+def in_flight(setup: Setup, index: int) -> float:
+    """Micro batches whose activations stage `index` holds at one time.
+
+    1F1B: p - k (arXiv:2104.04473, section 2.2). Interleaved: 2 (p - k - 1) + (v - 1) p + 1 pieces of 1 / v
+    (Megatron-LM, theoretical_memory_usage.py, gives its first stage). Never more than there are.
+    """
+    stages, pieces = setup.pipeline_parallel_size, setup.virtual_stages
+    if stages == 1:
+        return 1
+    held: float = stages - index
+    if pieces > 1:
+        held = (2 * (stages - index - 1) + (pieces - 1) * stages + 1) / pieces
+    return min(held, setup.accumulation_steps)
+
+
+def kept(setup: Setup, stage: Stage) -> Kinds:
+    """What a stage keeps at the end of its last forward pass, over the micro batches in flight."""
+    layers: float = stage.layers
+    one = layer(setup)
+    if setup.recompute == "full":
+        # Pieces of whole layers: the last one may be shorter.
+        layers = -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
+    return one.times(layers).plus(ends(setup, stage)).times(in_flight(setup, stage.number))
+
+
+def live(setup: Setup, stage: Stage) -> float:
+    """What exists again while one layer, or one piece of layers, is recomputed in the backward pass."""
+    if setup.recompute == "full":
+        whole = layer(setup, "none").total * min(setup.recompute_interval, stage.layers)
+    elif setup.recompute == "selective":
+        whole = max(layer(setup, "none").total - layer(setup).total, 0)
+    else:
+        whole = 0
+    return whole + _fpdt_chunks(setup)
+
+
+def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
+    """What FPDT keeps of a stage's layers in host memory, over the micro batches in flight."""
+    if not setup.fpdt_chunk_tokens or setup.fpdt_chunk_tokens >= setup.shape.seq_length:
+        return 0
+    tokens, shape = setup.tokens_per_micro_batch, setup.shape
+    token = product_element(setup) * FPDT_HOST_TENSORS * shape.hidden_size + 4 * shape.num_attention_heads
+    # With full recomputation only the piece that is recomputed exists.
+    layers = min(setup.recompute_interval, stage.layers) if setup.recompute == "full" else stage.layers
+    return int(tokens * token * layers * in_flight(setup, stage.number))
+
+
+def _fpdt_chunks(setup: Setup) -> float:
+    """FPDT's working set: chunks of attention, or one chunk of the MLP."""
+    if not setup.fpdt_chunk_tokens:
+        return 0
+    shape, element = setup.shape, product_element(setup)
+    tokens = min(setup.fpdt_chunk_tokens, shape.seq_length) * setup.micro_batch_size / setup.ulysses_size
+    chunk = FPDT_HALF_CHUNKS * element + FPDT_FLOAT_CHUNKS * 4
+    return max(tokens * shape.hidden_size * chunk, tokens * 2 * element * shape.ffn_hidden_size)
+
+
+def _mask_bytes(setup: Setup, element: int) -> int:
+    """Bytes of one number of a dropout mask over numbers of `element` bytes.
+
+    torch's CPU kernel keeps the scaled mask in the format of what it masks.
+    """
+    return 1 if setup.on_gpu else element
+
+
+def _every_other_product(setup: Setup) -> Kinds:
+    """torchtitan's selective recomputation: a layer's input, attention's output, every other product.
+
+    The products in order are query, key, value, projection, gate, opening, output; the first, third, fifth
+    and seventh are kept (torchtitan, parallelize_llama.py, _get_custom_policy).
+    """
+    shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
+    element, cut = product_element(setup), stream_cut(setup)
+    query, key = shape.query_width / tensor, max(shape.kv_width / tensor, shape.kv_channels)
+    attention = tokens * (element * (2 * query + key) + 4 * shape.num_attention_heads / tensor)
+    mlp = tokens * element * (shape.ffn_hidden_size / tensor + shape.hidden_size / cut)
+    return Kinds(attention=attention, mlp=mlp, layer_inputs=stream_bytes(setup))

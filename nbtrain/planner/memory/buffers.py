@@ -1,0 +1,146 @@
+"""Everything on a device that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
+
+logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
+               gradients that it makes; others: all logits of a micro batch
+communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
+pipeline       of each micro batch in flight the output that was sent on; two receive buffers
+workspace      what the peak has beside them: gradients inside a layer, FP8's rounded copies, or the flat
+               gradient of the step if that is more than the activations leave
+runtime        CUDA's context, and NCCL if there are several ranks; on a CPU the process itself
+reserve        memory that torch's allocator holds between its blocks
+"""
+
+from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.planner.memory.activations import product_element, stream_bytes, stream_element
+from nbtrain.planner.memory.programs import habits_of
+from nbtrain.planner.memory.stage import Stage
+from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
+from nbtrain.planner.setup import Setup
+
+# Measured with torch 2.1: 0.47 GiB with lazily loaded kernels, 0.92 GiB with all of them (A100; stas00,
+# ml-engineering, training/performance).
+CUDA_CONTEXT_BYTES = int(0.9 * GIB)
+# The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
+NCCL_BYTES = int(1.5 * GIB)
+# A CPU rank's resident memory beside the counted parts: measured with gpt-tiny.
+CPU_RUNTIME_BYTES = 434 * 2**20
+# Of all that torch allocates: the allocator's free blocks. From logged peaks of allocated memory against
+# whole devices (docs/plan-accuracy.md).
+RESERVE_FRACTION = 0.06
+
+
+def logits_bytes(setup: Setup, stage: Stage) -> int:
+    """The output layer and its loss, on the last stage (parallel/cross_entropy.py)."""
+    if not stage.is_last:
+        return 0
+    tokens, shape, tensor = setup.tokens_per_micro_batch, setup.shape, setup.tensor_parallel_size
+    vocabulary = shape.padded_vocab_size // tensor
+    if setup.engine != "nbtrain":
+        return habits_of(setup.engine).logits * tokens * vocabulary
+    chunk = min(setup.logits_chunk_tokens or tokens, tokens)
+    # A chunk's logits in the products' format, on a GPU their log-softmax in fp32 beside them.
+    transient = chunk * vocabulary * (product_element(setup) + (4 if setup.on_gpu else 0))
+    entering = stream_element(setup) * tokens * shape.hidden_size
+    return transient + entering + loss_gradients(setup, stage)
+
+
+def loss_gradients(setup: Setup, stage: Stage) -> int:
+    """What nbtrain's loss keeps for its backward pass: the fp32 gradient of the word embeddings, and the
+    gradient of the hidden states, which tensor-parallel ranks hold whole."""
+    if not stage.is_last or setup.engine != "nbtrain":
+        return 0
+    shape, tokens = setup.shape, setup.tokens_per_micro_batch
+    vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
+    return (4 * vocabulary + stream_element(setup) * tokens) * shape.hidden_size
+
+
+def communication_bytes(setup: Setup, stage: Stage) -> int:
+    """Buckets, and under ZeRO 3 what is gathered."""
+    if setup.engine == "nbtrain":
+        return _of_deepspeed(setup, stage)
+    habits, count = habits_of(setup.engine), stage.elements
+    element = 4 if setup.dtype == "fp32" else 2
+    found = 0
+    if habits.bucket and setup.zero_stage and setup.data_axis_size > 1:
+        found += element * (min(setup.reduce_bucket_elements, count) * (2 if setup.overlap_comm else 1))
+        found += element * min(setup.allgather_bucket_elements, count)
+    if habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
+        # Whole weights and gradients of a few blocks, and of embedding and output.
+        blocks = min(habits.gathered_blocks, stage.layers)
+        block = (stage.parameters.attention + stage.parameters.mlp) // max(stage.layers, 1)
+        ends = max(stage.parameters.word_embeddings, stage.parameters.output_layer)
+        found += 2 * element * (blocks * block + ends)
+    elif setup.zero_stage == 3:
+        found += element * min(count, setup.max_live_elements)
+    return found
+
+
+def _of_deepspeed(setup: Setup, stage: Stage) -> int:
+    """Read in DeepSpeed 0.19.8: stage_1_and_2.py, setup_buckets and reduce_gradients; stage3.py."""
+    zero, count, asked = setup.zero_stage, stage.elements, setup.reduce_bucket_elements
+    # Buffers are filled only as far as there are gradients, and a CPU gives no memory to the rest.
+    bucket = asked if setup.on_gpu else min(asked, count)
+    element, found = weight_element(setup), 0
+    if zero in (1, 2) and not is_bf16_optimizer(setup) and setup.contiguous_gradients:
+        # Stage 1 reduces the fp32 sums. A pipeline reduces after the last micro batch: nothing overlaps.
+        two = setup.overlap_comm and setup.pipeline_parallel_size == 1
+        found += (4 if zero == 1 else element) * bucket * (2 if two else 1)
+    if zero == 3:
+        found += element * (min(count, setup.max_live_elements) + bucket)
+        if setup.quantized_weights:
+            # int8 copies of what is gathered ahead (ZeRO++, arXiv:2306.10209, section 3.1).
+            found += min(count, setup.prefetch_elements)
+        if setup.quantized_gradients:
+            # int4 halves of a bucket, sent and received (section 3.3).
+            found += bucket
+    return found
+
+
+def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
+    """Outputs that were sent on stay until their gradients come back; two buffers receive."""
+    if setup.pipeline_parallel_size == 1:
+        return 0
+    stream = stream_bytes(setup)
+    sent = micro_batches * stream if not stage.is_last else 0
+    received = (not stage.is_first) + (not stage.is_last)
+    return int(sent + received * stream)
+
+
+def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float) -> int:
+    """Beside the activations: inside the last layer's backward pass, or in the step.
+
+    `freed_before_step`: bytes of activations and logits, which the step has to itself.
+    """
+    shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
+    element = product_element(setup)
+    chunk = setup.fpdt_chunk_tokens
+    inside = tokens if not chunk else min(chunk * setup.micro_batch_size // setup.ulysses_size, tokens)
+    # The MLP's two gradients of its inner width, and the gradient of the residual stream.
+    wide = inside * shape.ffn_hidden_size // tensor
+    backward = 2 * element * wide + stream_bytes(setup)
+    if setup.fp8 and setup.engine == "nbtrain":
+        # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
+        backward += (8 + 1) * wide
+    if stage.is_last and setup.recompute != "full":
+        # The logits are gone when the layers' backward pass begins.
+        gone = logits_bytes(setup, stage) - loss_gradients(setup, stage)
+        backward = max(backward - gone, 0)
+    return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
+
+
+def _step_bytes(setup: Setup, stage: Stage) -> int:
+    """The flat gradient of this rank's part, which the optimizer's step makes."""
+    if setup.offload_optimizer != "none":
+        return 0
+    ranks = setup.zero_size if setup.zero_stage else 1
+    if setup.engine != "nbtrain":
+        return habits_of(setup.engine).step_gradients * stage.elements // ranks
+    with_copy = setup.zero_stage in (1, 2) and not is_bf16_optimizer(setup)
+    return 4 * stage.elements // ranks if with_copy else 0
+
+
+def runtime_bytes(setup: Setup) -> int:
+    """CUDA and NCCL, or a CPU process."""
+    if not setup.on_gpu:
+        return CPU_RUNTIME_BYTES
+    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)

@@ -1,0 +1,170 @@
+"""Peak memory of one rank, by part, for the fullest pipeline stage: on its device, in host memory, on NVMe.
+
+    estimate(setup) -> MemoryEstimate     numbers only: a search makes thousands of them
+    estimate_memory(config)               the same for a run
+
+Whole-device figures count all parts; torch's own count (max_memory_allocated) leaves out `runtime` and
+`reserve`. What each part is: states.py, activations.py, buffers.py, host.py.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.memory import activations, buffers, host
+from nbtrain.planner.memory.host import HOST_PARTS
+from nbtrain.planner.memory.stage import Stage, stage_of
+from nbtrain.planner.memory.states import states
+from nbtrain.planner.setup import Setup, setup_of
+
+STATES = ("weights", "gradients", "master_copy", "optimizer")
+PARTS = (
+    *STATES,
+    "activations",
+    "logits",
+    "communication",
+    "pipeline",
+    "workspace",
+    "runtime",
+    "reserve",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes by part on the fullest rank, and what its device has."""
+
+    parts: dict[str, int]
+    """Bytes for each of PARTS."""
+    stage: int
+    """The pipeline stage that needs most."""
+    device_bytes: int | None
+    """Memory that one rank may take; None if the device is not known."""
+    device: str
+    """Where device_bytes comes from, e.g. "A100-40GB"."""
+    host_parts: dict[str, int] = field(default_factory=dict)
+    """Bytes in host memory for each of HOST_PARTS, on the same rank; on device cpu they are in `parts`."""
+    nvme_bytes: int = 0
+    """Bytes in files on NVMe, of the same rank."""
+    host_bytes: int | None = None
+    """Host memory that one rank may take; None if it is not known."""
+    initial_host_bytes: int = 0
+    """Host memory of one rank while the model is made, the process included."""
+    ranks_per_node: int = 1
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def states_bytes(self) -> int:
+        """Model states: weights, gradients, master copy and optimizer."""
+        return sum(self.parts[part] for part in STATES)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What torch counts as allocated: all parts but runtime and reserve."""
+        return self.total_bytes - self.parts["runtime"] - self.parts["reserve"]
+
+    @property
+    def total_host_bytes(self) -> int:
+        return sum(self.host_parts.values())
+
+    @property
+    def node_host_bytes(self) -> int:
+        """Host memory of all ranks of a node: in training or at the start, whichever is more."""
+        running = self.total_host_bytes + buffers.CPU_RUNTIME_BYTES if self.host_parts else 0
+        return self.ranks_per_node * max(running, self.initial_host_bytes)
+
+    @property
+    def fits_host(self) -> bool | None:
+        """Whether a GPU rank's share of host memory suffices; None if that is not known."""
+        return None if self.host_bytes is None else self.total_host_bytes <= self.host_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the parts fit the device; None if the device is not known."""
+        return None if self.device_bytes is None else self.total_bytes <= self.device_bytes
+
+
+def estimate_memory(config: RunConfig) -> MemoryEstimate:
+    """The fullest rank of a run."""
+    return estimate(setup_of(config))
+
+
+def estimate(setup: Setup) -> MemoryEstimate:
+    """The fullest rank of a setup."""
+    stage, parts = fullest_stage(setup)
+    device_bytes, device = _device(setup)
+    found = states(setup, stage)
+    on_host = host.host_parts(setup, stage, found) if setup.on_gpu else dict.fromkeys(HOST_PARTS, 0)
+    ranks = min(setup.devices_per_node, setup.world_size)
+    of_node = setup.host_memory_bytes if setup.on_gpu else None
+    return MemoryEstimate(
+        parts,
+        stage.number,
+        device_bytes,
+        device,
+        on_host,
+        sum(found.at("nvme")),
+        of_node // setup.devices_per_node if of_node else None,
+        host.initial_bytes(setup, stage),
+        ranks,
+    )
+
+
+def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
+    """The stage that needs most, and its bytes by part.
+
+    Of middle stages with equally many layers the first one holds the most micro batches: only that one is
+    looked at.
+    """
+    stages = setup.layers_by_stage
+    last = len(stages) - 1
+    looked_at: dict[tuple[int, bool, bool], int] = {}
+    for index, layers in enumerate(stages):
+        looked_at.setdefault((layers, index == 0, index == last), index)
+    best: tuple[Stage, dict[str, int]] | None = None
+    most = -1
+    for index in looked_at.values():
+        stage = stage_of(setup, index)
+        parts = _parts(setup, stage)
+        if (total := sum(parts.values())) > most:
+            best, most = (stage, parts), total
+    assert best is not None
+    return best
+
+
+def stage_parts(setup: Setup, index: int) -> dict[str, int]:
+    """Bytes by part on the device of one rank of a pipeline stage."""
+    return _parts(setup, stage_of(setup, index))
+
+
+def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
+    found = states(setup, stage)
+    sizes = found.at("device")
+    workspace_more = 0
+    if not setup.on_gpu:
+        # Host memory is the device's own.
+        sizes = tuple(map(sum, zip(sizes, found.at("cpu"))))  # type: ignore[assignment]
+        workspace_more = host.nvme_buffers(setup, stage) + host.snapshot(setup, found)
+    kept = int(activations.kept(setup, stage).total + activations.live(setup, stage))
+    logits = buffers.logits_bytes(setup, stage)
+    communication = buffers.communication_bytes(setup, stage)
+    pipeline = buffers.pipeline_bytes(setup, stage, activations.in_flight(setup, stage.number))
+    workspace = buffers.workspace_bytes(setup, stage, kept + logits) + workspace_more
+    allocated = sum(sizes) + kept + logits + communication + pipeline + workspace
+    reserve = int(buffers.RESERVE_FRACTION * allocated) if setup.on_gpu else 0
+    rest = (kept, logits, communication, pipeline, workspace, buffers.runtime_bytes(setup), reserve)
+    return dict(zip(PARTS, (*sizes, *rest)))
+
+
+def _device(setup: Setup) -> tuple[int | None, str]:
+    if setup.on_gpu:
+        device = setup.device
+        return (device.memory_bytes, device.name) if device else (None, "GPU of unknown type")
+    ranks = max(1, setup.world_size // setup.nodes)
+    label = "host memory" if ranks == 1 else f"host memory / {ranks} ranks"
+    if setup.host_memory_bytes:
+        return setup.host_memory_bytes // ranks, label
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks, f"this machine's {label}"

@@ -1,0 +1,106 @@
+"""What each training program keeps of a model's state, and how it makes activations and logits: in bytes.
+
+`nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
+others are for published runs, and for plans of what a user brings from another program. Each number is the
+program's own habit, read in its code or documentation; none was fitted to a published peak. A program that
+is not listed here is taken for `megatron-lm`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Selective = Literal["core and activation", "core", "every other product"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHabits:
+    """Bytes for each parameter, logit and layer of one program, with 16-bit products."""
+
+    weights: int = 2
+    """Of the copy that is multiplied."""
+    gradients: int = 4
+    """Of the sums over micro batches; ZeRO 2 and 3 cut them."""
+    bf16_gradients: int | None = None
+    """The same with bf16 weights and ZeRO 0 or 1, if that differs."""
+    micro_gradients: int = 0
+    """Of a micro batch's own gradients, if they stay beside the sums."""
+    step_gradients: int = 0
+    """Of the gradients that the optimizer's step reads; ZeRO cuts them from stage 1 on."""
+    master_copy: int = 4
+    moments: int = 8
+    logits: int = 10
+    """Of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
+    gathered_blocks: int = 0
+    """Blocks whose whole weights and gradients a rank holds at one time, under ZeRO 3."""
+    bucket: bool = False
+    """DeepSpeed's buckets for reducing and gathering, in full size."""
+    unfused_gate: bool = True
+    """The gated MLP keeps the activated gate beside gate, opening and product."""
+    selective: Selective = "core"
+    """What selective recomputation drops."""
+    keeps_fp8: bool = False
+    """In FP8 the inputs of products are kept in their rounded form."""
+    communicators: int = 4
+    """NCCL communicators of a rank: world, data, tensor and pipeline."""
+    source: str = ""
+
+
+_MEGATRON_CORE = MemoryHabits(
+    gradients=4,
+    unfused_gate=False,
+    keeps_fp8=True,
+    logits=8,
+    source="Megatron-LM README: 18 bytes, 6 + 12/d with the distributed optimizer; fused SwiGLU and loss",
+)
+_DEEPSPEED = MemoryHabits(
+    gradients=2,
+    bf16_gradients=6,
+    step_gradients=6,
+    bucket=True,
+    source="DeepSpeed stage_1_and_2.py: 16-bit gradients, for the step a flat and an fp32 copy of a rank's "
+    "part; bf16_optimizer.py: fp32 sums beside them",
+)
+_FSDP = MemoryHabits(
+    weights=4,
+    gradients=4,
+    master_copy=0,
+    gathered_blocks=2,
+    communicators=2,
+    logits=14,
+    source="FSDP: fp32 shards, 16-bit gathered blocks; logits of torch's cross entropy in 16 bit and fp32",
+)
+
+PROGRAMS: dict[str, MemoryHabits] = {
+    "nbtrain": MemoryHabits(selective="core and activation", bucket=True, source="tensors of the engine"),
+    "megatron-lm": MemoryHabits(
+        gradients=2,
+        bf16_gradients=4,
+        step_gradients=4,
+        source="Megatron-LM README: fp16 parameters and gradients, 20 bytes; bf16 with fp32 gradients, 18",
+    ),
+    "megatron-core": _MEGATRON_CORE,
+    "megatron-bridge": _MEGATRON_CORE,
+    "megatron-deepspeed": _DEEPSPEED,
+    "gpt-neox": _DEEPSPEED,
+    "transformers": _DEEPSPEED,
+    "composer": _FSDP,
+    "torchtitan": replace(_FSDP, selective="every other product"),
+    "metaseq": _FSDP,
+    "litgpt": _FSDP,
+    "nanogpt": _FSDP,
+    "llama": _FSDP,
+    "nanotron": MemoryHabits(
+        gradients=4,
+        micro_gradients=2,
+        logits=14,
+        source="nanotron's fp32 gradient accumulation beside bf16 gradients; logits in fp32, sharded softmax",
+    ),
+    "colossalai": MemoryHabits(
+        gradients=2, step_gradients=0, source="ColossalAI low-level ZeRO: 16-bit gradients, fp32 masters"
+    ),
+}
+
+
+def habits_of(engine: str) -> MemoryHabits:
+    """The habits of a program by its name in engines.py."""
+    return PROGRAMS.get(engine, PROGRAMS["megatron-lm"])

@@ -1,0 +1,98 @@
+"""One pipeline stage of a setup: its layers and its parameters, cut by tensor parallelism.
+
+Parameters are counted in DeepSpeed's two groups, because each group has flat buffers of its own: `decay`
+(matrices and embeddings) and `no_decay` (biases and norms; model/names.py). ZeRO 3 cuts each parameter by
+itself, so that it needs their sizes.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from nbtrain.config.arithmetic.parameters import Parameters, count_layers
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.setup import Setup
+
+
+class Stage(NamedTuple):
+    """What one rank of a pipeline stage holds."""
+
+    number: int
+    layers: int
+    is_first: bool
+    is_last: bool
+    parameters: Parameters
+    decay: int
+    """Elements of matrices and embeddings."""
+    no_decay: int
+    """Elements of biases and norms."""
+    tensors: int
+    """Number of parameters."""
+
+    @property
+    def elements(self) -> int:
+        """Parameters of the rank, all groups."""
+        return self.decay + self.no_decay
+
+    @property
+    def matrices(self) -> int:
+        """Elements that autocast casts: those that go into products."""
+        counted = self.parameters
+        return counted.attention + counted.mlp + counted.word_embeddings + counted.output_layer
+
+
+def stage_of(setup: Setup, index: int) -> Stage:
+    """A stage by its number, from 0."""
+    stages = setup.layers_by_stage
+    return _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
+
+
+@lru_cache(maxsize=4096)
+def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> Stage:
+    first, last = index == 0, index == stages - 1
+    parameters = count_layers(shape, layers, first, last, tensor)
+    sizes = _sizes(shape, layers, first, last, tensor)
+    no_decay = sum(size * copies for size, copies, decays in sizes if not decays)
+    tensors = sum(copies for _, copies, _ in sizes)
+    return Stage(index, layers, first, last, parameters, parameters.total - no_decay, no_decay, tensors)
+
+
+@lru_cache(maxsize=4096)
+def shares(
+    shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int
+) -> tuple[int, int, int]:
+    """Elements of one rank's parts under ZeRO 3, in `decay`, in `no_decay`, and of the largest parameter.
+
+    Each parameter is padded to a multiple of the ranks (DeepSpeed 0.19.8, partition_parameters.py,
+    _aligned_size).
+    """
+    found, largest = [0, 0], 0
+    for size, copies, decays in _sizes(shape, layers, first, last, tensor):
+        part = -(-size // ranks)
+        found[not decays] += copies * part
+        largest = max(largest, part)
+    return found[0], found[1], largest
+
+
+def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, bool]]:
+    """(elements, how many such parameters, whether it decays) of a rank; the sum is count_layers'."""
+    hidden = shape.hidden_size
+    query = shape.query_width // tensor
+    columns = query + 2 * max(shape.kv_width // tensor, shape.kv_channels)
+    opened = (2 if shape.gated else 1) * shape.ffn_hidden_size // tensor
+    found = [
+        (hidden * columns, layers, True),
+        (query * hidden, layers, True),
+        (hidden * opened, layers, True),
+        (shape.ffn_hidden_size // tensor * hidden, layers, True),
+    ]
+    if shape.bias:
+        found += [(columns, layers, False), (opened, layers, False), (hidden, 2 * layers, False)]
+    found.append((hidden, (2 * layers + last) * (1 if shape.rmsnorm else 2), False))
+    words = shape.output_weights // tensor
+    if first or (last and shape.tied):
+        found.append((words, 1, True))
+    if last and not shape.tied:
+        found.append((words, 1, True))
+    if first and shape.learned_positions:
+        found.append((shape.learned_positions * hidden, 1, True))
+    return found

@@ -1,0 +1,151 @@
+"""Model states of one rank: weights, gradients, master copy and optimizer, and where each of them lies.
+
+    weights       fp32, or 16 bit for products; under autocast fp32 and a 16-bit copy of the matrices; with
+                  hpZ a second copy, cut inside each machine
+    gradients     sums over the micro batches; DeepSpeed's BF16_Optimizer (bf16 weights with ZeRO 1) keeps
+                  the last micro batch's 16-bit gradients beside them
+    master copy   fp32 weights that the optimizer moves; none in fp32 with ZeRO 0
+    optimizer     Adam's two fp32 moments, and its step count for each tensor
+
+ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses
+ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; gradients go with
+the optimizer, whose step is made there, from an fp32 gradient of this rank's part beside the sums.
+
+For nbtrain the bytes are exact (tests/planner/test_states_allocated.py): ZeRO 1 and 2 pad each of the two
+groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
+nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
+"""
+
+from typing import Literal, NamedTuple
+
+from nbtrain.planner.memory.programs import habits_of
+from nbtrain.planner.memory.stage import Stage, shares
+from nbtrain.planner.setup import Setup
+
+Where = Literal["device", "cpu", "nvme"]
+
+# Read in DeepSpeed 0.19.8: the flat buffers of ZeRO 1 and 2 begin each rank's part at an even element.
+ALIGNMENT = 2
+# The fp32 number in which torch's Adam counts the steps of one tensor.
+STEP_BYTES = 4
+
+
+class States(NamedTuple):
+    """Bytes of one rank, and where each part lies."""
+
+    weights: int
+    gradients: int
+    master_copy: int
+    optimizer: int
+    host_gradients: int = 0
+    """The fp32 gradient of this rank's part in host memory, which an offloaded optimizer steps with."""
+    weights_place: Where = "device"
+    gradients_place: Where = "device"
+    optimizer_place: Where = "device"
+    """Of the master copy too."""
+
+    def at(self, place: Where) -> tuple[int, int, int, int]:
+        """Bytes of weights, gradients, master copy and optimizer that lie at `place`."""
+        with_optimizer = self.optimizer_place == place
+        return (
+            self.weights if self.weights_place == place else 0,
+            (self.gradients if self.gradients_place == place else 0)
+            + (self.host_gradients if place == "cpu" else 0),
+            self.master_copy if with_optimizer else 0,
+            self.optimizer if with_optimizer else 0,
+        )
+
+
+def states(setup: Setup, stage: Stage) -> States:
+    """The model states of one rank of a stage."""
+    if setup.engine == "nbtrain":
+        sizes = _of_nbtrain(setup, stage)
+    else:
+        sizes = _of_program(setup, stage)
+    zero = setup.zero_stage
+    optimizer_place: Where = "device" if setup.offload_optimizer == "none" else setup.offload_optimizer
+    weights_place: Where = "device" if setup.offload_param == "none" else setup.offload_param
+    # Stage 1 reduces gradients after the last micro batch; until then they are on the device.
+    gradients_place: Where = "cpu" if optimizer_place != "device" and zero >= 2 else "device"
+    host_gradients = sizes[2] if optimizer_place == "cpu" else 0
+    return States(*sizes, host_gradients, weights_place, gradients_place, optimizer_place)
+
+
+def weight_element(setup: Setup) -> int:
+    """Bytes of one weight as the model holds it."""
+    return 4 if setup.dtype == "fp32" or setup.autocast else 2
+
+
+def is_bf16_optimizer(setup: Setup) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer: ZeRO 1, bf16 weights, fp32 sums, nothing offloaded."""
+    bf16 = setup.dtype == "bf16" and not setup.autocast
+    return bf16 and setup.zero_stage == 1 and setup.offload_optimizer == "none"
+
+
+def padded_shares(setup: Setup, stage: Stage) -> tuple[int, int]:
+    """Elements of all flat buffers of a rank under ZeRO 1 and 2, and of its part of them."""
+    ranks = setup.zero_size
+    multiple = ALIGNMENT * ranks
+    whole = -(-stage.decay // multiple) * multiple + -(-stage.no_decay // multiple) * multiple
+    return whole, whole // ranks
+
+
+def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
+    """Elements of a rank's parts of all parameters under ZeRO 3, cut over `ranks`."""
+    tensor = setup.tensor_parallel_size
+    decay, no_decay, _ = shares(setup.shape, stage.layers, stage.is_first, stage.is_last, tensor, ranks)
+    return decay + no_decay
+
+
+def _of_nbtrain(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
+    element, count, zero = weight_element(setup), stage.elements, setup.zero_stage
+    if zero == 0:
+        # torch's own AdamW: no second copy of the fp32 weights, one step count for each parameter.
+        weights, gradients, master = element * count, 4 * count, 0
+        optimizer = 8 * count + STEP_BYTES * stage.tensors
+    elif zero == 3:
+        share = zero3_share(setup, stage, setup.zero_size)
+        weights, gradients, master = element * share, 4 * share, 4 * share
+        optimizer = 8 * share + STEP_BYTES * _sub_groups(setup, stage)
+        if setup.hpz_size > 1:
+            weights += element * zero3_share(setup, stage, setup.hpz_size)
+    else:
+        whole, part = padded_shares(setup, stage)
+        weights, master = element * whole, 4 * part
+        optimizer = 8 * part + 2 * STEP_BYTES
+        if zero == 2:
+            gradients = 4 * part
+        else:
+            gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
+    if setup.autocast:
+        # Autocast keeps the cast matrices until the end of the forward pass.
+        weights += 2 * stage.matrices
+    return weights, gradients, master, optimizer
+
+
+def _sub_groups(setup: Setup, stage: Stage) -> int:
+    """Flat tensors that the optimizer steps one by one under ZeRO 3 (stage3.py, _create_fp16_sub_groups)."""
+    tensor = setup.tensor_parallel_size
+    decay, no_decay, _ = shares(
+        setup.shape, stage.layers, stage.is_first, stage.is_last, tensor, setup.zero_size
+    )
+    size = max(setup.sub_group_elements, 1)
+    return -(-decay // size) + -(-no_decay // size)
+
+
+def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
+    """Bytes by the program's habits; no padding."""
+    habits, count, zero, ranks = habits_of(setup.engine), stage.elements, setup.zero_stage, setup.zero_size
+    half = setup.dtype != "fp32"
+    element = habits.weights if half else 4
+    sums = habits.gradients if half else 4
+    if setup.dtype == "bf16" and zero <= 1 and habits.bf16_gradients is not None:
+        sums = habits.bf16_gradients
+    weights = element * count // (ranks if zero == 3 else 1)
+    gradients = sums * count // (ranks if zero >= 2 else 1)
+    gradients += habits.micro_gradients * count
+    master = (habits.master_copy if half else 0) * count // (ranks if zero else 1)
+    optimizer = habits.moments * count // (ranks if zero else 1)
+    if setup.autocast and element == 4 and zero < 3:
+        weights += 2 * stage.matrices
+    return weights, gradients, master, optimizer

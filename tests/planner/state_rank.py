@@ -1,0 +1,142 @@
+"""One rank that builds the engines of several layouts, makes a step with each, and writes what is allocated.
+
+Counted are the bytes of the model's parameters, their gradients and the optimizer's state, each byte once:
+parameters are views of flat buffers, whose padding counts too. Weights and gradients are counted between the
+parts of a step; the most is kept. hpZ's second copy exists only inside a step.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel import startup
+from nbtrain.train.batches import Batch
+from nbtrain.train.build import build
+from nbtrain.train.engine.engine import MicroBatch, StepWork
+from nbtrain.train.figures.throughput import StepTimer
+from tests.parity.worker import forget_engines
+
+WEIGHTS, GRADIENTS, MASTER, MOMENTS = "weights", "gradients", "master_copy", "optimizer"
+
+
+class _WatchingTimer(StepTimer):
+    """Looks at gradients and weights at the end of each part of a step."""
+
+    def __init__(self, engine: Any, device: torch.device):
+        super().__init__(device)
+        self.engine, self.most = engine, {WEIGHTS: 0, GRADIENTS: 0}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        with super().part(name):
+            yield
+        if name in ("forward", "backward"):
+            now = {WEIGHTS: _bytes(_weights(self.engine)), GRADIENTS: _bytes(_gradients(self.engine))}
+            self.most = {part: max(size, now[part]) for part, size in self.most.items()}
+
+
+def main(answer: str, *paths: str) -> None:
+    """Rank r writes {name of the run: bytes by part} to `answer`.r."""
+    die_with_parent()
+    world = startup.start("cpu", 300)
+    from deepspeed.accelerator import get_accelerator
+
+    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    get_accelerator().is_fp16_supported = lambda: True
+    found = {}
+    for path in paths:
+        run = RunDir(path)
+        config = load_resolved(run.config_yaml)
+        found[config.name] = _measure(config, run, world)
+        forget_engines()
+    Path(f"{answer}.{world.rank}").write_text(json.dumps(found))
+    startup.finish()
+
+
+def _measure(config: RunConfig, run: RunDir, world: startup.World) -> dict[str, int]:
+    built = build(config, run, world, None)
+    engine = built.engine
+    timer = _WatchingTimer(engine.deepspeed, world.device)
+    tokens = torch.zeros(config.batch.micro_batch_size, config.model.seq_length, dtype=torch.int64)
+    steps = config.accumulation_steps
+    batches = (MicroBatch(Batch(tokens, tokens), None) for _ in range(steps))
+    engine.train_step(StepWork(batches, steps, timer, lambda: None))
+    return {**_state(engine.deepspeed), **timer.most}
+
+
+def _state(engine: Any) -> dict[str, int]:
+    """Bytes of master copy and moments after a step."""
+    optimizer = engine.optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
+    stepped = [parameter for group in inner.param_groups for parameter in group["params"]]
+    held = {tensor.untyped_storage().data_ptr() for tensor in _weights(engine)}
+    masters = [tensor for tensor in stepped if tensor.untyped_storage().data_ptr() not in held]
+    if engine.zero_optimization_stage() == 3:
+        masters = list(optimizer.fp32_partitioned_groups_flat)
+    moments = [
+        value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    return {MASTER: _bytes(masters), MOMENTS: _bytes(moments)}
+
+
+def _weights(engine: Any) -> Iterator[torch.Tensor]:
+    """The parameters and flat buffers, or under ZeRO 3 this rank's part, second copies included."""
+    optimizer = engine.optimizer
+    for name in ("bit16_groups_flat", "bf16_groups_flat"):
+        yield from getattr(optimizer, name, ())
+    for parameter in engine.module.parameters():
+        if hasattr(parameter, "ds_tensor"):
+            yield parameter.ds_tensor
+            second = getattr(parameter, "ds_secondary_tensor", None)
+            if second is not None:
+                yield second
+        else:
+            yield parameter.data
+
+
+def _gradients(engine: Any) -> Iterator[torch.Tensor]:
+    for parameter in engine.module.parameters():
+        for name in ("grad", "grad_accum"):
+            gradient = getattr(parameter, name, None)
+            if isinstance(gradient, torch.Tensor):
+                yield gradient
+    optimizer = engine.optimizer
+    yield from getattr(optimizer, "fp32_groups_gradients_flat", ())
+    for partition in getattr(optimizer, "averaged_gradients", {}).values():
+        yield from (tensor for tensor in partition or () if isinstance(tensor, torch.Tensor))
+    whole = getattr(optimizer, "grad_partitions_flat_buffer", None)
+    if whole is not None:
+        yield whole
+    yield from getattr(optimizer, "accumulated_grads_in_cpu", {}).values()
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        for partition in getattr(optimizer, name, ()):
+            if partition.grad is not None:
+                yield partition.grad
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that any of the tensors covers, each once."""
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage().data_ptr()
+        assert tensor.is_contiguous()
+        begin = tensor.data_ptr()
+        covered.setdefault(storage, []).append((begin, begin + tensor.nbytes))
+    return sum(map(_length, covered.values()))
+
+
+def _length(stretches: list[tuple[int, int]]) -> int:
+    """Of the union of stretches [begin, end)."""
+    total, reached = 0, 0
+    for begin, end in sorted(stretches):
+        total += max(end - max(begin, reached), 0)
+        reached = max(reached, end)
+    return total

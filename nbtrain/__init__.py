@@ -12,6 +12,9 @@
     nb.plan(run)                  parameters, memory, time, disk
     nb.calibrate()                measure this machine, so that plans know its rates
     nb.plan_picture(run)          the plan as a figure
+    nb.search(run, gpus)          every legal layout on some GPUs, ranked, with reasons; writes the YAML
+    nb.what_if(run)               sliders that snap to legal layouts: fits, time, disk
+    nb.largest(run, gpus)         the largest model and the longest sequence that fit
     nb.deepspeed_config(run)      what DeepSpeed is given
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
     nb.submit(run)                start it, or pick it up again, as a detached job
@@ -47,6 +50,7 @@ __all__ = [
     "export_run",
     "generate",
     "import_run",
+    "largest",
     "launch",
     "launcher",
     "load",
@@ -56,10 +60,12 @@ __all__ = [
     "prepare",
     "runs",
     "scalars",
+    "search",
     "submit",
     "tensorboard",
     "twin",
     "verify",
+    "what_if",
 ]
 
 if TYPE_CHECKING:

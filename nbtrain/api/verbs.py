@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from nbtrain.api.arguments import misused, number, text, wait_wanted, whole, whole_or_none
+from nbtrain.api.layouts import largest as largest
+from nbtrain.api.layouts import search as search
+from nbtrain.api.layouts import what_if as what_if
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed, SubmitError

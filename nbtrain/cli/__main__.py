@@ -6,6 +6,7 @@
     nbtrain check RUN [key=value ...]    the YAML alone
     nbtrain export RUN --to megatron-lm  the run as a script of Megatron or a DeepSpeed JSON
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
+    nbtrain search RUN --gpus 64         every layout on those GPUs, ranked; largest: what fits at all
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
     nbtrain twin RUN [key=value ...]     a small run of the same shape, on this machine's CPU
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.version import __version__
-from nbtrain.cli import checkpoint, data, notebooks, planning, runs, twin
+from nbtrain.cli import checkpoint, data, layouts, notebooks, planning, runs, twin
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"nbtrain {__version__}")
     verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
-    for group in (planning, data, twin, runs, checkpoint, notebooks):
+    for group in (planning, layouts, data, twin, runs, checkpoint, notebooks):
         group.add_verbs(verbs)
     return top
 

@@ -33,19 +33,24 @@ LARGEST_RATIO = 5
 SCHEDULE_POINTS = 400
 
 
-def plan_picture(plan: Plan) -> "Figure":
-    """One figure with both pictures; a notebook shows it, savefig() writes it."""
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, sizes in inches, that a notebook can show without pyplot."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure that a notebook can show without pyplot."""
+        """A figure with a picture of its own."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-    figure = Picture(figsize=(11, 3.6), layout="constrained", dpi=100)
+    return Picture(figsize=(width, height), layout="constrained", dpi=100)
+
+
+def plan_picture(plan: Plan) -> "Figure":
+    """One figure with both pictures; a notebook shows it, savefig() writes it."""
+    figure = new_figure(11, 3.6)
     memory, schedule = figure.subplots(1, 2, width_ratios=(1, 1.1))
     figure.suptitle(f"{plan.config.name}: {amounts.count(plan.parameters.total)} parameters", fontsize=12)
     _draw_memory(memory, plan)

@@ -224,3 +224,32 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     shown.get_by_text("text 33.").wait_for()
     page.get_by_text("in document 33").wait_for()
     screenshot(page, "data-card-found")
+
+
+def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
+    """A slider and a choice redraw the page with legal layouts; the button writes the run YAML."""
+    write_notebook(lab, "what-if.ipynb", 'import nbtrain as nb\n\nnb.what_if("gpt-1-3b-4xdp-4xpp")')
+    open_notebook(page, lab, "what-if.ipynb")
+    run_cell(page, 0)
+    shown = page.locator(".nbtrain-what-if")
+    shown.locator("text=gpt-1-3b-4xdp-4xpp on 16 x A100-40GB").wait_for()
+    assert shown.locator(".w-words span").all_inner_texts() == ["fits", "time", "disk"]
+    assert shown.locator(".w-bar", has_text="stage").count() == 4
+    screenshot(page, "what-if")
+
+    # The pipeline's slider, one step to the left: two stages, and twice the copies.
+    slider = shown.locator("input[data-control=pipeline]")
+    slider.focus()
+    slider.press("ArrowLeft")
+    page.locator(".nbtrain-what-if[data-layout^='PP 2 x DP 8,']").wait_for()
+    shown.locator("text=moved with it: DP 4 -> 8").wait_for()
+    shown.locator("select[data-control=zero]").select_option("3 (moves others)")
+    page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").wait_for()
+    assert shown.locator(".w-bar", has_text="stage").count() == 0
+    screenshot(page, "what-if-changed")
+
+    shown.locator("input[type=text]").fill(str(lab.root / "chosen.yaml"))
+    shown.locator("button", has_text="Use this").click()
+    shown.locator(".w-answer.w-good", has_text="Written: ").wait_for()
+    text = (lab.root / "chosen.yaml").read_text()
+    assert "extends: gpt-1-3b-4xdp-4xpp\n" in text and "zero_stage: 3" in text

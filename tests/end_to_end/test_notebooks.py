@@ -89,7 +89,7 @@ def test_an_unknown_parameter_is_an_error_before_anything_runs():
     """The runner knows the names of the parameters cell."""
     with pytest.raises(ConfigError) as error:
         check_parameter_names(ROOT / "notebooks" / "02_plan.ipynb", {"rum": "gpt-tiny"})
-    assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides."
+    assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides, gpus, gpu_type."
 
 
 @pytest.mark.parametrize("run", ["typo", "runs/typo.yaml", 5, ""])

@@ -1,0 +1,85 @@
+"""nb.search, nb.what_if, nb.largest: layouts of a run, a preset such as "13B" or a shape, on any GPUs."""
+
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.api.arguments import whole, whole_or_none
+from nbtrain.api.run import Run, RunLike
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.load import Overrides
+
+if TYPE_CHECKING:
+    from nbtrain.lab.widgets.what_if import WhatIfPage
+    from nbtrain.planner.found import FoundLayouts
+    from nbtrain.planner.largest import Largest
+
+
+def search(
+    run: "RunLike | Shape",
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+    top: int = 10,
+    batch: int = 1024,
+) -> "FoundLayouts":
+    """Every legal layout of a model on some GPUs, ranked by time and headroom; None: the run's own GPUs.
+
+    The number format is bf16 if the GPU has it, unless an override sets precision.dtype. `batch` is the
+    global batch size of a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
+    layout.
+    """
+    from nbtrain.planner.found import FoundLayouts
+    from nbtrain.planner.search import search as search_layouts
+
+    top = whole("top", top)
+    if top < 1:
+        raise ConfigError(f"top = {top} must be at least 1.")
+    machines = _machines(gpus, gpus_per_node)
+    found = search_layouts(_model(run), *machines, gpu_type, overrides, whole("batch", batch))
+    return FoundLayouts(found, top)
+
+
+def what_if(
+    run: RunLike,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+) -> "WhatIfPage":
+    """Sliders and choices over a run's layout that snap to legal values; they redraw memory, bubble and time.
+
+    The page leads with three words: fits, time, disk. Its button writes the layout as a run YAML.
+    """
+    from nbtrain.lab.widgets.what_if import WhatIfPage
+    from nbtrain.planner.what_if import what_if as start
+
+    return WhatIfPage(start(_model(run), *_machines(gpus, gpus_per_node), gpu_type, overrides))
+
+
+def largest(
+    run: RunLike,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+) -> "Largest":
+    """The largest model of the GPT family and the longest sequence of the run that fit on some GPUs.
+
+    A table compares pure TP x PP, pure ZeRO 3 and any layout by memory, time, MFU and longest sequence.
+    """
+    from nbtrain.planner.largest import largest as find
+    from nbtrain.planner.legal import space_of
+    from nbtrain.planner.search import run_on
+
+    config = run_on(_model(run), *_machines(gpus, gpus_per_node), gpu_type, overrides)
+    return find(space_of(config), config.name)
+
+
+def _model(run: Any) -> Any:
+    return run.config if isinstance(run, Run) else run
+
+
+def _machines(gpus: int | None, gpus_per_node: int | None) -> tuple[int | None, int | None]:
+    usual = "the run's own GPUs"
+    return whole_or_none("gpus", gpus, usual), whole_or_none("gpus_per_node", gpus_per_node, usual)

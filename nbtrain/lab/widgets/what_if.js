@@ -1,0 +1,242 @@
+// The what-if page: controls that offer legal values only, and what the layout costs. Every number and word
+// comes from planner/what_if.py by the trait `shown`; here they are placed. A change goes to the kernel.
+
+const STYLE_ID = "nbtrain-what-if-style";
+// Of the parts of memory and of the parts of time, in their order; lab/widgets/what_if.py has the same.
+const COLORS = ["#1f77b4", "#5fa8d3", "#0b3c5d", "#328cc1", "#e8710a", "#f2b56b", "#7b52ab", "#b59ad6",
+  "#9aa0a6", "#6b7280", "#d3d6da"];
+const TIME_COLORS = ["#1f77b4", "#5fa8d3", "#9aa0a6", "#e8710a", "#7b52ab"];
+const WAIT_MS = 40;
+
+const CSS = `
+.nbtrain-what-if{--w-fg:var(--jp-ui-font-color1,#1f2328);--w-dim:var(--jp-ui-font-color2,#6b7280);
+ --w-line:var(--jp-border-color2,#d8dce1);--w-soft:var(--jp-layout-color2,#f3f4f6);
+ box-sizing:border-box;max-width:1120px;border:1px solid var(--w-line);border-radius:8px;padding:10px 14px 12px;
+ color:var(--w-fg);background:var(--jp-layout-color1,#fff);font:13px/1.45 var(--jp-ui-font-family,system-ui,
+ sans-serif);font-variant-numeric:tabular-nums}
+.nbtrain-what-if .w-title{font-weight:600;font-size:15px}
+.nbtrain-what-if .w-layout{color:var(--w-dim)}
+.nbtrain-what-if .w-words{display:flex;gap:34px;flex-wrap:wrap;margin:8px 0 10px}
+.nbtrain-what-if .w-words span{display:block;font-size:11px;color:var(--w-dim)}
+.nbtrain-what-if .w-words strong{font-size:20px}
+.nbtrain-what-if .w-good{color:var(--jp-success-color1,#2e9e4f)}
+.nbtrain-what-if .w-tight{color:var(--jp-warn-color1,#e8710a)}
+.nbtrain-what-if .w-bad{color:var(--jp-error-color1,#d32f2f)}
+.nbtrain-what-if .w-middle{display:flex;flex-wrap:wrap;gap:26px}
+.nbtrain-what-if .w-controls{flex:1 1 330px;min-width:300px}
+.nbtrain-what-if .w-pictures{flex:1 1 430px;min-width:320px}
+.nbtrain-what-if .w-control{display:grid;grid-template-columns:92px 1fr 110px;gap:10px;align-items:center;
+ min-height:29px}
+.nbtrain-what-if .w-control label{color:var(--w-dim)}
+.nbtrain-what-if .w-control select,.nbtrain-what-if input[type=text]{font:inherit;color:inherit;padding:2px 4px;
+ background:var(--jp-layout-color1,#fff);border:1px solid var(--w-line);border-radius:4px}
+.nbtrain-what-if .w-control select{width:100%;min-width:0}
+.nbtrain-what-if .w-control input[type=range]{width:100%;accent-color:var(--jp-brand-color1,#1976d2)}
+.nbtrain-what-if .w-moved{min-height:19px;font-size:12px;color:var(--jp-warn-color1,#e8710a)}
+.nbtrain-what-if .w-head{font-size:11px;color:var(--w-dim);margin:8px 0 2px}
+.nbtrain-what-if .w-bar{display:grid;grid-template-columns:62px 1fr 76px;gap:8px;align-items:center;
+ font-size:12px;height:19px}
+.nbtrain-what-if .w-track{position:relative;height:13px;background:var(--w-soft)}
+.nbtrain-what-if .w-track i{position:absolute;top:0;bottom:0}
+.nbtrain-what-if .w-limit{border-left:2px dashed var(--jp-error-color1,#d32f2f);top:-3px!important;
+ bottom:-3px!important}
+.nbtrain-what-if .w-legend{font-size:11px;color:var(--w-dim);display:flex;flex-wrap:wrap;gap:2px 12px}
+.nbtrain-what-if .w-legend b{display:inline-block;width:9px;height:9px;margin-right:4px}
+.nbtrain-what-if table{border-collapse:collapse;font-size:12px;margin-top:8px}
+.nbtrain-what-if td{text-align:left;padding:1px 14px 1px 0;background:transparent;border:0;color:inherit}
+.nbtrain-what-if .w-foot{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin-top:10px}
+.nbtrain-what-if .w-foot button{font:inherit;padding:3px 12px;border:0;border-radius:4px;cursor:pointer;
+ color:#fff;background:var(--jp-brand-color1,#1976d2)}
+.nbtrain-what-if .w-answer{white-space:pre-wrap;overflow-wrap:anywhere}
+`;
+
+function element(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined && text !== null) node.textContent = text;
+  return node;
+}
+
+const words = (value) => (value === true ? "on" : value === false ? "off" : String(value));
+
+/** One control: made once, filled with the values of each answer. */
+class Control {
+  constructor(name, kind, send) {
+    this.node = element("div", "w-control");
+    this.label = element("label");
+    this.value = element("output");
+    this.input = element(kind === "slider" ? "input" : "select");
+    this.input.dataset.control = name;
+    if (kind === "slider") this.input.type = "range";
+    this.slider = kind === "slider";
+    this.node.append(this.label, this.input, this.value);
+    this.input.addEventListener("input", () => {
+      const chosen = this.values[this.slider ? Number(this.input.value) : this.input.selectedIndex];
+      this.value.textContent = this.slider ? words(chosen) : "";
+      send(name, chosen);
+    });
+  }
+
+  show(control) {
+    this.values = control.values;
+    this.label.textContent = control.label;
+    this.node.title = control.hint;
+    const at = control.values.indexOf(control.value);
+    if (this.slider) {
+      this.input.min = 0;
+      this.input.max = control.values.length - 1;
+      this.input.step = 1;
+      this.input.value = at;
+      this.input.setAttribute("aria-valuetext", words(control.value));
+      this.input.disabled = control.values.length < 2;
+      this.value.textContent = words(control.value);
+      return;
+    }
+    const options = control.values.map((value, number) => {
+      const option = element("option", "", words(value) + (control.free[number] ? "" : " (moves others)"));
+      option.selected = number === at;
+      return option;
+    });
+    this.input.replaceChildren(...options);
+  }
+}
+
+function bar(label, parts, colors, scale, total, limit) {
+  const row = element("div", "w-bar"), track = element("div", "w-track");
+  let left = 0;
+  for (const [name, value] of parts) {
+    const piece = element("i");
+    piece.style.left = `${(100 * left) / scale}%`;
+    piece.style.width = `${(100 * value) / scale}%`;
+    piece.style.background = colors[name];
+    piece.title = name;
+    track.append(piece);
+    left += value;
+  }
+  if (limit) {
+    const line = element("i", "w-limit");
+    line.style.left = `${(100 * limit) / scale}%`;
+    track.append(line);
+  }
+  row.append(element("span", "", label), track, element("span", "", total));
+  return row;
+}
+
+function legend(names, colors, labels = {}) {
+  const node = element("div", "w-legend");
+  for (const name of names) {
+    const entry = element("span"), mark = element("b");
+    mark.style.background = colors[name];
+    entry.append(mark, `${name.replaceAll("_", " ")}${labels[name] ? ` ${labels[name]}` : ""}`);
+    node.append(entry);
+  }
+  return node;
+}
+
+function colored(names, colors) {
+  return Object.fromEntries(names.map((name, at) => [name, colors[at % colors.length]]));
+}
+
+function memory(found) {
+  const colors = colored(found.parts, COLORS);
+  const sum = (stage) => found.parts.reduce((whole, part) => whole + (stage.parts[part] || 0), 0);
+  const scale = Math.max(found.device_bytes || 0, ...found.stages.map(sum)) * 1.03;
+  const device = found.device_label ? `, against ${found.device_label} of ${found.device}` : "";
+  const nodes = [element("div", "w-head", `Memory${device}`)];
+  for (const stage of found.stages) {
+    const parts = found.parts.map((part) => [part, stage.parts[part] || 0]);
+    nodes.push(bar(stage.label, parts, colors, scale, stage.total, found.device_bytes));
+  }
+  return [...nodes, legend(found.parts, colors)];
+}
+
+function time(found) {
+  if (!found.length) return [element("div", "w-head", "Time: the GPU's rates are not known")];
+  const names = found.map(([name]) => name), colors = colored(names, TIME_COLORS);
+  const whole = found.reduce((sum, [, seconds]) => sum + seconds, 0);
+  const labels = Object.fromEntries(found.map(([name, , share]) => [name, share]));
+  const row = bar("a step", found, colors, whole, `${Number(whole.toPrecision(3))} s`, null);
+  return [element("div", "w-head", "Time of a step"), row, legend(names, colors, labels)];
+}
+
+function render({ model, el }) {
+  if (!document.getElementById(STYLE_ID)) {
+    const style = element("style");
+    style.id = STYLE_ID;
+    style.textContent = CSS;
+    document.head.append(style);
+  }
+  const root = element("div", "nbtrain-what-if"), controls = {};
+  // Or JupyterLab would take the arrow keys of a slider for its own.
+  root.dataset.lmSuppressShortcuts = "true";
+  const title = element("div", "w-title"), layout = element("div", "w-layout");
+  const three = element("div", "w-words"), moved = element("div", "w-moved");
+  const left = element("div", "w-controls"), right = element("div", "w-pictures");
+  const rows = element("table"), middle = element("div", "w-middle"), foot = element("div", "w-foot");
+  const path = element("input"), use = element("button", "", "Use this"), answer = element("span", "w-answer");
+  path.type = "text";
+  path.size = 34;
+  path.placeholder = "a new run YAML, e.g. my-run.yaml";
+  use.title = "Write this layout as a run YAML. No file is overwritten.";
+  foot.append(use, path, answer);
+  middle.append(left, right);
+  root.append(title, layout, three, middle, foot);
+  el.append(root);
+
+  let timer = null;
+  function send(name, value) {
+    // While a slider is dragged, only its last value is sent.
+    clearTimeout(timer);
+    timer = setTimeout(() => model.send({ kind: "set", name, value }), WAIT_MS);
+  }
+  use.addEventListener("click", () => model.send({ kind: "use", path: path.value }));
+
+  function draw() {
+    const shown = model.get("shown");
+    if (!shown.controls) return;
+    title.textContent = shown.title;
+    layout.textContent = shown.layout;
+    root.dataset.layout = shown.layout;
+    three.replaceChildren(
+      ...shown.words.map(([name, value, kind]) => {
+        const tile = element("div");
+        tile.append(element("span", "", name), element("strong", kind ? `w-${kind}` : "", value));
+        return tile;
+      }),
+    );
+    for (const control of shown.controls) {
+      if (!controls[control.name]) {
+        controls[control.name] = new Control(control.name, control.kind, send);
+        left.append(controls[control.name].node);
+      }
+      controls[control.name].show(control);
+    }
+    left.append(moved);
+    moved.textContent = shown.moved.length ? `moved with it: ${shown.moved.join(", ")}` : "";
+    rows.replaceChildren(
+      ...shown.rows.map((cells) => {
+        const row = element("tr");
+        row.append(...cells.map((cell) => element("td", "", cell)));
+        return row;
+      }),
+    );
+    right.replaceChildren(...memory(shown.memory), ...time(shown.time), rows);
+  }
+  function tell() {
+    const [kind, text] = model.get("answer");
+    answer.className = `w-answer ${kind ? `w-${kind}` : ""}`;
+    answer.textContent = text;
+    // After a refusal, the control that was moved goes back to the layout's value.
+    draw();
+  }
+  model.on("change:shown", draw);
+  model.on("change:answer", tell);
+  tell();
+  return () => {
+    clearTimeout(timer);
+    model.off("change:shown", draw);
+    model.off("change:answer", tell);
+  };
+}
+
+export default { render };

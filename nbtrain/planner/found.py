@@ -1,0 +1,264 @@
+"""What a layout search found, for readers: a table as text, HTML and JSON, a picture, the YAML of a choice.
+
+found = nb.search("13B", gpus=64, gpu_type="A100-80GB")
+found               the best layouts, why the first is as it is, and what was refused
+found.why(3)        the decisions of the third, one by one
+found.use(3, "run.yaml")
+"""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.legal import PLAIN, Cut, Layout, Options
+from nbtrain.planner.reasons import Reason, reasons
+from nbtrain.planner.run_file import write_run
+from nbtrain.planner.search import Refused, Scored, SearchResult, why_not
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA_VERSION = 1
+TOP = 10
+REASONS = 8
+HEADS = ("", "layout", "step", "MFU", "run", "memory", "spare", "waits", "against the first")
+# Parts of a step that are no computation of the model: what a table row names if it explains the row's place.
+SMALL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLayouts:
+    """The best layouts of a search; shown in a cell, a table."""
+
+    result: SearchResult
+    top: int = TOP
+    """Rows that are shown."""
+
+    @property
+    def best(self) -> Scored | None:
+        """The first layout; None if nothing fits."""
+        return self.result.best
+
+    def __len__(self) -> int:
+        return len(self.result.ranked)
+
+    def __getitem__(self, number: int) -> Scored:
+        """The layout with a number of the table, from 1. Raises ConfigError for a number that it lacks."""
+        if not isinstance(number, int) or not 1 <= number <= len(self):
+            raise ConfigError(
+                f"layout number {number!r}: the search of {self.result.name} has {len(self)} layouts that "
+                "fit, numbered from 1."
+            )
+        return self.result.ranked[number - 1]
+
+    def why(self, number: int = 1) -> list[Reason]:
+        """Every decision of a layout, in the order of the field: precision, recomputation, ZeRO, ..."""
+        return reasons(self.result, self[number])
+
+    def why_not(self, **wanted: Any) -> str:
+        """Why another layout is not the best; names as in the YAML, e.g. tensor_parallel_size=8."""
+        return why_not(self.result, _layout(self.result, wanted))
+
+    def use(self, number: int, path: str | Path, overwrite: bool = False) -> Path:
+        """Write the run YAML of a layout; the run takes its name from the file's. Returns the path.
+
+        Raises ConfigError if the file exists and `overwrite` is False, or if a rule of the run is broken.
+        """
+        chosen = self[number]
+        why = "\n".join(f"  {topic}: {words}" for topic, words in self.why(number))
+        note = (
+            f"Written by `nbtrain search`: layout {number} of {len(self)} for {self.result.name}.\n"
+            f"{chosen.layout.words}: {chosen.seconds:.3g} s a step, "
+            f"{amounts.size(chosen.memory.total_bytes)} on the fullest GPU, both estimated.\n{why}"
+        )
+        return write_run(self.result.space.run(chosen.layout), path, note, overwrite)
+
+    def picture(self) -> "Figure":
+        """Time against memory of every layout that fits, as a figure."""
+        from nbtrain.planner.found_picture import draw
+
+        return draw(self.result, self.top)
+
+    @property
+    def title(self) -> str:
+        """What was searched."""
+        base = self.result.space.base
+        device = base.device.name if base.device else "GPU"
+        world = f"{base.nodes * base.devices_per_node} x {device}"
+        if base.nodes > 1:
+            world += f" on {base.nodes} machines"
+        return (
+            f"Layouts of {self.result.name} on {world}: {len(self)} fit of {self.result.estimated} estimated"
+        )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, by HEADS."""
+        return [_row(self.result, number, one) for number, one in enumerate(self._shown, start=1)]
+
+    @property
+    def _shown(self) -> Sequence[Scored]:
+        return self.result.ranked[: self.top]
+
+    def __str__(self) -> str:
+        lines = [self.title, ""]
+        if len(self):
+            lines += _aligned([HEADS, *self.rows()])
+            lines += ["", f"Why number 1: {self[1].layout.words}"]
+            lines += [f"  {topic:<15}{words}" for topic, words in self.why(1)]
+        else:
+            lines.append("No layout fits. `largest` says which model and which sequence would.")
+        return "\n".join([*lines, "", *self.refused_lines()])
+
+    def refused_lines(self, every: bool = False) -> list[str]:
+        """What was refused and why: the reasons that hit most layouts, or `every` one."""
+        found = sorted(self.result.refused, key=lambda one: -one.count)
+        shown = found if every else found[:REASONS]
+        lines = ["Refused", *(f"  - {_refused_line(one)}" for one in shown)]
+        if len(shown) < len(found):
+            lines.append(
+                f"  - {len(found) - len(shown)} more reasons: --refused, or found.refused_lines(True)"
+            )
+        return lines
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        escape, left = html.escape, "text-align:left"
+        if not len(self):
+            body = "<p>No layout fits. <code>nb.largest</code> says which model and which sequence would.</p>"
+        else:
+            head = "".join(f'<th style="{left}">{escape(title)}</th>' for title in HEADS)
+            rows = "".join(
+                "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in row) + "</tr>"
+                for row in self.rows()
+            )
+            why = "".join(
+                f'<tr><td style="{left}">{escape(topic)}</td><td style="{left}">{escape(words)}</td></tr>'
+                for topic, words in self.why(1)
+            )
+            body = f"<table><tr>{head}</tr>{rows}</table><p><b>Why number 1</b></p><table>{why}</table>"
+        refused = "".join(f"<li>{escape(_refused_line(one))}</li>" for one in self.result.refused)
+        count = len(self.result.refused)
+        return (
+            f"<p><b>{escape(self.title)}</b></p>{body}"
+            f"<details><summary>Refused, for {count} reasons</summary><ul>{refused}</ul></details>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The search as JSON."""
+        base = self.result.space.base
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.result.name,
+            "nodes": base.nodes,
+            "gpus_per_node": base.devices_per_node,
+            "gpu_type": base.device.name if base.device else None,
+            "fitting": len(self),
+            "estimated": self.result.estimated,
+            "layouts": [self._record(number) for number in range(1, len(self._shown) + 1)],
+            "refused": [
+                {"layouts": one.words, "count": one.count, "kind": one.kind, "reason": one.reason}
+                for one in self.result.refused
+            ],
+        }
+
+    def _record(self, number: int) -> dict[str, Any]:
+        one = self[number]
+        return {
+            "settings": one.layout.settings,
+            "step_seconds": one.seconds,
+            "step_parts": step_parts(one),
+            "tokens_per_second": one.setup.tokens_per_step / one.seconds,
+            "mfu": one.mfu,
+            "run_seconds": run_seconds(self.result, one),
+            "device_bytes": one.memory.total_bytes,
+            "headroom_bytes": one.headroom_bytes,
+            "host_bytes": one.memory.total_host_bytes,
+            "reasons": dict(self.why(number)),
+        }
+
+
+def step_parts(one: Scored) -> dict[str, float]:
+    """Seconds of a step by part."""
+    assert one.step is not None
+    return {part.name: getattr(one.step, part.name) for part in fields(one.step)}
+
+
+def run_seconds(result: SearchResult, one: Scored) -> float | None:
+    """Seconds of the whole run, validation and checkpoints counted; None for a shape."""
+    if result.space.config is None:
+        return None
+    return estimate_duration(result.space.run(one.layout, check=False), use_measured=False).seconds
+
+
+def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
+    whole = run_seconds(result, one)
+    parts = step_parts(one)
+    waits = one.seconds - parts["compute"] - parts["recompute"]
+    return (
+        str(number),
+        one.layout.words,
+        f"{one.seconds:.3g} s",
+        f"{one.mfu:.0%}",
+        amounts.duration(whole) if whole is not None else "",
+        amounts.size(one.memory.total_bytes),
+        f"{one.headroom:.0%}",
+        f"{waits / one.seconds:.0%}",
+        against(result, one),
+    )
+
+
+def against(result: SearchResult, one: Scored) -> str:
+    """What sets a layout apart from the first one, in seconds of a step: "+4 %: bubble +0.21 s"."""
+    best = result.best
+    assert best is not None
+    if one is best:
+        return "the first"
+    ours, theirs = step_parts(one), step_parts(best)
+    changes = {part: ours[part] - theirs[part] for part in ours}
+    largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
+    words = [f"{part} {changes[part]:+.2g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
+    change = f"{one.seconds / best.seconds - 1:+.1%}"
+    return f"{change}: {', '.join(words)}" if words else change
+
+
+def _refused_line(one: Refused) -> str:
+    return f"{one.words} ({one.count}): {one.reason}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
+    """The best layout with some settings changed; the data-parallel size follows if it is not given."""
+    start = result.best.layout if result.best else None
+    base = result.space.base
+    cut, options = (start.cut, start.options) if start else (Cut(1, 1, 1, 1), PLAIN)
+    names = {
+        "tensor_parallel_size": cut.tensor,
+        "pipeline_parallel_size": cut.pipeline,
+        "ds_sequence_parallel_size": cut.ulysses,
+        "data_parallel_size": None,
+        "micro_batch_size": start.micro_batch_size if start else 1,
+        "zero_stage": options.zero_stage,
+        "sequence_parallel": options.sequence_parallel,
+        "recompute": options.recompute,
+        "offload_optimizer": options.offload_optimizer,
+        "offload_param": options.offload_param,
+        "zero_hpz": options.hpz,
+    }
+    if unknown := [name for name in wanted if name not in names]:
+        raise ConfigError(f"why_not has no setting {unknown[0]!r}; it has {', '.join(names)}.")
+    tensor, pipeline, ulysses, data, micro, *rest = (names | wanted).values()
+    world = base.nodes * base.devices_per_node
+    data = data or max(world // (tensor * pipeline * ulysses), 1)
+    return Layout(Cut(tensor, pipeline, ulysses, data), micro, Options(*rest))

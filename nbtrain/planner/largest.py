@@ -1,0 +1,227 @@
+"""When nothing fits: the largest model of the family and the longest sequence that do, and three pure ways.
+
+tensor and pipeline   every GPU holds a part of one copy of the model (TP x PP, DP 1)
+ZeRO 3                every GPU holds a part of the states of a whole copy (DP alone)
+fused                 any legal layout
+"""
+
+import html
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.family import line, parameters
+from nbtrain.planner.legal import Cut, Layout, Space, cut_problems, cuts, legal_options, micro_batches
+from nbtrain.planner.memory import estimate
+from nbtrain.planner.search import Scored, is_worth, offloads, score, shortage, try_cut
+
+Way = Callable[[Layout], bool]
+WAYS: dict[str, Way] = {
+    "pure TP x PP": lambda layout: layout.cut.data == 1 and layout.cut.ulysses == 1,
+    "pure ZeRO 3": lambda layout: math.prod(layout.cut[:3]) == 1 and layout.options.zero_stage == 3,
+    "fused": lambda layout: True,
+}
+# Sequences are multiples of this: ranks that share one have equal parts, and kernels have whole tiles.
+SEQUENCE_STEP = 1024
+LONGEST = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of the comparison."""
+
+    name: str
+    best: Scored | None
+    """The fastest layout of this way; None if none fits or none is legal."""
+    longest_sequence: int | None
+    """Tokens, with a micro-batch of one sequence; None if not even the shortest fits."""
+    reason: str
+    """Why there is no layout; "" if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """What fits on given GPUs; shown in a cell, two tables."""
+
+    name: str
+    space: Space
+    model: tuple[str, Shape, Scored] | None
+    """The largest model of the family at the run's sequence length: name, shape, roomiest layout."""
+    next_model: tuple[str, Shape] | None
+    """The next larger one, which does not fit."""
+    longest_sequence: int | None
+    """Of the run's own model, in tokens."""
+    ways: tuple[Compared, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The comparison: heads first."""
+        heads = ("", "layout", "memory", "step", "MFU", "longest sequence")
+        return [heads, *(_row(way) for way in self.ways)]
+
+    def sentences(self) -> list[str]:
+        """The two answers in words."""
+        base = self.space.base
+        world = f"{base.nodes * base.devices_per_node} x {base.device.name if base.device else 'GPU'}"
+        own = amounts.count(parameters(base.shape))
+        found = []
+        if self.model is None:
+            found.append(f"No model of the family fits {world} at {base.shape.seq_length:,} tokens.")
+        else:
+            name, shape, one = self.model
+            found.append(
+                f"Largest model of the family on {world} at {base.shape.seq_length:,} tokens: {name} "
+                f"({amounts.count(parameters(shape))} parameters), as {one.layout.words}."
+            )
+        if self.next_model is not None:
+            name, shape = self.next_model
+            found.append(f"The next one, {name} ({amounts.count(parameters(shape))}), does not fit.")
+        if self.longest_sequence is None:
+            found.append(f"{self.name} ({own}) fits with no sequence of {SEQUENCE_STEP:,} tokens or more.")
+        else:
+            more = " or more" if self.longest_sequence >= LONGEST else ""
+            found.append(
+                f"Longest sequence of {self.name} ({own}): {self.longest_sequence:,} tokens{more}, one "
+                "sequence a micro batch."
+            )
+        if base.host_memory_bytes is None:
+            found.append(
+                "Nothing is offloaded: host memory is not known. Set resources.memory_per_node_bytes to "
+                "count it."
+            )
+        return found
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*self.sentences(), "", *table])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        left = 'style="text-align:left"'
+        rows = "".join(
+            "<tr>" + "".join(f"<td {left}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows()
+        )
+        words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
+        return f"{words}<table>{rows}</table>"
+
+
+def largest(space: Space, name: str) -> Largest:
+    """The largest model and the longest sequence on the GPUs of a space, and the comparison of three ways."""
+    model, following = largest_model(space)
+    tried = [one for cut in legal(space) for one in try_cut(space, cut)]
+    ways = tuple(compare(space, way, tried) for way in WAYS)
+    longest = max((way.longest_sequence or 0 for way in ways), default=0)
+    return Largest(name, space, model, following, longest or None, ways)
+
+
+def largest_model(space: Space) -> tuple[tuple[str, Shape, Scored] | None, tuple[str, Shape] | None]:
+    """The largest model of the family that fits, and the next larger one."""
+    models = line(space.vocab_size, space.base.shape.seq_length)
+    low, high, best = 0, len(models), None
+    while low < high:
+        middle = (low + high) // 2
+        name, shape = models[middle]
+        own = _with_shape(space, replace(shape, hidden_dropout=space.base.shape.hidden_dropout))
+        roomy = roomiest(own)
+        if roomy is not None and roomy.fits:
+            best, low = (name, shape, roomy), middle + 1
+        else:
+            high = middle
+    return best, models[low] if low < len(models) else None
+
+
+def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
+    """One way: the fastest of the layouts that were tried, and the longest sequence."""
+    way = WAYS[name]
+    own = [one for one in tried if way(one.layout)]
+    best = min((one for one in own if one.step is not None), key=lambda one: one.cost, default=None)
+    longest = longest_sequence(space, way)
+    if best is not None:
+        return Compared(name, best, longest, "")
+    if own:
+        return Compared(name, None, longest, shortage(min(own, key=lambda one: one.memory.total_bytes)))
+    alone = cut_problems(space, Cut(1, 1, 1, space.world_size))
+    reason = next(alone, None) if name == "pure ZeRO 3" else None
+    return Compared(name, None, longest, reason or f"no layout on {space.world_size} GPUs is legal")
+
+
+def longest_sequence(space: Space, way: Way) -> int | None:
+    """The longest sequence whose roomiest layout of a way fits, in tokens; None if none does."""
+
+    def fits(steps: int) -> bool:
+        shape, tokens = space.base.shape, steps * SEQUENCE_STEP
+        positions = tokens if shape.learned_positions else 0
+        one = roomiest(
+            _with_shape(space, replace(shape, seq_length=tokens, learned_positions=positions)), way
+        )
+        return one is not None and one.fits
+
+    if not fits(1):
+        return None
+    low, high = 1, 2
+    while high * SEQUENCE_STEP <= LONGEST and fits(high):
+        low, high = high, 2 * high
+    if high * SEQUENCE_STEP > LONGEST:
+        return LONGEST
+    while high - low > max(low // 16, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * SEQUENCE_STEP
+
+
+def roomiest(space: Space, way: Way = WAYS["fused"]) -> Scored | None:
+    """The layout of a way that leaves the most memory, as far as host memory suffices."""
+    best: tuple[int, Layout] | None = None
+    for layout in _smallest(space):
+        if not way(layout):
+            continue
+        memory = estimate(space.setup(layout))
+        spare = (memory.device_bytes or 0) - memory.total_bytes
+        if memory.fits_host is not False and (best is None or spare > best[0]):
+            best = spare, layout
+    return score(space, best[1]) if best else None
+
+
+def _smallest(space: Space) -> Iterator[Layout]:
+    """Of each legal cut the layouts that need little memory: full recomputation, the smallest micro batch."""
+    for cut in legal(space):
+        sizes = micro_batches(space, cut)
+        for options in legal_options(space, cut):
+            small = options.recompute == "full" and not options.hpz and is_worth(space, cut, options)
+            if sizes and small and (options.offload_optimizer, options.offload_param) in offloads(space):
+                yield Layout(cut, sizes[0], options)
+
+
+def legal(space: Space) -> list[Cut]:
+    """The legal cuts whose tensor-parallel ranks share a machine."""
+    return [
+        cut for cut, reason in cuts(space) if reason is None and cut.tensor <= space.base.devices_per_node
+    ]
+
+
+def _with_shape(space: Space, shape: Shape) -> Space:
+    """The space with another model; what layouts shared of the old one is forgotten."""
+    return replace(space, base=replace(space.base, shape=shape), config=None, memo={})
+
+
+def _row(way: Compared) -> tuple[str, ...]:
+    longest = f"{way.longest_sequence:,}" if way.longest_sequence else "none"
+    one = way.best
+    if one is None:
+        return (way.name, way.reason, "", "", "", longest)
+    return (
+        way.name,
+        one.layout.words,
+        amounts.size(one.memory.total_bytes),
+        f"{one.seconds:.3g} s",
+        f"{one.mfu:.0%}",
+        longest,
+    )

@@ -1,0 +1,129 @@
+"""Why a layout is as it is, in the order in which practitioners decide.
+
+    precision, recomputation, ZeRO, hpZ, offloading, then the number of copies of the model (DP)
+
+Each reason compares the layout with the weaker measure that it might have had, in numbers: what that one
+would need, or how much slower it would be.
+"""
+
+from typing import NamedTuple
+
+from nbtrain.base import amounts
+from nbtrain.planner.legal import RECOMPUTATIONS, Layout, Options, problems
+from nbtrain.planner.search import OFFLOADS, ROOMY_FRACTION, Scored, SearchResult, score
+
+
+class Reason(NamedTuple):
+    """One decision."""
+
+    topic: str
+    words: str
+
+
+def reasons(result: SearchResult, one: Scored) -> list[Reason]:
+    """Every decision of a ranked layout, in the order of the field."""
+    return [
+        Reason("precision", _precision(one)),
+        Reason("recomputation", _recomputation(result, one)),
+        Reason("ZeRO", _zero(result, one)),
+        Reason("hpZ", _hpz(result, one)),
+        Reason("offloading", _offloading(result, one)),
+        Reason("copies", _copies(result, one)),
+    ]
+
+
+def _precision(one: Scored) -> str:
+    setup = one.setup
+    peak = setup.device.peak(setup.dtype) if setup.device else None
+    rate = f" at {peak / 1e12:g} TFLOP/s" if setup.device and peak else ""
+    scale = ", without a loss scale" if setup.dtype == "bf16" else ""
+    return f"{setup.dtype}: {setup.device.name if setup.device else 'the device'} multiplies it{rate}{scale}"
+
+
+def _recomputation(result: SearchResult, one: Scored) -> str:
+    options = one.layout.options
+    activations = amounts.size(one.memory.parts.get("activations", 0))
+    if options.recompute == "none":
+        return f"none: all activations fit ({activations} on the fullest rank)"
+    weaker = RECOMPUTATIONS[RECOMPUTATIONS.index(options.recompute) - 1]
+    return (
+        f"{options.recompute}: {_without(result, one, options._replace(recompute=weaker), f'with {weaker}')}"
+    )
+
+
+def _zero(result: SearchResult, one: Scored) -> str:
+    options, cut = one.layout.options, one.layout.cut
+    stage, ranks = options.zero_stage, cut.data * cut.ulysses
+    if ranks == 1:
+        return f"stage {stage}: there is one copy, so that nothing is shared out"
+    if stage <= 1:
+        most = ", and a pipeline takes no higher stage" if cut.pipeline > 1 else ""
+        return f"stage {stage}: optimizer state over {ranks} ranks, at no traffic of its own{most}"
+    lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
+    return f"stage {stage}: {_without(result, one, lower, f'with stage {stage - 1}')}"
+
+
+def _hpz(result: SearchResult, one: Scored) -> str:
+    options = one.layout.options
+    base = result.space.base
+    if options.zero_stage < 3:
+        return "off: only ZeRO 3 gathers weights"
+    if base.nodes == 1:
+        return "off: all ranks are on one machine"
+    if options.hpz:
+        return f"on: {_without(result, one, options._replace(hpz=False), 'without it')}"
+    return f"off: {_without(result, one, options._replace(hpz=True), 'with a second copy on each machine')}"
+
+
+def _offloading(result: SearchResult, one: Scored) -> str:
+    options = one.layout.options
+    places = (options.offload_optimizer, options.offload_param)
+    if places not in OFFLOADS or places == OFFLOADS[0]:
+        return "none: model states fit on the device"
+    weaker = OFFLOADS[OFFLOADS.index(places) - 1]
+    changed = options._replace(offload_optimizer=weaker[0], offload_param=weaker[1])
+    what = "optimizer and weights" if options.offload_param != "none" else "optimizer"
+    host = amounts.size(one.memory.total_host_bytes)
+    known = one.memory.host_bytes
+    have = f" of {amounts.size(known)}" if known is not None else ""
+    return f"{what} in host memory ({host}{have} a rank): {_without(result, one, changed, 'with less of it')}"
+
+
+def _copies(result: SearchResult, one: Scored) -> str:
+    cut = one.layout.cut
+    parts = cut.tensor * cut.pipeline * cut.ulysses
+    more = [other for other in result.ranked if other.layout.cut.data > cut.data]
+    head = f"{cut.data} of the model" if cut.data > 1 else "one of the model"
+    if parts == 1:
+        return f"{head}, one on each GPU: nothing is cut"
+    if not more:
+        return f"{head}: no layout with more copies is ranked; each copy is cut over {parts} GPUs"
+    fastest = min(more, key=lambda other: other.seconds)
+    gain = fastest.seconds / one.seconds - 1
+    change = f"{gain:.0%} slower" if gain >= 0 else f"{-gain:.0%} faster"
+    return (
+        f"{head}, each cut over {parts} GPUs; with {fastest.layout.cut.data} copies the fastest "
+        f"({fastest.layout.words}) is {change}"
+    )
+
+
+def _without(result: SearchResult, one: Scored, options: Options, words: str) -> str:
+    """What would come of other options: not allowed, not fitting, tight, slower or faster."""
+    other = Layout(one.layout.cut, one.layout.micro_batch_size, options)
+    if broken := problems(result.space, other):
+        return f"{words} the trainer refuses it ({broken[0]})"
+    weaker = score(result.space, other)
+    memory = weaker.memory
+    if not memory.fits:
+        have = amounts.size(memory.device_bytes or 0)
+        return f"{words} a rank needs {amounts.size(memory.total_bytes)} of {have}"
+    if not weaker.fits:
+        have = amounts.size(memory.host_bytes or 0)
+        return f"{words} a rank needs {amounts.size(memory.total_host_bytes)} of {have} of host memory"
+    gain = weaker.seconds / one.seconds - 1
+    change = f"a step takes {abs(gain):.1%} {'longer' if gain > 0 else 'less'}" if abs(gain) >= 0.0005 else ""
+    if weaker.headroom < ROOMY_FRACTION:
+        return f"{words} only {weaker.headroom:.0%} of the device is left" + (
+            f", and {change}" * bool(change)
+        )
+    return f"{words} {change or 'a step takes as long'} and {weaker.headroom:.0%} of the device is left"

@@ -1,0 +1,402 @@
+"""The layout search: every legal layout of a model on given GPUs, scored by time and headroom, and ranked.
+
+    search("13B", gpus=64, gpu_type="A100-80GB")  ->  SearchResult: ranked layouts, what was refused and why
+
+What is tried follows the order in which practitioners decide: 16-bit numbers (bf16 if the GPU has it), the
+weakest recomputation that fits, ZeRO, the second copy of ZeRO++ (hpZ) on several machines, offloading last;
+and as many copies of the model (DP) as fit. A stronger measure is not tried for a layout that fits with room
+without it: it would only be slower. Micro batches grow until they do not fit.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
+from nbtrain.config.arithmetic.flops import model_flops
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.load import Overrides, load
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import OverridePlace
+from nbtrain.planner.family import is_preset, preset
+from nbtrain.planner.legal import (
+    PLAIN,
+    RECOMPUTATIONS,
+    Cut,
+    Layout,
+    Options,
+    Space,
+    cuts,
+    kind_problems,
+    legal_options,
+    micro_batches,
+    problems,
+    space_of,
+)
+from nbtrain.planner.memory import MemoryEstimate, estimate
+from nbtrain.planner.setup import Place, Setup
+from nbtrain.planner.time.step import StepTime, estimate_step
+
+# A layout that leaves less than this share of the GPU is ranked as slower: fragmentation may end the run.
+ROOMY_FRACTION = 0.1
+GPUS_PER_NODE = 8
+OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A layout with its memory and, if it fits, its time."""
+
+    layout: Layout
+    setup: Setup
+    memory: MemoryEstimate
+    step: StepTime | None
+    """None if it does not fit, or if the GPU's rates are not known."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device's memory suffices, and the host's if it is known."""
+        return bool(self.memory.fits) and self.memory.fits_host is not False
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What the fullest rank leaves of its device; negative if it does not fit."""
+        return (self.memory.device_bytes or 0) - self.memory.total_bytes
+
+    @property
+    def headroom(self) -> float:
+        """What the fullest rank leaves of its device, as a share of it."""
+        return self.headroom_bytes / (self.memory.device_bytes or 1)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one step. Raises AssertionError for a layout that does not fit."""
+        assert self.step is not None
+        return self.step.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of a step by what the GPUs could compute in its time."""
+        setup = self.setup
+        peak = (setup.device and setup.device.peak(setup.dtype)) or float("inf")
+        flops = model_flops(setup.shape) * setup.tokens_per_step
+        return flops / (self.seconds * setup.world_size * peak)
+
+    @property
+    def cost(self) -> tuple[float, ...]:
+        """What is ranked, the least first: time, raised if there is little headroom; then what is simpler.
+
+        Times within one percent count as equal, because no estimate is as exact as that.
+        """
+        tight = max(ROOMY_FRACTION - self.headroom, 0.0)
+        cut, options = self.layout.cut, self.layout.options
+        percent = int(100 * math.log(self.seconds * (1 + tight)))
+        offloads = (options.offload_optimizer != "none") + (options.offload_param != "none")
+        simple = (offloads, cut.tensor * cut.pipeline * cut.ulysses, options.zero_stage, options.hpz)
+        return (percent, *simple, -round(self.headroom, 2), self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Layouts that are not ranked, for one reason."""
+
+    words: str
+    """Which layouts."""
+    count: int
+    kind: str
+    """rule, memory or unneeded."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Layouts that fit, the best first, and the reasons against all others."""
+
+    space: Space
+    name: str
+    ranked: tuple[Scored, ...]
+    refused: tuple[Refused, ...]
+    estimated: int
+    """Layouts whose memory was estimated."""
+
+    @property
+    def best(self) -> Scored | None:
+        return self.ranked[0] if self.ranked else None
+
+
+def search(
+    run: "str | RunConfig | Shape",
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+    batch: int = 1024,
+) -> SearchResult:
+    """Search the layouts of a run, a preset such as "13B" or a shape; None takes the run's own GPUs.
+
+    `batch` is the global batch size of a shape. Raises ConfigError if the GPUs are not known, or if the run
+    breaks a rule that no layout can mend.
+    """
+    if isinstance(run, Shape):
+        space, name = shape_space(run, gpus, gpus_per_node, gpu_type, batch), "a model"
+    else:
+        config = run_on(run, gpus, gpus_per_node, gpu_type, overrides)
+        space, name = space_of(config), config.name
+    result = search_space(space, name)
+    if result.best is not None and space.config is not None:
+        check_config(space.run(result.best.layout, check=False))
+    return result
+
+
+def run_on(
+    run: str | RunConfig,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+    keep_format: bool = False,
+) -> RunConfig:
+    """A run or a preset on other GPUs, in bf16 if they have it, else in fp16.
+
+    A number format that an override sets stays, and with `keep_format` any format that the GPU has.
+    """
+    config = load(preset(run) if is_preset(run) and isinstance(run, str) else run, overrides, check=False)
+    resources = config.resources
+    name = gpu_type or resources.gpu_type
+    device = find_device(name)
+    if device is None:
+        raise ConfigError(_unknown(config, name))
+    if gpus is None:
+        if resources.device == "cpu":
+            raise ConfigError(f"{config.name} is a run on CPUs; name a number of GPUs to search layouts.")
+        gpus = resources.nodes * resources.gpus_per_node
+        gpus_per_node = gpus_per_node or resources.gpus_per_node
+    nodes, per_node = _machines(gpus, gpus_per_node)
+    changes = {
+        "resources.device": "gpu",
+        "resources.gpu_type": device.name,
+        "resources.nodes": nodes,
+        "resources.gpus_per_node": per_node,
+    }
+    typed = isinstance(config._origins.get("precision.dtype"), OverridePlace)
+    if not typed and not (keep_format and device.peak(config.precision.dtype)):
+        changes["precision.dtype"] = "bf16" if device.peak("bf16") else "fp16"
+        changes["precision.autocast"] = config.precision.autocast and bool(device.peak("bf16"))
+    return load(config, changes, check=False)
+
+
+def shape_space(
+    shape: Shape, gpus: int | None, gpus_per_node: int | None, gpu_type: str | None, batch: int
+) -> Space:
+    """The space of a shape in bf16, or in fp16 if the GPU has no bf16."""
+    device = find_device(gpu_type)
+    if device is None or gpus is None:
+        raise ConfigError("a shape has no GPUs of its own: give gpus and gpu_type, e.g. 64 and A100-80GB.")
+    nodes, per_node = _machines(gpus, gpus_per_node)
+    base = Setup(
+        shape=shape,
+        device=device,
+        nodes=nodes,
+        devices_per_node=per_node,
+        global_batch_size=batch,
+        dtype="bf16" if device.peak("bf16") else "fp16",
+        logits_chunk_tokens=1024,
+    )
+    return Space(base, shape.padded_vocab_size, 128, batch, frozenset({base.dtype}))
+
+
+def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
+    for name, value in (("gpus", gpus), ("gpus_per_node", per_node or 1)):
+        if value < 1:
+            raise ConfigError(f"{name} = {value} must be at least 1.")
+    per_node = per_node or min(gpus, GPUS_PER_NODE)
+    if gpus < per_node:
+        return 1, gpus
+    if gpus % per_node:
+        near = ", ".join(
+            str(count) for count in (gpus // per_node * per_node, -(-gpus // per_node) * per_node)
+        )
+        raise ConfigError(f"gpus = {gpus} must be a multiple of gpus_per_node({per_node}); nearest: {near}.")
+    return gpus // per_node, per_node
+
+
+def _unknown(config: RunConfig, name: str | None) -> str:
+    if name is None:
+        return f"{config.name} names no GPU: give a GPU type, e.g. A100-80GB."
+    near = nearest_device_names(name) or [*BY_NAME]
+    return f"GPU type {name!r} is not in the device table. Nearest: {', '.join(near)}."
+
+
+def search_space(space: Space, name: str = "a model") -> SearchResult:
+    """Every legal layout of a space, scored and ranked."""
+    illegal: dict[str, list[str]] = {}
+    inside: list[Cut] = []
+    wide: list[Cut] = []
+    for cut, reason in cuts(space):
+        if reason is not None:
+            illegal.setdefault(reason, []).append(cut.words)
+        else:
+            (inside if cut.tensor <= space.base.devices_per_node else wide).append(cut)
+    tried = [one for cut in inside for one in try_cut(space, cut)]
+    if not any(one.fits for one in tried):
+        tried += [one for cut in wide for one in try_cut(space, cut)]
+        wide = []
+    refused = [Refused(_some(words), len(words), "rule", reason) for reason, words in illegal.items()]
+    refused += _illegal_options(space, inside)
+    refused += _too_large(tried)
+    if wide:
+        reason = (
+            f"their tensor-parallel ranks lie on several machines of {space.base.devices_per_node} GPUs, "
+            "whose links are slower, and layouts that keep them in one machine fit"
+        )
+        refused.append(Refused(_some([cut.words for cut in wide]), len(wide), "unneeded", reason))
+    if space.base.host_memory_bytes is None:
+        reason = "host memory is not known: set resources.memory_per_node_bytes"
+        refused.append(Refused("optimizer or weights in host memory", len(inside), "memory", reason))
+    refused += _not_estimated(space, inside, len(tried))
+    ranked = sorted((one for one in tried if one.step is not None), key=lambda one: one.cost)
+    return SearchResult(space, name, tuple(ranked), tuple(refused), len(tried))
+
+
+def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[Refused]:
+    """What the table of combinations refuses of legal cuts, by reason."""
+    found: dict[str, list[str]] = {}
+    for cut in legal:
+        for zero, hpz in itertools.product(range(4), (False, True)):
+            options = PLAIN._replace(zero_stage=zero, hpz=hpz)
+            for reason in kind_problems(cut.flags, options, space.kept)[:1]:
+                found.setdefault(reason, []).append(f"ZeRO {zero}{' with hpZ' * hpz}")
+    for reason, words in found.items():
+        yield Refused(", ".join(dict.fromkeys(words)), len(words), "rule", reason)
+
+
+def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refused]:
+    """The legal layouts that need no estimate."""
+    every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
+    if every > tried:
+        reason = (
+            f"a weaker measure fits with {ROOMY_FRACTION:.0%} of the device to spare, a smaller micro batch "
+            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ divides nothing"
+        )
+        yield Refused(
+            "stronger measures and larger micro batches than needed", every - tried, "unneeded", reason
+        )
+
+
+def _too_large(tried: list[Scored]) -> Iterator[Refused]:
+    """Cuts of which no layout fits, with the least that one needs; of the others, how many do not fit."""
+    by_cut: dict[Cut, list[Scored]] = {}
+    for one in tried:
+        by_cut.setdefault(one.layout.cut, []).append(one)
+    for cut, scored in by_cut.items():
+        failing = [one for one in scored if not one.fits]
+        if not failing:
+            continue
+        least = min(failing, key=lambda one: one.memory.total_bytes)
+        few = f"{len(failing)} of {len(scored)} that were tried" if len(failing) < len(scored) else "all"
+        reason = f"the smallest, {least.layout.words.partition(', ')[2]}, {shortage(least)}"
+        yield Refused(f"{cut.words}: {few}", len(failing), "memory", reason)
+
+
+def shortage(one: Scored) -> str:
+    """Why a layout does not fit: how much it needs, of what, and the largest part."""
+    memory = one.memory
+    if not memory.fits:
+        need, have, parts = memory.total_bytes, memory.device_bytes or 0, memory.parts
+        where = f"on the device (stage {memory.stage})" if one.layout.cut.pipeline > 1 else "on the device"
+    else:
+        need, have, parts = memory.total_host_bytes, memory.host_bytes or 0, memory.host_parts
+        where = "of host memory a rank"
+    part = max(parts, key=lambda name: parts[name])
+    return (
+        f"needs {amounts.size(need)} {where}, {amounts.size(need - have)} more than there is; the largest "
+        f"part is {part}, {amounts.size(parts[part])}"
+    )
+
+
+def _some(words: list[str]) -> str:
+    """The first few of a list."""
+    unique = list(dict.fromkeys(words))
+    more = len(unique) - 3
+    return "; ".join(unique[:3]) + (f"; {more} more" if more > 0 else "")
+
+
+def why_not(result: SearchResult, layout: Layout) -> str:
+    """Why a layout is not the best: the rule it breaks, what it lacks, what is not needed, or its rank."""
+    space = result.space
+    if broken := problems(space, layout):
+        return f"The trainer refuses it: {'; '.join(broken)}."
+    one = score(space, layout)
+    if not one.fits:
+        return f"It does not fit: it {shortage(one)}."
+    ahead = sum(other.cost < one.cost for other in result.ranked)
+    best = result.best
+    if best is None or not ahead:
+        return "Nothing is against it: it is the best."
+    slower = one.seconds / best.seconds - 1
+    listed = any(other.layout == layout for other in result.ranked)
+    return (
+        f"It fits, with {one.headroom:.0%} to spare, and takes {one.seconds:.3g} s a step: {slower:+.0%} "
+        f"against the best, {best.layout.words}. {ahead} layouts are ahead of it."
+        + ("" if listed else " It was not ranked, because it takes a measure that it does not need.")
+    )
+
+
+def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
+    """The layouts of one cut that are worth an estimate: those that fit, and the first that do not."""
+    families: dict[tuple[int, bool, bool], set[Options]] = {}
+    for options in legal_options(space, cut):
+        if is_worth(space, cut, options):
+            key = (options.zero_stage, options.sequence_parallel, options.hpz)
+            families.setdefault(key, set()).add(options)
+    sizes = micro_batches(space, cut)
+    for (zero, sequence, hpz), known in families.items():
+        for micro in sizes:
+            found = False
+            for options in _measures(space, zero, sequence, hpz):
+                if options not in known:
+                    continue
+                one = score(space, Layout(cut, micro, options))
+                yield one
+                found = found or one.fits
+                if one.fits and one.headroom >= ROOMY_FRACTION:
+                    break
+            if not found:
+                # A larger micro batch needs more memory in every part.
+                break
+
+
+def is_worth(space: Space, cut: Cut, options: Options) -> bool:
+    """Whether options can be of use: nothing to divide, or nothing gained, is no use."""
+    ranks = cut.data * cut.ulysses
+    if ranks == 1 and options.zero_stage > 1:
+        return False
+    if options.hpz and (space.base.nodes == 1 or ranks <= space.base.devices_per_node):
+        return False
+    # Sequence parallelism sends as many bytes and keeps fewer activations (arXiv:2205.05198, section 4.2).
+    divides = space.base.shape.seq_length % cut.tensor == 0
+    return options.sequence_parallel or cut.tensor == 1 or not divides
+
+
+def _measures(space: Space, zero: int, sequence: bool, hpz: bool) -> Iterator[Options]:
+    """Recomputation before offloading, the weaker measure first."""
+    for optimizer, param in offloads(space):
+        for recompute in RECOMPUTATIONS:
+            yield Options(zero, sequence, recompute, optimizer, param, hpz)
+
+
+def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
+    """Places of optimizer and weights, the fastest first; host memory counts only if its size is known."""
+    return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
+
+
+def score(space: Space, layout: Layout) -> Scored:
+    """Memory of a legal layout and, if it fits, its time."""
+    setup = space.setup(layout)
+    memory = estimate(setup)
+    fits = bool(memory.fits) and memory.fits_host is not False
+    return Scored(layout, setup, memory, estimate_step(setup) if fits else None)

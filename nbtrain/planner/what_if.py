@@ -1,0 +1,434 @@
+"""What if: one layout of a run, changed value by value to other legal layouts, with what each costs.
+
+A WhatIf is a legal layout. `changed(name, value)` gives the nearest legal layout that has the value: DP takes
+the GPUs that are left, and what does not go with the value moves as little as it can. Knows no widget:
+lab/widgets/what_if.py draws `shown()`, which takes a few milliseconds.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.devices import BY_NAME
+from nbtrain.config.arithmetic.flops import model_flops
+from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.config.load import Overrides
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.disk import estimate_disk
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.legal import (
+    RECOMPUTATIONS,
+    Cut,
+    Layout,
+    Options,
+    Space,
+    combinations,
+    cuts,
+    divisors,
+    micro_batches,
+    option_problems,
+    problems,
+    space_of,
+)
+from nbtrain.planner.memory import PARTS, MemoryEstimate, estimate, stage_parts
+from nbtrain.planner.search import run_on
+from nbtrain.planner.setup import Place, Setup
+from nbtrain.planner.time.step import StepTime, estimate_step
+
+# Where model states lie, from fast to roomy.
+PLACES: dict[str, tuple[Place, Place]] = {
+    "on the GPU": ("none", "none"),
+    "optimizer": ("cpu", "none"),
+    "optimizer, weights": ("cpu", "cpu"),
+}
+# How far a value may be moved to make room for another one: sizes count in doublings. DP has no weight, since
+# it is what is left of the GPUs.
+WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "micro": 1.0}
+MOST_STAGES = 16
+TIMES = {
+    "compute": ("compute",),
+    "recomputation": ("recompute",),
+    "bubble": ("bubble",),
+    "communication": ("tensor", "sequence", "pipeline", "data"),
+    "optimizer and host": ("optimizer", "offload", "host"),
+}
+
+
+class Control(NamedTuple):
+    """One thing that can be changed."""
+
+    name: str
+    label: str
+    kind: str
+    """slider, choice or switch."""
+    value: Any
+    values: tuple[Any, ...]
+    """Every value that some legal layout has, in order."""
+    free: tuple[bool, ...]
+    """Of each value, whether it is legal with all other values as they are (DP follows)."""
+    hint: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One legal layout of a run."""
+
+    space: Space
+    layout: Layout
+    moved: tuple[str, ...] = ()
+    """What the last change moved beside the value that was asked for: "PP 4 -> 2"."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run with this layout. Raises ConfigError with every broken rule."""
+        return self.space.run(self.layout)
+
+    @property
+    def gpu_type(self) -> str:
+        """Name of the GPU in the device table."""
+        device = self.space.base.device
+        assert device is not None
+        return device.name
+
+    @property
+    def gpus(self) -> int:
+        """Number of all GPUs."""
+        return self.space.world_size
+
+    def value(self, name: str) -> Any:
+        """The value of a control. Raises ConfigError for a name that is none."""
+        cut, options = self.layout.cut, self.layout.options
+        values = {
+            "gpu_type": self.gpu_type,
+            "gpus": self.gpus,
+            "tensor": cut.tensor,
+            "pipeline": cut.pipeline,
+            "ulysses": cut.ulysses,
+            "data": cut.data,
+            "micro": self.layout.micro_batch_size,
+            "zero": options.zero_stage,
+            "sequence": options.sequence_parallel,
+            "recompute": options.recompute,
+            "offload": _place(options),
+            "hpz": options.hpz,
+        }
+        if name not in values:
+            raise ConfigError(f"there is no control {name!r}; there are {', '.join(values)}.")
+        return values[name]
+
+    def changed(self, name: str, value: Any) -> "WhatIf":
+        """The nearest legal layout that has a value. Raises ConfigError if no legal layout has it."""
+        if self.value(name) == value:
+            return dataclasses.replace(self, moved=())
+        if name in ("gpu_type", "gpus"):
+            changes = {"gpu_type": self.gpu_type, "gpus": self.gpus, name: value}
+            assert self.space.config is not None
+            per_node = self.space.config.resources.gpus_per_node
+            per_node = per_node if changes["gpus"] % per_node == 0 else None
+            config = run_on(
+                self.space.config, changes["gpus"], per_node, changes["gpu_type"], keep_format=True
+            )
+            space = space_of(config)
+            found = nearest(space, self.layout)
+        else:
+            space, found = self.space, nearest(self.space, self.layout, name, value)
+        if found is None:
+            raise ConfigError(
+                f"no legal layout of {self.title} has {LABELS[name][0]} = {value}. Legal: "
+                f"{', '.join(str(one) for one in self.control(name).values)}."
+            )
+        moved = [
+            f"{LABELS[other][0]} {_shown(self.value(other))} -> {_shown(WhatIf(space, found).value(other))}"
+            for other in LABELS
+            if other != name and self.value(other) != WhatIf(space, found).value(other)
+        ]
+        return WhatIf(space, found, tuple(moved))
+
+    def controls(self) -> list[Control]:
+        """Every control with its legal values."""
+        return [self.control(name) for name in LABELS]
+
+    def control(self, name: str) -> Control:
+        """One control."""
+        label, kind, hint = LABELS[name]
+        values = tuple(self._values(name))
+        free = tuple(self._is_free(name, value) for value in values)
+        return Control(name, label, kind, self.value(name), values, free, hint)
+
+    @property
+    def title(self) -> str:
+        """Which run, on what."""
+        name = self.space.config.name if self.space.config else "a model"
+        return f"{name} on {self.gpus} x {self.gpu_type}"
+
+    def shown(self) -> dict[str, Any]:
+        """Everything that is drawn: three words, controls, memory of each stage, time by part, and rows."""
+        setup = self.space.setup(self.layout)
+        memory, step = estimate(setup), estimate_step(setup)
+        config = self.space.run(self.layout, check=False)
+        disk = estimate_disk(config)
+        seconds = estimate_duration(config, use_measured=False).seconds
+        return {
+            "title": self.title,
+            "layout": self.layout.words,
+            "words": [
+                fit_word(memory),
+                ["time", amounts.duration(seconds) if seconds else "not known", ""],
+                ["disk", amounts.size(disk.total_bytes), ""],
+            ],
+            "moved": list(self.moved),
+            "controls": [control._asdict() for control in self.controls()],
+            "memory": memory_bars(setup, memory),
+            "time": time_bar(step),
+            "rows": _rows(setup, memory, step),
+        }
+
+    def _values(self, name: str) -> Iterator[Any]:
+        legal = legal_cuts(self.space)
+        match name:
+            case "gpu_type":
+                yield from BY_NAME
+            case "gpus":
+                per_node = self.space.base.devices_per_node
+                machines = {1, 2, 4, 8, 16, 32, 64, 128, self.space.base.nodes}
+                sizes = {*(per_node * count for count in machines), *divisors(per_node)}
+                yield from sorted(size for size in sizes if size <= max(16 * self.gpus, 64))
+            case "tensor" | "pipeline" | "ulysses" | "data":
+                yield from sorted({getattr(cut, name) for cut in legal})
+            case "micro":
+                yield from micro_batches(self.space, self.layout.cut)
+            case "offload":
+                options = self._every_option()
+                yield from (words for words in PLACES if words in {_place(one) for one in options})
+            case "recompute":
+                yield from RECOMPUTATIONS
+            case _:
+                yield from sorted({getattr(one, _OPTION[name]) for one in self._every_option()})
+
+    def _every_option(self) -> set[Options]:
+        flags = {cut.flags for cut in legal_cuts(self.space)}
+        return {options for each in flags for options in combinations(each, self.space.kept)}
+
+    def _is_free(self, name: str, value: Any) -> bool:
+        if name in ("gpu_type", "gpus") or value == self.value(name):
+            return True
+        layout = _with(self.layout, name, value, self.space.world_size)
+        return layout is not None and not problems(self.space, layout)
+
+
+def what_if(
+    run: str | RunConfig,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    gpu_type: str | None = None,
+    overrides: Overrides = None,
+) -> WhatIf:
+    """The run's own layout, or the legal one that is nearest to it on other GPUs."""
+    config = run_on(run, gpus, gpus_per_node, gpu_type, overrides, keep_format=True)
+    space, parallel = space_of(config), config.parallel
+    wanted = Layout(
+        Cut(
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.ds_sequence_parallel_size,
+            parallel.data_parallel_size,
+        ),
+        config.batch.micro_batch_size,
+        Options(
+            parallel.zero_stage,
+            parallel.sequence_parallel,
+            parallel.activation_checkpointing.granularity,
+            parallel.offload_optimizer.device,
+            parallel.offload_param.device,
+            parallel.zero_hpz,
+        ),
+    )
+    found = wanted if not problems(space, wanted) else nearest(space, wanted)
+    if found is None:
+        raise ConfigError(
+            f"{config.name}: no layout on {space.world_size} GPUs is legal for its batch and heads."
+        )
+    return WhatIf(space, found)
+
+
+# Name, words, kind and hint of each control, in the order in which they are shown.
+LABELS = {
+    "gpu_type": ("GPU", "choice", "kind of GPU, from the device table"),
+    "gpus": ("GPUs", "slider", "all of them, on machines of equal size"),
+    "data": ("DP", "slider", "data parallelism: copies of the model"),
+    "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
+    "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
+    "ulysses": ("Ulysses", "slider", "ranks that share each sequence and its heads"),
+    "micro": ("micro-batch", "slider", "sequences in one forward pass of a rank"),
+    "zero": ("ZeRO", "choice", "what is shared out among the copies: 1 optimizer, 2 gradients, 3 weights"),
+    "sequence": ("SP", "switch", "Megatron's sequence parallelism, inside the tensor-parallel group"),
+    "recompute": ("recompute", "choice", "activations that are computed again in the backward pass"),
+    "offload": ("offload", "choice", "what lies in host memory"),
+    "hpz": ("hpZ", "switch", "ZeRO++: a second copy of the weights on each machine"),
+}
+_OPTION = {"zero": "zero_stage", "sequence": "sequence_parallel", "hpz": "hpz"}
+
+
+def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> Layout | None:
+    """The legal layout that is nearest to `wanted`, of those whose control `name` has `value`."""
+    best: tuple[float, Layout] | None = None
+    by_flags: dict[tuple[bool, ...], list[tuple[float, Options]]] = {}
+    for cut in legal_cuts(space):
+        if name in Cut._fields and getattr(cut, name) != value:
+            continue
+        sizes = [size for size in micro_batches(space, cut) if name != "micro" or size == value]
+        if not sizes:
+            continue
+        distance = sum(
+            WEIGHTS[each] * _doublings(getattr(cut, each), getattr(wanted.cut, each))
+            for each in ("tensor", "pipeline", "ulysses")
+        )
+        micro = min(sizes, key=lambda size: (_doublings(size, wanted.micro_batch_size), size))
+        distance += WEIGHTS["micro"] * _doublings(micro, wanted.micro_batch_size)
+        if best is not None and distance >= best[0]:
+            continue
+        if cut.flags not in by_flags:
+            known = combinations(cut.flags, space.kept)
+            scored = ((_apart(one, wanted.options), one) for one in known if _has(one, name, value))
+            by_flags[cut.flags] = sorted(scored)
+        for apart, options in by_flags[cut.flags]:
+            if not any(option_problems(space, cut, options)):
+                if best is None or distance + apart < best[0]:
+                    best = distance + apart, Layout(cut, micro, options)
+                break
+    return best[1] if best else None
+
+
+def legal_cuts(space: Space) -> list[Cut]:
+    """The legal cuts of a space."""
+    if "cuts" not in space.memo:
+        space.memo["cuts"] = [cut for cut, reason in cuts(space) if reason is None]
+    return space.memo["cuts"]
+
+
+def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
+    """The layout with one value changed; DP follows the other sizes. None if it cannot."""
+    cut, micro, options = layout
+    if name in ("tensor", "pipeline", "ulysses"):
+        cut = cut._replace(**{name: value})
+        parts = cut.tensor * cut.pipeline * cut.ulysses
+        cut = cut._replace(data=world // parts) if world % parts == 0 else cut
+    elif name == "data":
+        cut = cut._replace(data=value)
+    elif name == "micro":
+        micro = value
+    elif name == "offload":
+        optimizer, param = PLACES[value]
+        options = options._replace(offload_optimizer=optimizer, offload_param=param)
+    else:
+        options = options._replace(**{_OPTION.get(name, name): value})
+    return Layout(cut, micro, options)
+
+
+def _has(options: Options, name: str, value: Any) -> bool:
+    match name:
+        case "offload":
+            return _place(options) == value
+        case "recompute":
+            return options.recompute == value
+        case "zero" | "sequence" | "hpz":
+            return getattr(options, _OPTION[name]) == value
+    return True
+
+
+def _apart(one: Options, other: Options) -> float:
+    """How far options are from each other."""
+    recompute = abs(RECOMPUTATIONS.index(one.recompute) - RECOMPUTATIONS.index(other.recompute))
+    switches = (one.sequence_parallel != other.sequence_parallel) + (one.hpz != other.hpz)
+    places = (one.offload_optimizer != other.offload_optimizer) + (one.offload_param != other.offload_param)
+    return abs(one.zero_stage - other.zero_stage) + recompute + 0.5 * switches + 1.5 * places
+
+
+def _doublings(one: int, other: int) -> float:
+    return abs(math.log2(one / other))
+
+
+def _place(options: Options) -> str:
+    found = (options.offload_optimizer != "none", options.offload_param != "none")
+    return {(True, True): "optimizer, weights", (True, False): "optimizer", (False, True): "weights"}.get(
+        found, "on the GPU"
+    )
+
+
+def _shown(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def fit_word(memory: MemoryEstimate) -> list[str]:
+    """The first word: fits or not, by how much, and good, tight or bad."""
+    if memory.device_bytes is None:
+        return ["fits", "not known", ""]
+    spare = memory.device_bytes - memory.total_bytes
+    if spare < 0:
+        return ["fits", f"no, {amounts.size(-spare)} too much", "bad"]
+    if memory.fits_host is False:
+        lacking = memory.total_host_bytes - (memory.host_bytes or 0)
+        return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
+    share = spare / memory.device_bytes
+    return ["fits", f"yes, {share:.0%} to spare", "good" if share >= 0.1 else "tight"]
+
+
+def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
+    """Bytes by part of each pipeline stage against the device; of many stages, some and the fullest."""
+    count = len(setup.layers_by_stage)
+    at = (
+        range(count)
+        if count <= MOST_STAGES
+        else sorted({*range(0, count, count // 8), count - 1, memory.stage})
+    )
+    stages = [(index, stage_parts(setup, index)) for index in at]
+    return {
+        "device": memory.device,
+        "device_bytes": memory.device_bytes,
+        "device_label": amounts.size(memory.device_bytes) if memory.device_bytes else "",
+        "parts": [part for part in PARTS if any(parts.get(part) for _, parts in stages)],
+        "stages": [
+            {
+                "label": f"stage {index}" if count > 1 else "each GPU",
+                "parts": parts,
+                "total": amounts.size(sum(parts.values())),
+            }
+            for index, parts in stages
+        ],
+    }
+
+
+def time_bar(step: StepTime | None) -> list[list[Any]]:
+    """[part, seconds, words] of a step."""
+    if step is None:
+        return []
+    found = [(name, sum(getattr(step, part) for part in parts)) for name, parts in TIMES.items()]
+    return [[name, seconds, f"{seconds / step.seconds:.1%}"] for name, seconds in found]
+
+
+def _rows(setup: Setup, memory: MemoryEstimate, step: StepTime | None) -> list[list[str]]:
+    shape = setup.shape
+    count = count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
+    accumulation = setup.accumulation_steps
+    rows = [
+        ["model", f"{amounts.count(count)} parameters"],
+        ["batch", f"{setup.micro_batch_size} x DP {setup.data_parallel_size} x {accumulation} accumulated"],
+        ["GPU memory", f"{amounts.size(memory.total_bytes)} on the fullest GPU"],
+    ]
+    if memory.total_host_bytes:
+        have = f" of {amounts.size(memory.host_bytes)}" if memory.host_bytes is not None else ""
+        rows.append(["host memory", f"{amounts.size(memory.total_host_bytes)}{have} a rank"])
+    if step is not None:
+        peak = setup.device.peak(setup.dtype) if setup.device else None
+        rate = setup.tokens_per_step / step.seconds
+        rows.append(["step", f"{step.seconds:.3g} s, {amounts.count(rate)} tokens/s"])
+        if peak:
+            mfu = model_flops(shape) * rate / (setup.world_size * peak)
+            rows.append(["MFU", f"{mfu:.0%} of {peak / 1e12:g} TFLOP/s in {setup.dtype}"])
+        sent = step.tensor + step.sequence + step.pipeline + step.data
+        rows.append(["bubble", f"{step.bubble / step.seconds:.1%} of a step"])
+        rows.append(["communication", f"{sent / step.seconds:.1%} of a step, that nothing hides"])
+    return rows

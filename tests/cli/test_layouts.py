@@ -1,0 +1,74 @@
+"""`nbtrain search` and `nbtrain largest`: output, files, exit codes."""
+
+import json
+
+import pytest
+
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load
+
+ARGUMENTS = ["--gpus", "8", "--gpu-type", "A100-40GB"]
+
+
+def test_search_prints_the_table(capsys):
+    """The table, the reasons for the first layout, and what was refused."""
+    assert main(["search", "1.3B", *ARGUMENTS, "--top", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Layouts of gpt-1-3b-4xdp on 8 x A100-40GB: ")
+    assert "Why number 1: " in out and "\nRefused\n" in out and "\n3  " in out and "\n4  " not in out
+
+
+def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
+    """--json, --why and --refused each print one thing."""
+    assert main(["search", "1.3B", "batch.micro_batch_size=8", *ARGUMENTS, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["gpu_type"] == "A100-40GB" and len(record["layouts"]) == 10
+    assert main(["search", "1.3B", *ARGUMENTS, "--why", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Layout 2: ") and len(lines) == 7
+    assert main(["search", "1.3B", *ARGUMENTS, "--refused"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(record["refused"])
+
+
+def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
+    """--use and -o write it; a second time only with --force; one without the other is a usage error."""
+    path = tmp_path / "fast.yaml"
+    arguments = ["search", "1.3B", *ARGUMENTS, "--use", "1", "-o", str(path)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert load(path).world_size == 8
+    assert main(arguments) == 2
+    assert "exists already. Name another file, or ask to overwrite it (--force" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 0
+    assert main(["search", "1.3B", *ARGUMENTS, "--use", "1"]) == 2
+    assert "--use N and -o RUN.yaml go together" in capsys.readouterr().err
+
+
+def test_search_draws(tmp_path, capsys):
+    """--picture writes the figure."""
+    path = tmp_path / "search.png"
+    assert main(["search", "1.3B", *ARGUMENTS, "--picture", str(path)]) == 0
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "1.3B", "--gpus", "12", "--gpus-per-node", "8"], "nearest: 8, 16."),
+        (["search", "1.3B", "--top", "0"], "top = 0 must be at least 1."),
+        (["search", "1.3B", *ARGUMENTS, "--why", "9999"], "numbered from 1."),
+        (["largest", "1.3B", "--gpu-type", "A100"], "is not in the device table. Nearest: A100-40GB"),
+    ],
+)
+def test_mistakes_are_messages(arguments, message, capsys):
+    """Exit code 2 and one message, never a traceback."""
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_largest_prints_answers_and_comparison(capsys):
+    """The model, the sequence, and a row for each way."""
+    assert main(["largest", "1.3B", "--gpus", "1", "--gpu-type", "L4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Largest model of the family on 1 x L4 at 2,048 tokens: ")
+    assert [line.split("  ")[0] for line in out.splitlines()[-3:]] == ["pure TP x PP", "pure ZeRO 3", "fused"]

@@ -1,0 +1,71 @@
+"""The what-if page without a browser: its messages, its YAML and its static picture."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
+from nbtrain.lab.widgets import mime
+from nbtrain.lab.widgets.what_if import WhatIfPage, static_html, static_text
+from nbtrain.planner.what_if import what_if
+
+
+@pytest.fixture
+def page():
+    one = WhatIfPage(what_if("gpt-1-3b-4xdp-4xpp"))
+    yield one
+    one.close()
+
+
+def test_a_message_of_a_control_changes_the_page(page: WhatIfPage) -> None:
+    """The trait holds the new layout's figures; what was moved is named."""
+    before = page.shown
+    page._on_message(page, {"kind": "set", "name": "zero", "value": 3}, [])
+    assert page.state.layout.options.zero_stage == 3
+    assert page.shown["layout"] == page.state.layout.words != before["layout"]
+    assert page.shown["moved"] == ["DP 4 -> 16", "PP 4 -> 1"]
+    assert page.answer == ["", ""]
+
+
+def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> None:
+    """A value that no legal layout has."""
+    before = page.shown
+    page._on_message(page, {"kind": "set", "name": "tensor", "value": 3}, [])
+    assert page.shown == before
+    assert page.answer[0] == "bad" and "has TP = 3. Legal: 1, 2, 4, 8" in page.answer[1]
+
+
+def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None:
+    """The button's file loads as the layout that is shown; it is not overwritten, and needs a name."""
+    page.set("pipeline", 2)
+    path = tmp_path / "mine.yaml"
+    page._on_message(page, {"kind": "use", "path": ""}, [])
+    assert page.answer == ["bad", "Name a file first, e.g. my-run.yaml."]
+    page._on_message(page, {"kind": "use", "path": str(path)}, [])
+    assert page.answer == ["good", f"Written: {path}"]
+    config = load(path)
+    assert config.parallel.pipeline_parallel_size == 2 and config.world_size == 16
+    assert path.read_text().startswith("# Written by the what-if page: PP 2 x DP 8, ZeRO 1, ")
+    page._on_message(page, {"kind": "use", "path": str(path)}, [])
+    assert page.answer[0] == "bad" and "exists already" in page.answer[1]
+    with pytest.raises(ConfigError, match="exists already"):
+        page.use(path)
+    assert page.use(path, overwrite=True) == path
+
+
+def test_the_static_picture_has_every_figure(page: WhatIfPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a front end: three words, all controls, each stage, and no script; with one, the widget too."""
+    shown = page.shown
+    picture, text = static_html(shown), static_text(shown)
+    bundle, _ = page._repr_mimebundle_()
+    assert bundle == {"text/html": picture, "text/plain": text}
+    for word, value, _ in shown["words"]:
+        assert word in picture and value in picture and f"{word}: {value}" in text
+    for control in shown["controls"]:
+        assert control["label"] in picture
+    for stage in range(4):
+        assert f"stage {stage}" in picture
+    assert "<script" not in picture and "<style" not in picture
+    monkeypatch.setattr(mime, "is_watched", lambda: True)
+    assert mime.WIDGET_MIME in page._repr_mimebundle_()[0]

@@ -1,0 +1,76 @@
+"""The largest model and the longest sequence that fit, and the comparison of three ways."""
+
+import pytest
+
+from nbtrain.planner.family import parameters
+from nbtrain.planner.largest import SEQUENCE_STEP, WAYS, Largest, largest, longest_sequence
+from nbtrain.planner.legal import space_of
+from nbtrain.planner.search import run_on, search
+
+
+@pytest.fixture(scope="module")
+def found() -> Largest:
+    return largest(space_of(run_on("13B", 4, None, "A100-40GB")), "13B")
+
+
+def test_the_largest_model_fits_and_the_next_does_not(found):
+    """The model has a layout that fits; a search of the next larger one finds none."""
+    assert found.model is not None and found.next_model is not None
+    name, shape, one = found.model
+    assert one.fits and parameters(shape) < parameters(found.next_model[1])
+    config = run_on("13B", 4, None, "A100-40GB")
+    sizes = {
+        "model.num_layers": found.next_model[1].num_layers,
+        "model.hidden_size": found.next_model[1].hidden_size,
+        "model.num_attention_heads": found.next_model[1].num_attention_heads,
+    }
+    assert len(search(config, overrides=sizes).ranked) == 0
+    assert f"Largest model of the family on 4 x A100-40GB at 2,048 tokens: {name} (" in str(found)
+
+
+def test_the_longest_sequence_is_at_the_edge(found):
+    """Longer by an eighth does not fit; each way's longest sequence is a multiple of the step."""
+    fused = found.ways[-1].longest_sequence
+    assert fused == found.longest_sequence and fused is not None and fused % SEQUENCE_STEP == 0
+    config = run_on("13B", 4, None, "A100-40GB")
+
+    def fits(tokens: int) -> bool:
+        sizes = {
+            "model.seq_length": tokens,
+            "model.max_position_embeddings": tokens,
+            "batch.micro_batch_size": 1,
+        }
+        return len(search(config, overrides=sizes).ranked) > 0
+
+    assert fits(fused)
+    assert not fits((fused + fused // 8) // SEQUENCE_STEP * SEQUENCE_STEP)
+
+
+def test_three_ways_are_compared(found):
+    """Pure TP x PP has one copy, pure ZeRO 3 no cut, and the fused way is at least as fast as both."""
+    rows = {way.name: way for way in found.ways}
+    assert list(rows) == list(WAYS)
+    tensor, zero, fused = (rows[name].best for name in WAYS)
+    assert tensor is not None and tensor.layout.cut.data == 1
+    assert zero is not None and zero.layout.cut[:3] == (1, 1, 1) and zero.layout.options.zero_stage == 3
+    assert fused is not None and fused.cost <= min(tensor.cost, zero.cost)
+    assert found.rows()[0] == ("", "layout", "memory", "step", "MFU", "longest sequence")
+    assert "<table>" in found._repr_html_()
+
+
+def test_a_way_without_a_layout_says_why():
+    """175B's batch ramps up in steps of 16, which 64 copies do not divide; nothing fits one small GPU."""
+    ways = {way.name: way for way in largest(space_of(run_on("175B", 64, 8, "A100-80GB")), "175B").ways}
+    assert ways["pure ZeRO 3"].best is None
+    assert ways["pure ZeRO 3"].reason == (
+        "data_parallel_size(64) does not divide every batch size (greatest common divisor 16)"
+    )
+    alone = largest(space_of(run_on("13B", 1, None, "L4")), "13B")
+    assert " needs " in f" {alone.ways[2].reason}" and alone.longest_sequence is None
+    assert "fits with no sequence of 1,024 tokens or more." in str(alone)
+
+
+def test_no_way_no_sequence():
+    """A way that no layout has has no longest sequence."""
+    space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
+    assert longest_sequence(space, lambda layout: False) is None

@@ -1,0 +1,217 @@
+"""The layout search: what is ranked and refused, the reasons, the table, and the YAML of a choice.
+
+Speed is measured in tests/benchmarks/search.py.
+"""
+
+import json
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.load import load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.planner.found import FoundLayouts, against
+from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
+from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.reasons import reasons
+from nbtrain.planner.search import ROOMY_FRACTION, run_on, score, search, try_cut, why_not
+from nbtrain.planner.setup import setup_of
+from nbtrain.planner.time.step import estimate_step
+
+
+@pytest.fixture(scope="module")
+def small() -> FoundLayouts:
+    """1.3B on two machines of 8."""
+    return FoundLayouts(search("1.3B", 16, 8, "A100-40GB"))
+
+
+@pytest.fixture(scope="module")
+def large() -> FoundLayouts:
+    """13B on one machine, where little fits."""
+    return FoundLayouts(search("13B", 8, 8, "A100-40GB"))
+
+
+def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small):
+    """A sample of ranked layouts: the rules hold, and memory and time are the estimates of the run."""
+    for one in small.result.ranked[:: len(small) // 12]:
+        config = small.result.space.run(one.layout)
+        assert find_problems(config) == []
+        assert estimate_memory(config).parts == one.memory.parts
+        step = estimate_step(setup_of(config))
+        assert step is not None and step.seconds == one.seconds
+        assert one.fits and one.headroom_bytes == one.memory.device_bytes - one.memory.total_bytes
+
+
+def test_the_ranking_is_by_time_and_headroom(small, large):
+    """Times rise by no more than the percent that counts as equal; a tight layout is ranked as slower."""
+    for found in (small, large):
+        raised = [one.seconds * (1 + max(ROOMY_FRACTION - one.headroom, 0)) for one in found.result.ranked]
+        highest = 0.0
+        for value in raised:
+            assert value > highest / 1.011
+            highest = max(highest, value)
+    assert any(0 <= one.headroom < ROOMY_FRACTION for one in large.result.ranked)
+
+
+def test_pruning_leaves_out_nothing_faster():
+    """All legal layouts of 1.3B on 4 GPUs, none pruned: none has a better time at the same headroom class."""
+    space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
+    found = search("1.3B", 4, None, "A100-40GB")
+    best = found.best
+    assert best is not None
+    cuts = {one.layout.cut for one in found.ranked}
+    every = [
+        score(space, Layout(cut, micro, options))
+        for cut in cuts
+        for options in legal_options(space, cut)
+        for micro in micro_batches(space, cut)
+    ]
+    fitting = [one for one in every if one.fits]
+    assert len(fitting) > len(found.ranked)
+    assert min(one.cost[0] for one in fitting) == best.cost[0]
+
+
+def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
+    """Of 1.3B without parallelism, recomputation and offloading follow where the measure before was tight."""
+    space = space_of(run_on("1.3B", 8, None, "A100-40GB"))
+    tried = list(try_cut(space, Cut(1, 1, 1, 8)))
+    by_size: dict[tuple[int, int, bool], list[float]] = {}
+    for one in tried:
+        options = one.layout.options
+        key = (options.zero_stage, one.layout.micro_batch_size, options.hpz)
+        by_size.setdefault(key, []).append(one.headroom if one.fits else -1.0)
+    assert any(len(headrooms) > 1 for headrooms in by_size.values())
+    for headrooms in by_size.values():
+        assert all(headroom < ROOMY_FRACTION for headroom in headrooms[:-1])
+
+
+def test_reasons_are_in_the_order_of_the_field(small, large):
+    """Precision, recomputation, ZeRO, hpZ, offloading, copies: each with what less would cost."""
+    topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "copies"]
+    for found in (small, large):
+        for one in found.result.ranked[:20]:
+            assert [reason.topic for reason in reasons(found.result, one)] == topics
+    words = dict(small.why(1))
+    assert words["precision"] == "bf16: A100-40GB multiplies it at 312 TFLOP/s, without a loss scale"
+    offloaded = next(one for one in large.result.ranked if one.layout.options.offload_optimizer == "cpu")
+    text = dict(reasons(large.result, offloaded))["offloading"]
+    assert text.startswith("optimizer in host memory (") and " a rank needs " in text and "40.0 GiB" in text
+
+
+def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
+    """Rules by their numbers, memory by how much is lacking and of what, and what needs no estimate."""
+    refused = large.result.refused
+    assert {one.kind for one in refused} == {"rule", "memory", "unneeded"}
+    texts = [one.reason for one in refused]
+    assert any(text.startswith("ZeRO 2 does not go with pipeline parallelism: ") for text in texts)
+    memory = next(one for one in refused if one.kind == "memory" and one.words.endswith(": all"))
+    assert " needs " in memory.reason and " more than there is; the largest part is " in memory.reason
+    estimated = sum(one.count for one in refused if one.kind == "memory") + len(large)
+    assert estimated == large.result.estimated
+
+
+def test_why_not_answers_for_any_layout(small):
+    """A broken rule, a shortage, a slower layout, one that was not ranked, and the best itself."""
+    result = small.result
+    assert small.why_not(tensor_parallel_size=3).startswith(
+        "The trainer refuses it: it takes 15 GPUs, and there"
+    )
+    big = Layout(Cut(1, 1, 1, 16), 32, PLAIN)
+    assert why_not(result, big).startswith("It does not fit: it needs ")
+    assert " layouts are ahead of it." in why_not(result, result.ranked[5].layout)
+    needless = result.ranked[0].layout
+    needless = needless._replace(options=needless.options._replace(recompute="full", offload_optimizer="cpu"))
+    assert why_not(result, needless).endswith("because it takes a measure that it does not need.")
+    assert why_not(result, result.ranked[0].layout) == "Nothing is against it: it is the best."
+    with pytest.raises(ConfigError, match="why_not has no setting 'tp'; it has tensor_parallel_size,"):
+        small.why_not(tp=3)
+
+
+def test_use_writes_a_run_that_loads(small, tmp_path):
+    """The YAML of a layout extends the preset's run, says why, and loads as the run with the layout."""
+    path = small.use(2, tmp_path / "chosen.yaml")
+    text = path.read_text()
+    assert text.startswith("# Written by `nbtrain search`: layout 2 of ")
+    assert "#   offloading: " in text and "extends: gpt-1-3b-4xdp\n" in text
+    config = load(path)
+    assert config.name == "chosen" and config.world_size == 16
+    assert setup_of(config) == small[2].setup
+    with pytest.raises(ConfigError, match="exists already"):
+        small.use(1, path)
+    with pytest.raises(
+        ConfigError, match=r"layout number 0: the search of gpt-1-3b-4xdp has .* numbered from 1"
+    ):
+        small.use(0, path)
+
+
+def test_table_html_json_and_picture(small, large):
+    """The three forms have the same rows; the picture marks the rows that are shown."""
+    assert small.rows()[0][-1] == "the first" and against(small.result, small[1]) == "the first"
+    text, page, record = str(small), small._repr_html_(), json.loads(json.dumps(small.to_dict()))
+    for row, layout in zip(small.rows(), record["layouts"], strict=True):
+        assert row[1] in text and row[1] in page
+        assert layout["step_seconds"] == pytest.approx(sum(layout["step_parts"].values()))
+        assert list(layout["reasons"]) == [
+            "precision",
+            "recomputation",
+            "ZeRO",
+            "hpZ",
+            "offloading",
+            "copies",
+        ]
+    assert "Why number 1" in text and "<details>" in page
+    assert len(record["refused"]) == len(small.result.refused)
+    assert len(small.refused_lines(every=True)) == 1 + len(small.result.refused)
+    labels = [text.get_text() for text in small.picture().axes[0].texts]
+    assert {str(number) for number in range(1, 4)} <= set(labels) and "A100-40GB" in labels
+
+
+def test_nothing_fits():
+    """175B on one machine: no layout, every cut with what its smallest layout lacks, and a pointer."""
+    found = FoundLayouts(search("175B", 8, 8, "A100-40GB"))
+    assert len(found) == 0 and found.best is None
+    assert "No layout fits. `largest` says which model and which sequence would." in str(found)
+    assert ("host memory is not known: set resources.memory_per_node_bytes") in str(found)
+    assert "nb.largest" in found._repr_html_()
+    assert found.picture().axes[0].texts[0].get_text() == "no layout fits"
+    with pytest.raises(ConfigError, match="has 0 layouts that fit"):
+        found.why(1)
+
+
+def test_the_gpus_are_named_or_refused():
+    """Unknown kinds, runs on CPUs and numbers that make no machines are refused with the fix."""
+    for arguments, words in (
+        (("gpt-tiny", 8, None, "A100-81GB"), "GPU type 'A100-81GB' is not in the device table. Nearest: "),
+        (("gpt-tiny", 8), "gpt-tiny names no GPU: give a GPU type, e.g. A100-80GB."),
+        (("gpt-tiny", None, None, "H100"), "gpt-tiny is a run on CPUs; name a number of GPUs"),
+        (("1.3B", 12, 8), r"gpus = 12 must be a multiple of gpus_per_node\(8\); nearest: 8, 16\."),
+        (("1.3B", 0), "gpus = 0 must be at least 1."),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            search(*arguments)
+
+
+def test_the_number_format_follows_the_gpu_and_the_override():
+    """bf16 if the GPU has it, else fp16; a format that an override sets stays."""
+    assert run_on("1.3B", 8, None, "A100-40GB").precision.dtype == "bf16"
+    assert run_on("1.3B", 8, None, "V100-32GB").precision.dtype == "fp16"
+    assert run_on("1.3B", 8, None, "A100-40GB", ["precision.dtype=fp16"]).precision.dtype == "fp16"
+    assert run_on("1.3B", 8, None, "A100-40GB", keep_format=True).precision.dtype == "fp16"
+
+
+def test_a_run_that_no_layout_mends_is_refused():
+    """A broken rule outside the layout is reported before anyone chooses."""
+    with pytest.raises(ConfigError, match=r"lr_schedule.min_lr = 1"):
+        search("1.3B", 8, None, "A100-40GB", {"lr_schedule.min_lr": 1.0})
+
+
+def test_a_shape_is_searched_without_a_run(tmp_path):
+    """A LLaMA-like shape, which the trainer does not train yet, is planned; there is no YAML to write."""
+    shape = Shape(32, 4096, 32, 11008, 32000, 4096, 8, 128, gated=True, rmsnorm=True, bias=False, tied=False)
+    found = FoundLayouts(search(shape, 16, 8, "H100", batch=256))
+    assert len(found) and found.to_dict()["layouts"][0]["run_seconds"] is None
+    with pytest.raises(ConfigError, match="a shape, which has no run YAML"):
+        found.use(1, tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match="a shape has no GPUs of its own"):
+        search(shape)

@@ -1,0 +1,126 @@
+"""What if: every change ends in a legal layout, and what is shown. Speed: tests/benchmarks/search.py."""
+
+import itertools
+import random
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.rules.check import find_problems
+from nbtrain.planner.legal import problems
+from nbtrain.planner.what_if import LABELS, WhatIf, fit_word, nearest, what_if
+
+
+@pytest.fixture(scope="module")
+def start() -> WhatIf:
+    return what_if("gpt-13b-4xdp-4xpp-4xtp")
+
+
+def test_it_starts_at_the_runs_own_layout(start):
+    """The layout of the YAML, in the YAML's number format."""
+    assert start.layout.words == "TP 4 x PP 4 x DP 4, ZeRO 1, micro-batch 16, full recomputation"
+    assert start.space.base.dtype == "fp16"
+    assert start.title == "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
+
+
+def test_a_layout_that_is_not_legal_starts_at_the_nearest():
+    """The run's layout on 8 GPUs: the nearest one that fills them."""
+    state = what_if("gpt-13b-4xdp-4xpp-4xtp", gpus=8)
+    assert problems(state.space, state.layout) == [] and state.gpus == 8
+
+
+def test_every_offered_value_can_be_chosen_and_the_layout_is_legal(start):
+    """A walk over drawn values of all controls: the value holds, no rule is broken, moves are told."""
+    state, draw = start, random.Random(11)
+    for name in itertools.islice(itertools.cycle(LABELS), 48):
+        before, value = state, draw.choice(state.control(name).values)
+        state = state.changed(name, value)
+        if name == "gpus":
+            assert state.gpus == value
+        assert state.value(name) == value
+        assert find_problems(state.config) == [], (name, value)
+        differing = [other for other in LABELS if other != name and before.value(other) != state.value(other)]
+        assert len(state.moved) == len(differing)
+
+
+def test_a_change_moves_as_little_as_it_can(start):
+    """TP leaves PP and takes from DP; ZeRO 3 ends the pipeline; hpZ needs ZeRO 3 and an uncut model."""
+    assert start.changed("tensor", 8).layout.cut == (8, 4, 1, 2)
+    assert start.changed("tensor", 8).moved == ("DP 4 -> 2",)
+    assert start.changed("zero", 3).layout.cut == (4, 1, 1, 16)
+    assert start.changed("zero", 3).moved == ("DP 4 -> 16", "PP 4 -> 1")
+    assert start.changed("hpz", True).layout.options.zero_stage == 3
+    assert start.changed("hpz", True).layout.cut == (1, 1, 1, 64)
+    assert start.changed("micro", 8).moved == ()
+    assert start.changed("micro", 16).moved == () and start.changed("micro", 16).layout == start.layout
+
+
+def test_values_that_move_others_are_marked(start):
+    """ZeRO 2 and 3 do not go with the pipeline, so that they would move it; PP 2 moves DP alone."""
+    assert start.control("zero").values == (1, 2, 3) and start.control("zero").free == (True, False, False)
+    assert start.control("tensor").values == (1, 2, 4, 8)
+    assert all(start.control("tensor").free)
+    assert start.control("sequence").values == (False, True)
+
+
+def test_a_value_that_nothing_has_is_refused(start):
+    """The message names the legal values."""
+    with pytest.raises(ConfigError) as error:
+        start.changed("tensor", 3)
+    assert str(error.value) == (
+        "no legal layout of gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB has TP = 3. Legal: 1, 2, 4, 8."
+    )
+    with pytest.raises(ConfigError, match="there is no control 'tp'; there are gpu_type, gpus, tensor"):
+        start.changed("tp", 2)
+
+
+def test_another_gpu_changes_format_and_memory(start):
+    """A V100 has fp16 and 32 GB; an A100 of 40 GB holds less than one of 80 GB."""
+    state = start.changed("gpu_type", "V100-32GB")
+    assert state.space.base.dtype == "fp16" and state.gpu_type == "V100-32GB"
+    assert state.layout == start.layout
+    small = start.changed("gpu_type", "A100-40GB").shown()["memory"]
+    assert small["device_bytes"] == start.shown()["memory"]["device_bytes"] // 2
+
+
+def test_what_is_shown_leads_with_three_words_and_adds_up(start):
+    """fits, time, disk; each stage's parts, the parts of a step, and rows of words."""
+    shown = start.changed("pipeline", 32).shown()
+    assert [word[0] for word in shown["words"]] == ["fits", "time", "disk"]
+    assert len(start.shown()["memory"]["stages"]) == 4
+    stages = shown["memory"]["stages"]
+    assert len(stages) <= 17 and stages[0]["label"] == "stage 0" and stages[-1]["label"] == "stage 31"
+    assert [part[0] for part in shown["time"]] == [
+        "compute",
+        "recomputation",
+        "bubble",
+        "communication",
+        "optimizer and host",
+    ]
+    rows = dict(shown["rows"])
+    assert {"model", "batch", "GPU memory", "step", "MFU", "bubble", "communication"} <= set(rows)
+    seconds = sum(part[1] for part in shown["time"])
+    assert rows["step"].startswith(f"{seconds:.3g} s, ")
+    offloaded = start.changed("offload", "optimizer").shown()
+    assert "host memory" in dict(offloaded["rows"])
+
+
+def test_the_first_word(start):
+    """Good, tight and bad by the spare share of the device; bad if host memory lacks."""
+    from dataclasses import replace
+
+    from nbtrain.planner.memory import estimate
+
+    memory = estimate(start.space.setup(start.layout))
+    need = memory.total_bytes
+    assert fit_word(replace(memory, device_bytes=2 * need)) == ["fits", "yes, 50% to spare", "good"]
+    assert fit_word(replace(memory, device_bytes=int(need * 1.05)))[2] == "tight"
+    assert fit_word(replace(memory, device_bytes=need - 2**30)) == ["fits", "no, 1.0 GiB too much", "bad"]
+    assert fit_word(replace(memory, device_bytes=None)) == ["fits", "not known", ""]
+    lacking = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 3 * 2**30}, host_bytes=2**30)
+    assert fit_word(lacking) == ["fits", "no, 2.0 GiB of host memory too much", "bad"]
+
+
+def test_the_nearest_of_a_legal_layout_is_itself(start):
+    """No change without a reason."""
+    assert nearest(start.space, start.layout) == start.layout

@@ -22,6 +22,8 @@ AUTO = "auto"
 # What pydantic takes for a truth value besides true and false.
 TRUTH_WORDS = {"0", "1", "off", "on", "f", "t", "false", "true", "n", "y", "no", "yes"}
 
+# Names that earlier versions of DeepSpeed had.
+RENAMED = {"aio.thread_count": "intra_op_parallelism"}
 _WORDS = {
     "bool": "true or false",
     "int": "a whole number",
@@ -83,7 +85,7 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
         if inner in table()["rejected"] or inner in table()["sections"]:
             yield from key_problems({key: value}, f"{path}.")
         elif key not in known:
-            near = next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
+            near = RENAMED.get(inner) or next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
             hint = f" Nearest: {near}." if near else ""
             yield KeyProblem(
                 inner,

@@ -25,6 +25,8 @@ class Cost:
     gpu_hours: float = 0.0
     hours: float = 0.0
     """Of waiting for the run's end."""
+    money: str = ""
+    """The price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
     """On disk or in memory."""
     words: str = ""
@@ -38,6 +40,8 @@ class Cost:
             parts.append(amounts.duration(3600 * self.hours))
         if self.gpu_hours >= 1:
             parts.append(f"{self.gpu_hours:,.0f} GPU hours")
+        if self.money:
+            parts.append(self.money)
         if self.num_bytes:
             parts.append(amounts.size(self.num_bytes) + " too little" * self.fatal)
         price = ", ".join([*parts, self.words] if self.words else parts)

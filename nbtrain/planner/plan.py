@@ -252,7 +252,7 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
     """The plan of a checked configuration; a prepared dataset and an earlier job make it more exact."""
     memory, disk = estimate_memory(config), estimate_disk(config)
     duration = estimate_duration(config, use_measured)
-    subject = Subject(config, memory, duration, disk)
-    findings = findings_of(subject)
     cost = estimate_cost(config, duration.seconds)
+    subject = Subject(config, memory, duration, disk, cost)
+    findings = findings_of(subject)
     return Plan(config, count_parameters(config), memory, duration, disk, subject.epochs, cost, findings)

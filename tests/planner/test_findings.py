@@ -66,16 +66,6 @@ FOUND = {
         "For 65,536 MiB write 68719476736.",
         "cannot run",
     ),
-    "tensor ranks on two machines": (
-        "gpt-13b-4xdp-4xpp-4xtp",
-        ["resources.nodes=32", "resources.gpus_per_node=2"],
-        "tensor_ranks_share_a_machine",
-        "parallel.tensor_parallel_size",
-        "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network. "
-        "A100-80GB: 300 GB/s inside a machine, 25.0 GB/s for each GPU between machines, 12 times slower.",
-        "Set parallel.tensor_parallel_size: 2 or less, and more stages or data-parallel ranks.",
-        "costs most of the time of every layer",
-    ),
     "a copy of fewer ranks than a machine has": (
         "gpt-125m-4xdp",
         [*HPZ, "parallel.zero_hpz_partition_size=2"],
@@ -319,6 +309,7 @@ def test_every_rule_finds_something_in_a_case():
     """A rule that no case of this file reaches has no pinned message."""
     computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
     computed |= {"sequence_ranks_hold_all_weights", "full_saves_more_than_selective"}
+    computed |= {"checkpoints_are_few", "tensor_ranks_share_a_machine"}
     computed |= {"a_checkpoint_comes_before_the_end", "dataset_is_not_repeated_too_often"}
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
 
@@ -378,10 +369,12 @@ def test_the_share_of_time_of_a_finding_is_its_cost():
     found = finding("gpt-13b-4xdp-4xpp", [], "bubble_is_small")
     assert found.cost.hours == pytest.approx(bubble * result.duration.seconds / 3600)
     assert found.cost.gpu_hours == pytest.approx(16 * found.cost.hours)
+    price = result.cost.money * bubble
+    assert found.cost.text.endswith(f" GPU hours, {price:,.0f} USD")
     assert found.message == (
-        f"The pipeline waits {bubble:.0%} of each step: (p - 1) / (m + p - 1) = 16% with 16 micro batches "
-        f"for "
-        "4 stages, and more because one stage is slower than the others."
+        f"The pipeline waits {bubble:.0%} of each step: with 16 micro batches for 4 equal stages (p - 1) "
+        f"/ (m + "
+        "p - 1) = 16% of the computing is a wait."
     )
     after = plan(load(run, ["batch.micro_batch_size=4"]), use_measured=False).duration.bubble_fraction
     assert found.fix == (
@@ -398,28 +391,66 @@ def test_a_bubble_without_smaller_micro_batches_names_the_stages():
         "parallel.pipeline_parallel_size",
         "A larger global_batch_size or fewer pipeline stages make it smaller.",
     )
-    assert found.message == (
-        "The pipeline waits 50% of each step: (p - 1) / (m + p - 1) = 50% with 1 micro batch for 2 stages."
+    assert found.message.endswith(
+        "with 1 micro batch for 2 equal stages (p - 1) / (m + p - 1) = 50% of the computing is a wait."
     )
+    unknown = [*overrides, "resources.gpu_type=null"]
+    found = finding("gpt-345m-4xdp-2xpp", unknown, "bubble_is_small")
+    assert found.message.startswith("The pipeline waits 50% of each step: ")
+    assert found.cost.text == "costs time that computes nothing"
 
 
-def test_validations_that_take_a_quarter_of_the_time():
-    found = finding("gpt-125m", ["evaluation.eval_interval_steps=10"], "validations_are_few")
-    assert (found.message, found.fix) == (
-        "Validations take 25% of the time: 10 batches, a third of a step each, after every 10 steps.",
-        "Set evaluation.eval_interval_steps: 30 for 10%, or fewer eval_iters.",
-    )
-    assert found.cost.hours > 0
+def test_pauses_of_more_than_a_tenth_of_the_time():
+    """The plan's own seconds; the interval of the fix makes a tenth of them."""
+    for overrides, rule, part, message in (
+        (
+            ["evaluation.eval_interval_steps=10"],
+            "validations_are_few",
+            "validation",
+            "Validations take {share:.0%} of the time: 10 batches after every 10 steps, each a forward pass.",
+        ),
+        (
+            ["checkpoint.save_interval_steps=2"],
+            "checkpoints_are_few",
+            "checkpoints",
+            "Checkpoints take {share:.0%} of the time: 1.7 GiB are written after every 2 steps.",
+        ),
+    ):
+        duration = plan(load("gpt-125m", overrides), use_measured=False).duration
+        found = finding("gpt-125m", overrides, rule)
+        share = duration.parts[part] / duration.seconds
+        assert found.message == message.format(share=share)
+        assert found.cost.hours == pytest.approx(duration.parts[part] / 3600)
+        interval = re.match(rf"Set {found.key}: (\d+) for 10%, or ", found.fix)[1]
+        after = plan(load("gpt-125m", [f"{found.key}={interval}"]), use_measured=False).duration
+        assert 0.08 < after.parts[part] / after.seconds < 0.105
 
 
 def test_a_run_without_a_checkpoint_on_its_way():
-    found = finding("gpt-125m", ["checkpoint.save_interval_steps=5000"], "a_checkpoint_comes_before_the_end")
-    seconds = plan(load("gpt-125m"), use_measured=False).duration.seconds
+    overrides = ["checkpoint.save_interval_steps=5000"]
+    found = finding("gpt-125m", overrides, "a_checkpoint_comes_before_the_end")
+    seconds = plan(load("gpt-125m", overrides), use_measured=False).duration.seconds
     assert found.message == (
         "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps: what fails on the "
         f"way loses up to {amounts.duration(seconds)}."
     )
     assert found.fix == "Set checkpoint.save_interval_steps: 476."
+
+
+def test_tensor_ranks_on_two_machines_cost_time():
+    overrides = ["resources.nodes=32", "resources.gpus_per_node=2"]
+    found = finding("gpt-13b-4xdp-4xpp-4xtp", overrides, "tensor_ranks_share_a_machine")
+    assert found.message == (
+        "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network. "
+        "A100-80GB: 300 GB/s inside a machine, 25.0 GB/s for each GPU between machines, 12 times slower."
+    )
+    assert found.fix == (
+        "Set parallel.tensor_parallel_size: 2 or less, and more stages or data-parallel ranks."
+    )
+    apart = plan(load("gpt-13b-4xdp-4xpp-4xtp", overrides), use_measured=False).duration
+    together = plan(load("gpt-13b-4xdp-4xpp-4xtp"), use_measured=False).duration
+    assert 0 < found.cost.hours < apart.seconds / 3600
+    assert apart.seconds > together.seconds
 
 
 def test_a_full_disk_is_named(monkeypatch):

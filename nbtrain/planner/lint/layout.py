@@ -1,14 +1,18 @@
 """Findings about the layout: bubble, tensor ranks across machines, ZeRO++ that saves nothing."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.rules.check import find_problems
-from nbtrain.planner.duration import bubble_fraction
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.duration import bubble_fraction, rates_of_run
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.legal import divisors
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.setup import setup_of
+from nbtrain.planner.time.step import estimate_step
 
 # A share of each step from which on a bubble is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
@@ -19,32 +23,40 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
 
     arXiv:2104.04473, section 2.2; m micro batches, p stages.
     """
-    config, bubble = subject.config, subject.duration.bubble_fraction
-    if bubble < LARGE_BUBBLE_FRACTION:
+    config = subject.config
+    if (bubble := _bubble(config, subject.duration.bubble_fraction)) < LARGE_BUBBLE_FRACTION:
         return
     stages, micro_batches = config.parallel.pipeline_parallel_size, config.accumulation_steps
     better = []
     for size in reversed(divisors(config.batch.micro_batch_size)[:-1]):
         changed = with_changes(config, {MICRO_BATCH: size})
         if not find_problems(changed):
-            better.append((size, bubble_fraction(changed)))
+            better.append((size, _bubble(changed, bubble_fraction(changed))))
     fix = "A larger global_batch_size or fewer pipeline stages make it smaller."
     key = "parallel.pipeline_parallel_size"
     if better:
         size, after = next((entry for entry in better if entry[1] < LARGE_BUBBLE_FRACTION), better[-1])
         key, fix = MICRO_BATCH, f"Set {MICRO_BATCH}: {size}: the wait is then {after:.0%}. {fix}"
-    ideal = (stages - 1) / (micro_batches + stages - 1)
     batches = "1 micro batch" if micro_batches == 1 else f"{micro_batches:,} micro batches"
     yield finding_of(
         config,
         "bubble_is_small",
         key,
-        f"The pipeline waits {bubble:.0%} of each step: (p - 1) / (m + p - 1) = {ideal:.0%} with {batches} "
-        f"for {stages} stages"
-        + (", and more because one stage is slower than the others." if bubble > ideal + 0.005 else "."),
+        f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} equal stages "
+        f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing is a wait.",
         fix,
         subject.share(bubble, "time that computes nothing"),
     )
+
+
+def _bubble(config: RunConfig, planned: float) -> float:
+    """The planned wait; that of equal stages if the device is not known."""
+    return planned or _ideal(config)
+
+
+def _ideal(config: RunConfig) -> float:
+    stages = config.parallel.pipeline_parallel_size
+    return (stages - 1) / (config.accumulation_steps + stages - 1)
 
 
 def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
@@ -70,8 +82,20 @@ def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
         f"tensor_parallel_size({tensor}) reaches across nodes of {gpus} GPUs: every layer then waits for the "
         f"network.{speeds}",
         f"Set parallel.tensor_parallel_size: {legal[-1]} or less, and more stages or data-parallel ranks.",
-        Cost(words="most of the time of every layer"),
+        subject.share(_waiting(subject), "most of the time of every layer"),
     )
+
+
+def _waiting(subject: Subject) -> float:
+    """Share of a step that would go if tensor ranks had the links of one machine."""
+    config, step = subject.config, subject.duration.step
+    rates = rates_of_run(config, use_measured=False)
+    if step is None or rates is None:
+        return 0.0
+    setup, tensor = setup_of(config), config.parallel.tensor_parallel_size
+    inside = replace(setup, devices_per_node=tensor, nodes=setup.world_size // tensor)
+    faster = estimate_step(inside, rates)
+    return max(1 - faster.seconds / step.seconds, 0.0) if faster else 0.0
 
 
 def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:

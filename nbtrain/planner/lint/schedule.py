@@ -31,8 +31,8 @@ GPT3_RATES = (
 MOST_RATE_FACTOR = 4
 MOST_SCALED_FACTOR = 32
 LEAST_SCALED_FACTOR = 1 / 10
-# Validations beyond this share of the time cost more than they tell.
-USUAL_EVALUATION_FRACTION = 0.1
+# Validations or checkpoints beyond this share of the time cost more than they give.
+USUAL_PAUSE_FRACTION = 0.1
 
 
 def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
@@ -177,28 +177,55 @@ def validations_are_few(subject: Subject) -> Iterator[Finding]:
     """A validation batch costs a forward pass, a third of a training step."""
     config = subject.config
     evaluation = config.evaluation
-    if config.mode == "eval" or not evaluation.eval_iters:
-        return
     interval = evaluation.eval_interval_steps
-    if interval >= config.train_steps:
+    if config.mode == "eval" or not evaluation.eval_iters or interval >= config.train_steps:
         return
-    ratio = evaluation.eval_iters / (3 * interval)
-    fraction = ratio / (1 + ratio)
-    if fraction <= USUAL_EVALUATION_FRACTION:
+    fraction = _share(subject, "validation", evaluation.eval_iters / (evaluation.eval_iters + 3 * interval))
+    if fraction <= USUAL_PAUSE_FRACTION:
         return
-    enough = math.ceil(
-        evaluation.eval_iters / (3 * USUAL_EVALUATION_FRACTION) * (1 - USUAL_EVALUATION_FRACTION)
-    )
+    enough = _sparser(interval, fraction)
     yield finding_of(
         config,
         "validations_are_few",
         "evaluation.eval_interval_steps",
-        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches, a third of a step "
-        f"each, after every {amounts.counted(interval, 'step')}.",
-        f"Set evaluation.eval_interval_steps: {enough} for {USUAL_EVALUATION_FRACTION:.0%}, or fewer "
-        "eval_iters.",
+        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches after every "
+        f"{amounts.counted(interval, 'step')}, each a forward pass.",
+        f"Set evaluation.eval_interval_steps: {enough} for {USUAL_PAUSE_FRACTION:.0%}, or fewer eval_iters.",
         subject.share(fraction, "time that trains nothing"),
     )
+
+
+def checkpoints_are_few(subject: Subject) -> Iterator[Finding]:
+    """Training waits while a checkpoint is written, unless it is written in the background."""
+    config = subject.config
+    interval, size = config.checkpoint.save_interval_steps, subject.disk.checkpoint_bytes
+    fraction = _share(subject, "checkpoints", 0.0)
+    if fraction <= USUAL_PAUSE_FRACTION or interval >= config.train_steps:
+        return
+    yield finding_of(
+        config,
+        "checkpoints_are_few",
+        "checkpoint.save_interval_steps",
+        f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} are written after every "
+        f"{amounts.counted(interval, 'step')}.",
+        f"Set checkpoint.save_interval_steps: {_sparser(interval, fraction)} for "
+        f"{USUAL_PAUSE_FRACTION:.0%}, or async_save: true.",
+        subject.share(fraction),
+    )
+
+
+def _share(subject: Subject, part: str, otherwise: float) -> float:
+    """A part's share of the run's time; `otherwise` if the plan has no time."""
+    duration = subject.duration
+    return duration.parts.get(part, 0.0) / duration.seconds if duration.seconds else otherwise
+
+
+def _sparser(interval: int, fraction: float) -> int:
+    """The interval at which pauses of `fraction` take no more than usual, in round numbers."""
+    ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
+    exact = math.ceil(interval * ratio)
+    unit = 10 ** max(len(str(exact)) - 2, 0)
+    return -(-exact // unit) * unit
 
 
 SCHEDULE_RULES = (
@@ -209,4 +236,5 @@ SCHEDULE_RULES = (
     fp16_scale_can_move,
     dataset_is_not_repeated_too_often,
     validations_are_few,
+    checkpoints_are_few,
 )

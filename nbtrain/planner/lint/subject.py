@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.cost import CostEstimate
 from nbtrain.planner.disk import DiskEstimate
 from nbtrain.planner.duration import DurationEstimate
 from nbtrain.planner.findings import Cost
@@ -18,26 +19,21 @@ class Subject:
     memory: MemoryEstimate
     duration: DurationEstimate
     disk: DiskEstimate
+    cost: CostEstimate
 
     @cached_property
     def hours(self) -> float:
         """Of the whole run; 0 if the plan has no time."""
         return (self.duration.seconds or 0.0) / 3600
 
-    @cached_property
-    def devices(self) -> int:
-        """GPUs of the run; 0 on a CPU, whose hours are not counted."""
-        return self.config.world_size if self.config.resources.device == "gpu" else 0
-
     def share(self, fraction: float, words: str = "") -> Cost:
         """The cost of a share of the run's time; `words` if the plan has no time."""
         hours = fraction * self.hours
-        return Cost(hours=hours, gpu_hours=hours * self.devices, words="" if hours else words)
-
-    @property
-    def again(self) -> Cost:
-        """The cost of a run that may have to be made again."""
-        return Cost(words="a run that may fail or train worse")
+        if not hours:
+            return Cost(words=words)
+        amount, price = fraction * (self.cost.money or 0.0), self.cost.price
+        money = f"{amount:,.0f} {price.currency}" if price and amount >= 1 else ""
+        return Cost(gpu_hours=fraction * (self.cost.device_hours or 0.0), hours=hours, money=money)
 
     @property
     def train_fraction(self) -> float:

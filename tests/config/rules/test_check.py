@@ -555,8 +555,7 @@ BROKEN = {
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: {thread_count: 2}}"],
         "@: parallel.deepspeed_extra sets aio.thread_count, which DeepSpeed 0.19.8 does not know in aio. "
-        "Take "
-        "it out, or correct its name.",
+        "Nearest: intra_op_parallelism. Take it out, or correct its name.",
     ),
     "what DeepSpeed had and rejects": (
         "gpt-125m",

@@ -44,7 +44,7 @@ def messages(rule: str, *overrides: str) -> list[str]:
             "loss_scale_has_room",
             ["precision.dtype=bf16", "precision.fp16={loss_scale: 1, min_loss_scale: 8}"],
         ),
-        ("deepspeed_extra_is_extra", ["parallel.deepspeed_extra={aio: {thread_count: 2}, dump_state: true}"]),
+        ("deepspeed_extra_is_extra", ["parallel.deepspeed_extra={aio: {queue_depth: 2}, dump_state: true}"]),
         ("deepspeed_extra_is_extra", []),
     ],
 )

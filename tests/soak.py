@@ -142,6 +142,17 @@ PARTS = (
         ),
     ),
     Part(
+        "gpu-on-cpu",
+        "every step of `make gpu` with tiny sizes on the CPU",
+        ("-m", "tests.gpu", "--smoke", "--again", "--to", "build/gpu/smoke"),
+        _evidence(
+            ("nbtrain.train.__main__", "nbtrain.planner.plan"),
+            tuple(
+                sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/gpu").glob("*.py"))
+            ),
+        ),
+    ),
+    Part(
         "fuzz",
         f"seeded fuzz of indices, wikitext, sources and YAML, {FUZZ_FACTOR} times the cases of `make test`",
         _pytest("--hypothesis-seed=0", *FUZZED),

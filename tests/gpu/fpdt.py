@@ -20,6 +20,7 @@ from nbtrain.parallel import fpdt
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
+from tests.gpu.trained import free_port
 
 FACTOR = 2.0
 CHUNKS = (2, 4, 8)
@@ -98,6 +99,6 @@ def _alone(place: Place) -> Group:
 
     if not dist.is_initialized():
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update({**alone, "MASTER_PORT": "29417"})
+        os.environ.update({**alone, "MASTER_PORT": str(free_port())})
         startup.start(place.device, 120)
     return Group((0,), 0, dist.group.WORLD)

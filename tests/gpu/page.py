@@ -120,7 +120,8 @@ def _table(step: Step, rows: Mapping[str, Row]) -> str:
         values = list(row["values"].values())
         # A case that failed has no figures.
         cells = [*values, *([""] * (len(step.columns) - len(values)))][: len(step.columns)]
-        result = row["words"] if row["outcome"] != "failed" else f"**FAILED**: {row['words']}"
+        mark = {"failed": "**FAILED**", "impossible": "not possible"}.get(row["outcome"], row["outcome"])
+        result = f"{mark}: {row['words']}" if row["words"] else mark
         lines.append(f"| {' | '.join(_cell(cell) for cell in (row['name'], *cells, result))} |")
     return "\n".join(lines)
 

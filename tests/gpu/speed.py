@@ -43,6 +43,8 @@ def _find(place: Place, size: str, kind: str, flags: list[str]) -> Finding:
         raise Impossible("transformers is not installed")
     command = [sys.executable, SCRIPT, "--contender", kind, "--sizes", *([] if size == "smoke" else [size])]
     command += ["smoke", "--smoke", "--steps", "4"] if size == "smoke" else []
+    # Its own limit comes first, so that it ends its ranks itself.
+    command += ["--timeout", f"{LIMIT_SECONDS - 60:g}"]
     if device := find_device(place.gpu_name):
         command += ["--gpu-type", device.name]
     done = subprocess.run(

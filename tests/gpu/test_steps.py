@@ -65,7 +65,8 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
     assert words["raises"].startswith("ZeroDivisionError: division by zero (made_step.py:")
     assert words["killed"].startswith("the process ended with signal 9 (SIGKILL)")
     assert words["poisoned"].startswith("RuntimeError: CUDA error: an illegal memory access")
-    assert "| good | 7 | 2 / 3 |" in call.page and "| impossible |  | no disk here |" in call.page
+    assert "| good | 7 | passed: 2 / 3 |" in call.page
+    assert "| impossible |  | not possible: no disk here |" in call.page
     assert "| `made-step` | made cases | **FAILED**: 1 passed, 3 failed, 1 not possible" in call.page
     # Tried again: what failed, and nothing else.
     call.try_("good raises impossible")

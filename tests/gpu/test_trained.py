@@ -155,11 +155,14 @@ def test_out_of_memory_is_right_if_the_plan_said_so(tmp_path, monkeypatch):
         raise TrainingFailed("torch.OutOfMemoryError: CUDA out of memory.")
 
     monkeypatch.setattr(Trainings, "train", train)
-    place = Place("gpu", 1, "Tesla T4", tmp_path)
+    place = Place("gpu", 1, "NVIDIA A10", tmp_path)
     wanted = dict(memory.wanted(True))
     big, small = (
         memory.find(Trainings(place), name, wanted[name])
         for name in ("1.3b, micro 8, none", "125m, micro 8, full")
     )
     assert (big.outcome, small.outcome) == ("passed", "failed")
+    with pytest.raises(Impossible, match=r"not on this GPU: override precision\.dtype=bf16"):
+        old = Place("gpu", 1, "Tesla T4", tmp_path)
+        memory.find(Trainings(old), "125m, micro 8, full", wanted["125m, micro 8, full"])
     assert big.words.startswith("out of memory; the plan says that") and big.words.endswith("does not fit")

@@ -19,6 +19,8 @@ FIRST_STEPS = 4
 # Calls of CUDA's runtime that hold the host up until the device is done.
 WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
 EVENT_CALL = "cudaEventSynchronize"
+# torch's words (c10/cuda/CUDAFunctions.cpp); it also says once that this mode is a prototype.
+SYNCHRONIZES = "called a synchronizing CUDA operation"
 MARK = "tests.gpu.watch: one step"
 
 
@@ -111,7 +113,7 @@ class Waits:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         for warning in said:
-            if "synchroniz" in str(warning.message):
+            if SYNCHRONIZES in str(warning.message):
                 self._torch[f"{Path(warning.filename).name}:{warning.lineno}"] += 1
 
     @contextmanager

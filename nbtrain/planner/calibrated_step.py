@@ -235,7 +235,7 @@ def _by_size(figures: list[Figure], hidden: int, tokens: int, value: Callable[[F
         # Beyond the most tokens measured, seconds grow in proportion; below the fewest as well.
         nearest = min(max(tokens, measured[0][0]), measured[-1][0])
         points.append((float(size), power_between(measured, nearest) * tokens / nearest))
-    return power_between(points, hidden)
+    return power_between(points, hidden) if points else 0.0
 
 
 def _ends(figures: list[Figure], hidden: int, vocabulary: int, tokens: int) -> float:

@@ -7,6 +7,7 @@ The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS. 
 note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
 """
 
+import collections
 import datetime
 import functools
 import importlib.metadata
@@ -70,12 +71,15 @@ def calibration_path() -> Path:
     return data_home() / "calibration.json"
 
 
+def machine_gpus() -> list[str]:
+    """The names of this machine's GPUs, as the driver tells them."""
+    return [gpu.name for gpu in nvml.gpus()]
+
+
 @functools.cache
 def machine_key() -> str:
     """This machine as a calibration is filed: CPU, cores, GPUs and torch's version."""
-    gpus: dict[str, int] = {}
-    for gpu in nvml.gpus():
-        gpus[gpu.name] = gpus.get(gpu.name, 0) + 1
+    gpus = collections.Counter(machine_gpus())
     words = [f"{cpu_model()}", f"{len(os.sched_getaffinity(0))} cores"]
     words += [f"{count} x {name}" for name, count in gpus.items()]
     try:

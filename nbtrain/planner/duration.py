@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.calibrated_rates import calibrated_rates
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.measured import LARGEST_RATIO, measured_rate
@@ -83,12 +84,14 @@ def bubble_fraction(config: RunConfig) -> float:
 
 def rates_of_run(config: RunConfig, use_measured: bool) -> Rates | None:
     """What the run's devices and links reach: the one place that chooses; None if the device is not known."""
+    setup = setup_of(config)
     if config.resources.device == "cpu":
-        return rates_of_cores(config, matmul_flops_per_core() if use_measured else None)
-    device = setup_of(config).device
-    if device is None or device.peak(config.precision.dtype) is None:
+        rates = rates_of_cores(config, matmul_flops_per_core() if use_measured else None)
+    elif setup.device is None or setup.device.peak(config.precision.dtype) is None:
         return None
-    return rates_of_device(device)
+    else:
+        rates = rates_of_device(setup.device)
+    return calibrated_rates(rates, setup) if use_measured else rates
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:

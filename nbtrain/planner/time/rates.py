@@ -12,8 +12,12 @@ published runs (docs/plan-accuracy.md). Links: A100's NVLink 78 % and PCIe 88 % 
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nbtrain.config.arithmetic.devices import BY_NAME, Device
+
+if TYPE_CHECKING:
+    from nbtrain.planner.calibration import Calibration
 
 INFINITE = float("inf")
 
@@ -60,6 +64,8 @@ class Rates:
     """How much of a program's host time (engines.py) is seen; 0 on a CPU, whose rates include it."""
     source: str = ""
     """One sentence: where the rates come from."""
+    calibration: "Calibration | None" = None
+    """What was measured on this machine, for the steps of a CPU run (planner/calibrated_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ A pipeline of p stages and m micro batches takes m times its slowest stage and e
 from dataclasses import dataclass
 
 from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.planner.calibrated_step import calibrated_step
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.time.compute import (
@@ -78,6 +79,10 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         if setup.device is None:
             return None
         rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
+    if rates.calibration is not None:
+        parts = calibrated_step(setup, rates.calibration)
+        if parts is not None:
+            return StepTime(**parts)
     engine = ENGINES[setup.engine]
     shape = setup.shape
     tensor, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size

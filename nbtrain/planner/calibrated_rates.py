@@ -1,0 +1,70 @@
+"""A device's rates with what the calibration of this machine has measured in their place.
+
+A CPU run of this machine takes the whole calibration: planner/calibrated_step.py makes its seconds. A run on
+the kind of GPU that this machine has takes the rates of products, memory, links and disk. For any other
+device the calibration says nothing.
+"""
+
+from dataclasses import replace
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.planner.calibrated_step import calibrated_step
+from nbtrain.planner.calibration import (
+    Calibration,
+    Figure,
+    calibration_path,
+    machine_gpus,
+    read_calibration,
+)
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.rates import Link, Rates
+
+# Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+_GATHER = "all_gather"
+
+
+def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
+    """`rates` of the setup's device, with this machine's figures if there are any for such a device.
+
+    A calibration that is there and not used is named in `source`, with the reason.
+    """
+    calibration, why = read_calibration()
+    if calibration is None:
+        named = calibration_path().exists() and not setup.on_gpu
+        return replace(rates, source=f"{rates.source}; {why.rstrip('.')}") if named else rates
+    source = f"{calibration.source} ({calibration.machine})"
+    disk = calibration.disk.get("write_bytes_per_second", rates.disk_bytes_per_second)
+    if not setup.on_gpu:
+        if calibrated_step(setup, calibration) is None:
+            return rates
+        return replace(rates, calibration=calibration, disk_bytes_per_second=disk, source=source)
+    if setup.device is None or setup.device not in [find_device(name) for name in machine_gpus()]:
+        return rates
+    matmul = {**rates.matmul_flops, **_known(calibration.matmul_flops(), rates.matmul_flops)}
+    return replace(
+        rates,
+        matmul_flops=matmul,
+        memory_bytes_per_second=calibration.memory_bytes_per_second() or rates.memory_bytes_per_second,
+        inside=_link(calibration, rates.inside),
+        disk_bytes_per_second=disk,
+        source=source,
+    )
+
+
+def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, float]:
+    """The measured rates of number formats that the device's row has."""
+    return {dtype: flops for dtype, flops in measured.items() if dtype in planned}
+
+
+def _link(calibration: Calibration, link: Link) -> Link:
+    """Bus bandwidth of the largest gather, and its latency for the smallest; `link` if none was measured."""
+    gathers: list[Figure] = calibration.of("collective", collective=_GATHER)
+    if not gathers:
+        return link
+    ranks = max(figure["ranks"] for figure in gathers)
+    sizes = sorted(
+        (figure for figure in gathers if figure["ranks"] == ranks), key=lambda figure: figure["bytes"]
+    )
+    smallest, largest = sizes[0], sizes[-1]
+    bus = largest["bytes"] / largest["seconds"] * (ranks - 1) / ranks
+    return Link(bus, link.ramp_bytes, smallest["seconds"] / (ranks - 1))

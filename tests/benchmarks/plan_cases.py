@@ -45,7 +45,11 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = published.load_cases(arguments.cases)
     page = arguments.out / "plan-accuracy.md"
-    page.write_text(text(cases), encoding="utf-8")
+    # The section that plan_cpu.py has written stays.
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    mark = before.find("<!-- CPU: written by")
+    kept = f"\n{before[mark:]}" if mark >= 0 else ""
+    page.write_text(text(cases) + kept, encoding="utf-8")
     picture(plan_speed.rows(cases)).savefig(arguments.out / "plan-accuracy.png", metadata={"Software": None})
     print(page.read_text(encoding="utf-8").split("![")[0])
 

@@ -15,6 +15,7 @@ slowest rank against a calibration by CPU time; what ranks wait for is then in n
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import signal
@@ -99,7 +100,7 @@ class Contender:
         self.signal(signal.SIGSTOP)
         ended = [moment for moment in self.finished_steps() if moment > began]
         # The first step began before the stop of the round before.
-        self.medians.append(statistics.median(b - a for a, b in zip(ended, ended[1:])))
+        self.medians.append(statistics.median(b - a for a, b in itertools.pairwise(ended)))
         self.cpu_seconds.append((self.slowest_cpu() - used) / len(ended))
 
     def end(self) -> None:

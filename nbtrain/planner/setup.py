@@ -75,6 +75,8 @@ class Setup:
     fp8: bool = False
     fp4: bool = False
     """Matrix products in 4-bit numbers with block scales (NVFP4, other programs)."""
+    lora_rank: int = 0
+    """Rank of adapters on all matrices of the blocks, which alone are trained; 0 trains the whole model."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
     """Blocks that full recomputation takes together."""
@@ -127,6 +129,15 @@ class Setup:
         """Tokens of a micro batch on one rank; Ulysses and ring ranks share each sequence."""
         sharing = self.ulysses_size * self.context_parallel_size
         return self.shape.seq_length * self.micro_batch_size // sharing
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Parameters of the adapters on one model-parallel rank: r (rows + columns) of each matrix."""
+        shape, blocks = self.shape, max(self.layers_by_stage)
+        opened = (2 if shape.gated else 1) * shape.ffn_hidden_size
+        columns = shape.query_width + 2 * shape.kv_width + opened + 2 * shape.hidden_size
+        rows = 2 * shape.hidden_size + shape.query_width + shape.ffn_hidden_size
+        return blocks * self.lora_rank * (columns + rows) // self.tensor_parallel_size
 
     @property
     def tokens_per_step(self) -> int:

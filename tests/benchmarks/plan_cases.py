@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.time import rates
-from tests.benchmarks import plan_speed, published
+from tests.benchmarks import plan_speed, plan_upstream, published
 from tests.benchmarks.plan_speed import Row
 
 if TYPE_CHECKING:
@@ -56,7 +56,13 @@ def main() -> None:
 
 def text(cases: list[published.Published]) -> str:
     """The page."""
-    lines = [*INTRODUCTION.splitlines(), "", *plan_speed.section(cases), *constants()]
+    lines = [
+        *INTRODUCTION.splitlines(),
+        "",
+        *plan_speed.section(cases),
+        *plan_upstream.section(),
+        *constants(),
+    ]
     return "\n".join(_wrapped(line) for line in lines).rstrip() + "\n"
 
 
@@ -111,7 +117,11 @@ def picture(rows: list[Row]) -> "Figure":
 
 
 def _wrapped(line: str) -> str:
-    return line if line.startswith(("|", "!", "#")) else "\n".join(textwrap.wrap(line, WIDTH)) or line
+    return (
+        line
+        if line.startswith(("|", "!", "#"))
+        else "\n".join(textwrap.wrap(line, WIDTH, break_on_hyphens=False)) or line
+    )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     attention, attention_backward = attention_seconds(setup, engine, rates)
     kept = kept_bytes(setup) * element / 2
     memory = traffic(setup, engine) * kept / bandwidth / 3
-    backward = 2 * products + attention_backward + 2 * memory
+    # Frozen matrices need no gradient of their own.
+    backward = (1 if setup.lora_rank else 2) * products + attention_backward + 2 * memory
     forward = products + attention + memory
     if setup.recompute == "full":
         recompute = forward

@@ -155,7 +155,8 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     layers = shape.num_layers / stages
     rate = compute.product_rate(setup, rates)
     tokens, tensor = setup.tokens_per_micro_batch, setup.tensor_parallel_size
-    flops = 6 * tokens * (shape.attention_weights + shape.mlp_weights) / tensor
+    passes = 2 if setup.lora_rank else 3
+    flops = 2 * passes * tokens * (shape.attention_weights + shape.mlp_weights) / tensor
     kept = compute.kept_bytes(setup)
     times = f"{micro:,} micro batches x {layers:g} blocks"
     memory = rates.memory_bytes_per_second
@@ -165,7 +166,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     return [
         Term(
             "compute / products",
-            micro * layers * 3 * block.products,
+            micro * layers * passes * block.products,
             "seconds",
             f"{times} x ({flops / 1e12:.4g} TFLOP / {rate / 1e12:.4g} TFLOP/s, and the matrices at "
             f"{memory / 1e12:.3g} TB/s)",
@@ -216,7 +217,7 @@ def _data(setup: Setup, rates: Rates) -> str:
 
 
 def _optimizer(setup: Setup, rates: Rates) -> str:
-    parameters = rank_parameters(setup)
+    parameters = _trained(setup)
     shared = f" / {setup.zero_size} ranks" if setup.zero_stage else ""
     if setup.offload_optimizer != "none":
         rate = rates.host_adam_parameters_per_second
@@ -225,6 +226,11 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
     return (
         f"{parameters:,} parameters x {moved} bytes{shared} / {rates.memory_bytes_per_second / 1e12:.3g} TB/s"
     )
+
+
+def _trained(setup: Setup) -> int:
+    """Parameters of a rank that the optimizer steps: all, or the adapters."""
+    return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
 
 
 def _boundary_bytes(setup: Setup) -> float:

@@ -132,8 +132,11 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     per_stage = micro_batches * shape.num_layers / stages
     compute = per_stage * work + micro_batches * logits / stages
     parameters = rank_parameters(setup)
-    data = _data_seconds(setup, rates, parameters, compute + per_stage * block.recompute, micro_batches)
-    offload, host_step = _offload_seconds(setup, rates, parameters)
+    trained = setup.adapter_parameters if setup.lora_rank else parameters
+    data = _data_seconds(
+        setup, rates, (parameters, trained), compute + per_stage * block.recompute, micro_batches
+    )
+    offload, host_step = _offload_seconds(setup, rates, trained)
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
@@ -142,7 +145,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         bubble=bubble,
         pipeline=pipeline,
         data=data,
-        optimizer=optimizer_seconds(setup, rates, parameters) + host_step,
+        optimizer=optimizer_seconds(setup, rates, trained) + host_step,
         offload=offload,
         host=per_stage * idle + engine.step_seconds * rates.host_times,
     )
@@ -163,8 +166,10 @@ def rank_parameters(setup: Setup) -> int:
     return max(count_layers(setup.shape, layers[at], first, end, tensor).total for at, first, end in ends)
 
 
-def _data_seconds(setup: Setup, rates: Rates, parameters: int, compute: float, micro_batches: int) -> float:
-    """Seconds of data-parallel and ZeRO traffic that nothing hides."""
+def _data_seconds(
+    setup: Setup, rates: Rates, parameters: tuple[int, int], compute: float, micro_batches: int
+) -> float:
+    """Seconds of data-parallel and ZeRO traffic that nothing hides; `parameters` of a rank: all, trained."""
     data = setup.data_axis_size
     if data == 1:
         return 0.0
@@ -173,9 +178,10 @@ def _data_seconds(setup: Setup, rates: Rates, parameters: int, compute: float, m
         # Traffic and computation take turns on the same cores.
         compute = 0.0
     group = group_of(setup, rates, data, setup.tensor_parallel_size)
-    weight = parameters * DTYPE_BYTES[setup.dtype]
+    held, trained = parameters
+    weight = (held if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
     sent = DTYPE_BYTES[setup.communication_dtype] * (0.25 if setup.quantized_gradients else 1)
-    gradient = parameters * sent
+    gradient = trained * sent
     if zero == 0:
         hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
         return max(group.seconds(gradient, 2) - hidden, 0.0)

@@ -24,7 +24,7 @@ def add_verbs(under: Any) -> None:
     text = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
     one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=text)
     one.set_defaults(overrides=[])
-    one = config_verb(under, "check", check, "Check a run YAML; needs no data and no device.")
+    one = config_verb(under, "check", check, "Check a run YAML, or files of other programs; needs no data.")
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
     one = config_verb(under, "export", export_run, "Write a run as flags of Megatron or as a DeepSpeed JSON.")
     text = "megatron-lm, megatron-deepspeed, each with @VERSION or the newest; or deepspeed, its JSON alone"
@@ -95,20 +95,37 @@ def import_run(options: argparse.Namespace) -> None:
         print(f"  {note}")
 
 
-def check(options: argparse.Namespace) -> None:
+def check(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
     from nbtrain.config.load import load, to_yaml
+    from nbtrain.planner.foreign.read import is_foreign
 
+    files = [options.run, *(word for word in options.overrides if "=" not in word)]
+    if any(is_foreign(file) for file in files):
+        return check_files(files, [word for word in options.overrides if "=" in word])
     config = load(options.run, options.overrides)
     if options.resolved:
         print(to_yaml(config), end="")
-        return
+        return 0
     findings = api.plan(config).findings
     works = not any(finding.cost.fatal for finding in findings)
     verdict = "every field and every rule holds" if works else "the fields are legal, but the run cannot work"
     print(f"{config.name}: {verdict}{'; findings, the dearest first:' if findings else '.'}")
     for finding in findings:
         print(*finding.lines(), sep="\n")
+    return 0
+
+
+def check_files(files: list[str], overrides: list[str]) -> int:
+    """Findings about files of other programs; 2 if one of them is an error."""
+    from nbtrain.planner.foreign.lint import lint
+
+    findings = lint(files, overrides)
+    found = f"{len(findings)} findings, the dearest first:" if findings else "nothing stands against it."
+    print(f"{', '.join(files)}: {found}")
+    for finding in findings:
+        print(*finding.lines(), sep="\n")
+    return 2 if any(finding.level == "error" for finding in findings) else 0
 
 
 def export_run(options: argparse.Namespace) -> None:

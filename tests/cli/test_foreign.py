@@ -1,4 +1,4 @@
-"""nbtrain import and nbtrain export on the command line."""
+"""nbtrain import, export and check of other programs' files on the command line."""
 
 from nbtrain.cli import __main__ as cli
 from tests.planner.foreign.upstream import write
@@ -39,3 +39,17 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     assert '"train_batch_size": 8' in capsys.readouterr().out
     assert cli.main(["export", "gpt-tiny", "--to", "megatron"]) == 2
     assert "no such target; known: megatron-lm" in capsys.readouterr().err
+
+
+def test_check_takes_files_of_other_programs(workspace, tmp_path, capsys):
+    """Exit code 2 if one finding is an error, else 0; a run YAML is checked as before."""
+    path, other = write(tmp_path, "gpt-125m"), write(tmp_path, "gpt-1-3b-4xdp-4xpp")
+    assert cli.main(["check", str(path), "resources.gpu_type=A100-40GB"]) == 0
+    printed = capsys.readouterr().out
+    assert "findings, the dearest first:" in printed and "gpt-125m.yaml:57: --zero-stage" in printed
+    assert cli.main(["check", str(other), str(tmp_path / "ds_config_1-3b.json")]) == 2
+    assert "DeepSpeed refuses ZeRO 2 and 3 in a pipeline." in capsys.readouterr().out
+    assert cli.main(["check", str(path), str(other)]) == 2
+    capsys.readouterr()
+    assert cli.main(["check", "gpt-tiny"]) == 0
+    assert capsys.readouterr().out.startswith("gpt-tiny: every field and every rule holds")

@@ -90,7 +90,7 @@ def import_files(
             "run that it is put on: nbtrain import FILE --onto gpt-125m."
         )
     raise_failures(source)
-    located = Located(_nested(source.values), dict(source.origins)).merged_with(layer)
+    located = Located(nested(source.values), dict(source.origins)).merged_with(layer)
     config = validate(located, jobs[0].label)
     check_config(config)
     text = _yaml(source, located.value, f"Made by nbtrain import from {jobs[0].label} ({source.table.name}).")
@@ -102,11 +102,11 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
     base = load(onto, check=False)
     values = {key: value for key, value in source.values.items() if key != "name"}
     merged = Located(base.model_dump(), dict(base._origins)).merged_with(
-        Located(_nested(values), {key: source.origins[key] for key in values})
+        Located(nested(values), {key: source.origins[key] for key in values})
     )
     config = validate(merged.merged_with(layer), source.job.label)
     check_config(config)
-    written = Located(_nested(values)).merged_with(layer).value
+    written = Located(nested(values)).merged_with(layer).value
     head = f"Made by nbtrain import from {source.job.label}, on {base.name}."
     text = _yaml(source, {"name": config.name, "extends": str(onto), **written}, head)
     return Imported(config, text, tuple(source.notes), "DeepSpeed")
@@ -303,7 +303,7 @@ def read_json_alone(text: str) -> dict[str, Any]:
     )
 
 
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
+def nested(values: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *parents, last = key.split(".")

@@ -31,6 +31,8 @@ class Job:
     environment: dict[str, Word] = field(default_factory=dict)
     volumes: list[Value] = field(default_factory=list)
     """Names of persistent volume claims."""
+    volume_bytes: Value | None = None
+    """What the first of these claims asks for, if the files hold the claim."""
     deepspeed: Document | None = None
     documents: dict[str, Word] = field(default_factory=dict)
     """JSON files that the script or a ConfigMap writes, by name."""

@@ -1,4 +1,4 @@
-"""Manifests of Kubernetes: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, and ConfigMaps with a DeepSpeed JSON.
+"""Manifests of Kubernetes: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob; ConfigMap and volume claims.
 
 Fields as their operators define them: batch.tensorstack.dev/v1beta1 (DeepSpeedJob), kubeflow.org/v1 and
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
@@ -94,6 +94,7 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
     """The jobs of a file, and the JSON files of its ConfigMaps by name."""
     jobs: list[Job] = []
     files: dict[str, Word] = {}
+    claims: dict[str, Value] = {}
     for tree in read_documents(text, label):
         kind = tree.word("kind")
         if kind is None:
@@ -103,12 +104,18 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
             for name in data.value if data and isinstance(data.value, dict) else {}:
                 if data and name.endswith(".json"):
                     files[name] = Word(str(data.value[name]), tree.places[f"data.{name}"])
+        elif kind.text == "PersistentVolumeClaim":
+            name, size = tree.word("metadata.name"), tree.find("spec.resources.requests.storage")
+            if name and size:
+                claims[name.text] = Value(int(quantity(size, "storage")), size.place)
         elif kind.text in KINDS:
             jobs.append(_READERS[kind.text](tree))
         elif kind.text.lower() in map(str.lower, KINDS):
             raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled DeepSpeedJob.")
     for job in jobs:
         job.documents |= files
+        asked = [claims[str(claim.value)] for claim in job.volumes if str(claim.value) in claims]
+        job.volume_bytes = asked[0] if asked else None
     return jobs, files
 
 

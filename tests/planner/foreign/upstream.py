@@ -129,7 +129,7 @@ def deepspeed_json(key: str) -> dict:
 
 
 def manifest(name: str, words: list[str] | None = None, **changes: object) -> str:
-    """A DeepSpeedJob; `changes` are replicas, slots or metadata_name."""
+    """A DeepSpeedJob; `changes` are replicas, slots, metadata_name or the unit of memory."""
     key, replicas, slots, _, _, _, _, cpus, memory = NINE[name]
     replicas, slots = changes.get("replicas", replicas), changes.get("slots", slots)
     run = "\n".join(f"        - {word}" for word in words or flags_of(name))
@@ -160,7 +160,7 @@ spec:
             resources:
               requests:
                 cpu: {cpus}
-                memory: {memory}Gi
+                memory: {memory}{changes.get("unit", "Gi")}
               limits:
                 cpu: {2 * cpus}
                 memory: {2 * memory}Gi

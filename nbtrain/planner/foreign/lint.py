@@ -1,0 +1,143 @@
+"""What stands against files of other programs: `nbtrain check FILE...` on manifests, scripts and JSONs.
+
+First what the files say against each other and against their own program, with file and line; then, if the
+job can be read as a run, everything that the plan of the run finds (memory, time, schedule, disk).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
+from nbtrain.config.load import Overrides, flatten, override_layer, validate
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located
+from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
+from nbtrain.planner.foreign.importing import nested, read_job
+from nbtrain.planner.foreign.lint_flags import FLAG_RULES
+from nbtrain.planner.foreign.lint_json import JSON_RULES
+from nbtrain.planner.foreign.read import read_files
+from nbtrain.planner.foreign.rows_model import GPT2_VOCABULARY
+from nbtrain.planner.foreign.sides import Reading
+
+FATAL = Cost(fatal=True)
+RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
+
+
+def lint(paths: Sequence[str | Path], overrides: Overrides = None) -> list[Finding]:
+    """Every finding about the files, the dearest first; `overrides` say what the files do not."""
+    layer = override_layer(overrides)
+    given = dict(flatten(layer.value))
+    sources = [read_job(job, given) for job in read_files(paths)]
+    findings = [*names_are_their_own(sources), *folders_are_their_own(sources)]
+    for source in sources:
+        own = [finding for rule in RULES for finding in rule(source)]
+        findings += [*own, *_as_run(source, layer, own)]
+    return by_cost(findings)
+
+
+# Fields whose failure to be read a rule of the flags explains better.
+EXPLAINED = {
+    "parallel.data_parallel_size": "ranks_fill_the_machines",
+    "batch.global_batch_size": "json_batch_agrees",
+    "batch.micro_batch_size": "json_batch_agrees",
+}
+
+
+def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding]:
+    """What the rules of runs and the plan say, if the job can be read as a run; else why it cannot."""
+    if source.job.kind == "DeepSpeed JSON":
+        return []
+    findings: list[Finding] = []
+    places, rules = {finding.place for finding in own}, {finding.rule for finding in own}
+    if "tokenizer.vocab_size" not in {*source.values, *source.given}:
+        # No file of Megatron's says it; the size decides little of what follows.
+        source.set("tokenizer.vocab_size", GPT2_VOCABULARY, place=f"{source.job.label}, assumed")
+    left = [
+        (key, message)
+        for key, message in source.failures
+        if key not in source.given and (not key or key not in source.values)
+    ]
+    for key, message in left:
+        place, _, rest = message.partition(": ")
+        if place not in places and EXPLAINED.get(key) not in rules:
+            fix = "nbtrain import fails at it."
+            findings.append(Finding("note", "has_a_field", "", place, rest, fix))
+    if any(key for key, _ in left):
+        return findings
+    located = Located(nested(source.values), dict(source.origins)).merged_with(layer)
+    config = validate(located, source.job.label)
+    if problems := find_problems(config):
+        return [*findings, *(finding_of_problem(problem) for problem in problems)]
+    from nbtrain.planner.plan import plan
+
+    return [*findings, *plan(config).findings, *checkpoints_fit_the_volume(source, config)]
+
+
+def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
+    """Two jobs of one name replace each other in the cluster."""
+    seen: dict[str, Reading] = {}
+    for source in sources:
+        name = source.job.name
+        if name is None:
+            continue
+        if (first := seen.setdefault(name.text, source)) is not source and first.job.name:
+            yield Finding(
+                "error",
+                "names_are_their_own",
+                "metadata.name",
+                name.place,
+                f"{name.text} is the name of the job in {first.job.name.place} too.",
+                f"Call this one {Path(source.job.label).stem}.",
+                FATAL,
+            )
+
+
+def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
+    """Two jobs that save into one folder write over each other, and resume from each other's weights."""
+    seen: dict[str, tuple[Reading, str]] = {}
+    for source in sources:
+        save = source.setting("save")
+        if save is None or (save.word is not None and save.word.from_outside):
+            continue
+        first, place = seen.setdefault(str(save.value), (source, save.place))
+        if first is not source:
+            yield Finding(
+                "error",
+                "folders_are_their_own",
+                "--save",
+                save.place,
+                f"{save.value} is the folder of the job in {place} too: each would resume from the other's "
+                "checkpoints.",
+                f"Set --save and --load to output/{Path(source.job.label).stem}/model.",
+                Cost(words="a run that goes on with another run's weights"),
+            )
+
+
+def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[Finding]:
+    """All checkpoints against the claim; Megatron keeps each unless --save-retain-interval is set."""
+    interval, room = config.checkpoint.save_interval_steps, source.job.volume_bytes
+    if source.setting("save_interval") is None or source.value("save_retain_interval"):
+        return
+    count = max(config.train_steps // interval, 1)
+    total = count * checkpoint_bytes(config)
+    full = room is not None and total > room.value
+    if not full and total < MANY_BYTES:
+        return
+    claim = f"; the claim at {room.place} has {amounts.size(room.value)}" if full and room else ""
+    size = amounts.size(checkpoint_bytes(config))
+    yield Finding(
+        "error" if full else "warning",
+        "checkpoints_fit_the_volume",
+        "--save-interval",
+        source.place("save_interval"),
+        f"{config.train_steps:,} steps / save-interval({interval:,}) = {count:,} checkpoints of {size}, all "
+        f"of which the program keeps: {amounts.size(total)}{claim}.",
+        f"Set --save-interval {max(config.train_steps // 10, 1)} for ten of them, or remove old ones.",
+        Cost(fatal=full, num_bytes=total if not full else total - room.value if room else 0),
+    )
+
+
+# A terabyte of checkpoints is worth a sentence.
+MANY_BYTES = 10**12

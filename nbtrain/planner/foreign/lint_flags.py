@@ -1,0 +1,260 @@
+"""Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, samples."""
+
+from collections.abc import Callable, Iterator
+
+from nbtrain.base import amounts
+from nbtrain.config.rules.wording import join, nearest_divisors, nearest_multiples
+from nbtrain.planner.findings import Cost, Finding
+from nbtrain.planner.foreign.flags import Setting
+from nbtrain.planner.foreign.sides import Reading
+
+FATAL = Cost(fatal=True)
+
+
+def flag_of(source: Reading, dest: str) -> str:
+    """The flag that sets a value, as the program spells it."""
+    setting = source.setting(dest)
+    return setting.flag if setting else source.table.by_dest[dest][0].flags[0] if source.has(dest) else dest
+
+
+def number(source: Reading, dest: str) -> int:
+    """A whole number of the argument list; 0 if there is none, or if only the shell knows it."""
+    value = source.value(dest)
+    return value if type(value) is int else 0
+
+
+def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Finding:
+    """The program or DeepSpeed stops at this."""
+    return Finding("error", rule, flag_of(source, dest), source.place(dest), message, fix, FATAL)
+
+
+def flags_exist(source: Reading) -> Iterator[Finding]:
+    """argparse stops at a flag that the program does not have, and at a value that is none."""
+    for complaint in source.arguments.complaints:
+        text = complaint.message.removeprefix(f"{complaint.flag}: ")
+        fix = "Take it out, or write the flag that is meant." if complaint.unknown else "Correct it."
+        yield Finding("error", "flags_exist", complaint.flag, complaint.place, text, fix, FATAL)
+
+
+def flags_are_given_once(source: Reading) -> Iterator[Finding]:
+    """The last of two flags wins, without a word."""
+    first: dict[str, Setting] = {}
+    for setting in source.arguments.settings:
+        before = first.setdefault(setting.option.dest, setting)
+        if before is not setting and before.value != setting.value:
+            yield Finding(
+                "warning",
+                "flags_are_given_once",
+                setting.flag,
+                setting.place,
+                f"{before.text} at {before.place} too: the last one counts, {setting.text}.",
+                "Keep one.",
+                Cost(words="a run of other settings than the file seems to say"),
+            )
+
+
+def sizes_divide(source: Reading) -> Iterator[Finding]:
+    """Heads divide the width, tensor ranks the heads, pipeline stages the layers."""
+    tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+    for whole, part in (
+        ("hidden_size", "num_attention_heads"),
+        ("num_attention_heads", tensor),
+        ("num_layers", pipeline),
+    ):
+        value, divisor = number(source, whole), number(source, part)
+        if value and divisor and value % divisor:
+            near = join(nearest_divisors(divisor, value))
+            name = flag_of(source, whole).lstrip("-")
+            text = f"{divisor} does not divide {name}({value}); nearest: {near}."
+            yield error(source, "sizes_divide", part, text, f"Set {flag_of(source, part)} to one of {near}.")
+
+
+def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
+    """Learned positions end at max-position-embeddings."""
+    length, positions = number(source, "seq_length"), number(source, "max_position_embeddings")
+    if length and positions and length > positions:
+        text = f"{length} is more than max-position-embeddings({positions})."
+        fix = f"Set --max-position-embeddings {length}."
+        yield error(source, "positions_hold_the_sequence", "seq_length", text, fix)
+
+
+def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
+    """Tensor x pipeline x context ranks divide nodes x GPUs."""
+    nodes, gpus, model, words = _ranks(source)
+    if nodes * gpus == 0 or nodes * gpus % model == 0:
+        return
+    enough = -(-model // gpus)
+    yield error(
+        source,
+        "ranks_fill_the_machines",
+        "pipeline_model_parallel_size",
+        f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: no whole number of "
+        "data-parallel copies.",
+        f"Take {enough} nodes, or smaller sizes whose product divides {nodes * gpus}.",
+    )
+
+
+def _ranks(source: Reading) -> tuple[int, int, int, str]:
+    """Nodes, GPUs of each, ranks of one copy of the model, and these in words."""
+    job, given = source.job, source.given
+    nodes = given.get("resources.nodes") or (job.nodes.value if job.nodes else 0)
+    ranks = job.gpus_per_node or job.gpus_asked
+    gpus = given.get("resources.gpus_per_node") or (ranks.value if ranks else 0)
+    sizes = {
+        "tensor": number(source, "tensor_model_parallel_size") or 1,
+        "pipeline": number(source, "pipeline_model_parallel_size") or 1,
+        "context": number(source, "context_parallel_size") or 1,
+        "Ulysses": number(source, "ds_sequence_parallel_size") or 1,
+    }
+    model, shown = 1, []
+    for name, size in sizes.items():
+        model *= size
+        if size > 1 or name in ("tensor", "pipeline"):
+            shown.append(f"{name}({size})")
+    return int(nodes), int(gpus), model, " * ".join(shown)
+
+
+def data_parallel_size(source: Reading) -> int:
+    """Copies of the model; 0 if that is not known or not whole."""
+    nodes, gpus, model, _ = _ranks(source)
+    return 0 if nodes * gpus % model else nodes * gpus // model
+
+
+def batch_divides(source: Reading) -> Iterator[Finding]:
+    """Each step gives each copy of the model the same whole number of micro batches."""
+    micro, batch = number(source, "micro_batch_size"), number(source, "global_batch_size")
+    data = data_parallel_size(source)
+    unit = micro * data
+    if unit and batch and batch % unit:
+        near = join(nearest_multiples(batch, unit))
+        text = f"{batch} is no multiple of micro-batch-size({micro}) * data-parallel({data}) = {unit}."
+        yield error(source, "batch_divides", "global_batch_size", text, f"Nearest: {near}.")
+
+
+def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
+    """Megatron-DeepSpeed ends at its tokens, but counts steps, ETA and data by its samples."""
+    tokens, samples = number(source, "train_tokens"), number(source, "train_samples")
+    length, batch = number(source, "seq_length"), number(source, "global_batch_size")
+    if not (tokens and samples and length and batch) or source.setting("rampup_batch_size"):
+        return
+    steps, shown = -(-tokens // (length * batch)), samples // batch
+    if steps == shown or shown == 0:
+        return
+    if shown < steps:
+        text = (
+            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)}: training ends "
+            f"at step {shown:,}, before train-tokens({tokens:,}) at step {steps:,}."
+        )
+        cost = Cost(words=f"{1 - shown / steps:.0%} of the tokens")
+    else:
+        text = (
+            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)}, but "
+            f"train-tokens({tokens:,}) ends training at step {steps:,} of the {shown:,} that the log counts: "
+            f"progress ends at {steps / shown:.0%}, and the time left is shown {shown / steps:.2f} times too "
+            "long."
+        )
+        cost = Cost(words="a wrong progress bar")
+    fix = f"Set --train-samples {steps * batch}, which is the tokens in whole steps."
+    flag, place = "--train-samples", source.place("train_samples")
+    yield Finding("warning", "samples_are_the_tokens", flag, place, text, fix, cost)
+
+
+def growth_counts_samples(source: Reading) -> Iterator[Finding]:
+    """validate_args of Megatron-LM: no batch ramp-up in iteration-based training."""
+    if source.setting("rampup_batch_size") and source.setting("train_iters"):
+        yield error(
+            source,
+            "growth_counts_samples",
+            "rampup_batch_size",
+            f"with --train-iters at {source.place('train_iters')}: the program refuses a growing batch if it "
+            "counts iterations.",
+            "Give the length in --train-samples, and the decay in --lr-decay-samples.",
+        )
+    mixed = [
+        dest for dest in ("lr_decay_samples", "lr_warmup_samples", "train_samples") if source.setting(dest)
+    ]
+    if source.setting("train_iters") and mixed:
+        yield error(
+            source,
+            "growth_counts_samples",
+            mixed[0],
+            f"with --train-iters at {source.place('train_iters')}: the program counts either iterations or "
+            "samples.",
+            "Give every amount in one of both.",
+        )
+
+
+def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
+    """Megatron-LM's own scripts have --step-batch-size-schedule in place of the ramp-up since 2026-04-21."""
+    if source.setting("rampup_batch_size") and source.has("step_batch_size_schedule"):
+        sizes = " ".join(str(one) for one in source.value("rampup_batch_size"))
+        yield Finding(
+            "warning",
+            "ramp_up_has_a_successor",
+            "--rampup-batch-size",
+            source.place("rampup_batch_size"),
+            f"{sizes}: {source.table.name} is after 2026-04-21, when --step-batch-size-schedule took "
+            "its place.",
+            'Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export '
+            "writes them exactly.",
+            Cost(words="a version that may no longer grow the batch"),
+        )
+
+
+def slots_are_gpus(source: Reading) -> Iterator[Finding]:
+    """A worker has as many ranks as GPUs."""
+    ranks, gpus = source.job.gpus_per_node, source.job.gpus_asked
+    if ranks and gpus and int(ranks.value) != int(gpus.value):
+        more = int(ranks.value) > int(gpus.value)
+        yield Finding(
+            "error" if more else "warning",
+            "slots_are_gpus",
+            "slotsPerWorker" if source.job.kind == "DeepSpeedJob" else "ranks of a node",
+            ranks.place,
+            f"{ranks.value} ranks on each node, but the container asks for {gpus.value} GPUs ({gpus.place}).",
+            "Make the two equal.",
+            Cost(fatal=True)
+            if more
+            else Cost(words=f"{int(gpus.value) - int(ranks.value)} idle GPUs a node"),
+        )
+
+
+def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
+    """Context parallelism divides tokens; weights, gradients and moments are whole on each of its ranks."""
+    size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
+    layers = number(source, "num_layers")
+    if size < 2 or not hidden or not layers:
+        return
+    tensor = number(source, "tensor_model_parallel_size") or 1
+    pipeline = number(source, "pipeline_model_parallel_size") or 1
+    # 12 h^2 a layer; 18 bytes of weight, gradient, master and moments (Megatron-LM's README, bf16).
+    states = 12 * layers * hidden**2 * 18 // (tensor * pipeline)
+    divided = (
+        ", unless the distributed optimizer divides its part"
+        if not source.value("use_distributed_optimizer")
+        else ""
+    )
+    yield Finding(
+        "note",
+        "context_ranks_hold_all_weights",
+        "--context-parallel-size",
+        source.place("context_parallel_size"),
+        f"{size} ranks share each sequence, not the weights: each holds the states of 1/{tensor * pipeline} "
+        f"of the layers, about {amounts.size(states)} at 18 bytes a parameter{divided}.",
+        "Divide weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
+    )
+
+
+FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
+    flags_exist,
+    flags_are_given_once,
+    sizes_divide,
+    positions_hold_the_sequence,
+    ranks_fill_the_machines,
+    batch_divides,
+    samples_are_the_tokens,
+    growth_counts_samples,
+    ramp_up_has_a_successor,
+    slots_are_gpus,
+    context_ranks_hold_all_weights,
+)

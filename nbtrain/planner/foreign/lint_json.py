@@ -1,0 +1,176 @@
+"""Rules of a DeepSpeed JSON: it is JSON, DeepSpeed knows its keys, it agrees with the flags."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbtrain.base.terminal import nearest
+from nbtrain.config.deepspeed import KNOWN_KEYS
+from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.planner.findings import Cost, Finding
+from nbtrain.planner.foreign.json_comments import Document
+from nbtrain.planner.foreign.lint_flags import FATAL, data_parallel_size, number
+from nbtrain.planner.foreign.rows_layout import DEEPSPEED_SCALE
+from nbtrain.planner.foreign.sides import Reading
+
+STAGE = "zero_optimization.stage"
+
+
+def _error(document: Document, rule: str, key: str, message: str, fix: str) -> Finding:
+    return Finding("error", rule, key, document.place(key), message, fix, FATAL)
+
+
+def json_is_json(source: Reading) -> Iterator[Finding]:
+    """Comments, trailing commas and keys that are written twice."""
+    for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
+        if "refuses" in words:
+            yield Finding("error", "json_is_json", "", place, f"{words}.", "Take it out.", FATAL)
+        else:
+            cost = Cost(words="a key that does not count")
+            yield Finding("warning", "json_is_json", "", place, f"{words}.", "Take one out.", cost)
+
+
+def json_keys_are_known(source: Reading) -> Iterator[Finding]:
+    """DeepSpeed ignores unknown keys at the top, and refuses those inside most sections."""
+    document = source.job.deepspeed
+    if document is None:
+        return
+    for key in document.value:
+        if key not in KNOWN_KEYS:
+            text = f"DeepSpeed has no such key and ignores it.{nearest(key, KNOWN_KEYS)}"
+            yield _error(document, "json_keys_are_known", key, text, "Take it out, or correct its name.")
+    for problem in key_problems(document.value):
+        text = f"{problem.words[:1].upper()}{problem.words[1:]}"
+        yield _error(document, "json_keys_are_known", problem.path, text, "")
+
+
+def json_batch_agrees(source: Reading) -> Iterator[Finding]:
+    """DeepSpeed asserts train_batch_size = micro batch x accumulation x copies; the flags agree."""
+    document = source.job.deepspeed
+    if document is None:
+        return
+    batch, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
+    steps, data = document.get("gradient_accumulation_steps"), data_parallel_size(source)
+    for key, value, dest in (
+        ("train_batch_size", batch, "global_batch_size"),
+        ("train_micro_batch_size_per_gpu", micro, "micro_batch_size"),
+    ):
+        flag = number(source, dest)
+        if isinstance(value, int) and flag and value != flag:
+            name = f"--{dest.replace('_', '-')}"
+            text = f"{value}, but {name} is {flag} ({source.place(dest)}): DeepSpeed asserts that they agree."
+            yield _error(document, "json_batch_agrees", key, text, f"Set both to {flag}.")
+    if not all(isinstance(one, int) and one for one in (batch, micro, data)):
+        return
+    if isinstance(steps, int) and batch != micro * steps * data:
+        text = (
+            f"{batch} is not train_micro_batch_size_per_gpu({micro}) * gradient_accumulation_steps({steps}) "
+            f"* data-parallel({data}) = {micro * steps * data}."
+        )
+        fix = f"Set it to {micro * steps * data}, or leave gradient_accumulation_steps out."
+        yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
+    elif steps is None and batch % (micro * data):
+        text = f"{batch} is no multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) = "
+        text += f"{micro * data}."
+        fix = f"Nearest: {max(batch // (micro * data), 1) * micro * data}."
+        yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
+
+
+def _stage(document: Document) -> int:
+    stage: Any = document.get(STAGE, 0)
+    return stage if type(stage) is int else 0
+
+
+def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
+    """--zero-stage is read where the model is built; the JSON's stage is the one that DeepSpeed runs."""
+    document, flag = source.job.deepspeed, source.setting("zero_stage")
+    if document is None or flag is None or flag.value == _stage(document):
+        return
+    piped = source.value("pipeline_model_parallel_size") != 1
+    yield Finding(
+        "warning",
+        "zero_stage_agrees",
+        "--zero-stage",
+        flag.place,
+        f"{flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}): the JSON's stage is the "
+        "one that runs.",
+        f"Set both to {flag.value if piped else _stage(document)}.",
+        Cost(words="a run of another ZeRO stage than the flag says"),
+    )
+
+
+def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
+    """DeepSpeed's pipeline engine asserts a stage below 2; Megatron-DeepSpeed takes it for one stage too."""
+    document = source.job.deepspeed
+    if document is None or source.program != "megatron-deepspeed" or _stage(document) < 2:
+        return
+    stages = number(source, "pipeline_model_parallel_size") or 1
+    if source.job.program is None or (stages == 1 and source.value("no_pipeline_parallel")):
+        return
+    if stages > 1:
+        text = (
+            f"{_stage(document)} with pipeline-model-parallel-size({stages}) "
+            f"({source.place('pipeline_model_parallel_size')}): DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
+        )
+        fix = "Set the stage to 1."
+    else:
+        text = (
+            f"{_stage(document)} without --no-pipeline-parallel: Megatron-DeepSpeed takes the pipeline "
+            "engine for one stage too, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
+        )
+        fix = "Add --no-pipeline-parallel, or set the stage to 1."
+    yield _error(document, "zero_goes_with_the_pipeline", STAGE, text, fix)
+
+
+def formats_agree(source: Reading) -> Iterator[Finding]:
+    """--fp16 builds the model; fp16.enabled in the JSON makes DeepSpeed train it in fp16."""
+    document = source.job.deepspeed
+    if document is None or source.job.program is None:
+        return
+    for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if source.value(name) and document.get(f"{name}.enabled") is not True:
+            found = (
+                f"{other}.enabled is true"
+                if document.get(f"{other}.enabled")
+                else f"{name}.enabled is not true"
+            )
+            yield Finding(
+                "error",
+                "formats_agree",
+                f"--{name}",
+                source.place(name),
+                f"{found} in {document.label}: DeepSpeed would train in another format than the model's.",
+                f'Write "{name}": {{"enabled": true}} there.',
+                FATAL,
+            )
+
+
+def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
+    """fp16 needs a loss scale that moves, and its window."""
+    document = source.job.deepspeed
+    if document is None or document.get("fp16.enabled") is not True:
+        return
+    missing = [name for name in DEEPSPEED_SCALE if document.get(f"fp16.{name}") is None]
+    if len(missing) < len(DEEPSPEED_SCALE):
+        return
+    yield Finding(
+        "warning",
+        "loss_scale_has_rules",
+        "fp16",
+        document.place("fp16"),
+        "enabled without rules for the loss scale: DeepSpeed begins at 2^16 and waits 1,000 steps before it "
+        "doubles; the first steps overflow and are skipped.",
+        'Add "loss_scale": 0, "initial_scale_power": 11, "loss_scale_window": 500, "hysteresis": 2, '
+        '"min_loss_scale": 1.',
+        Cost(words="skipped steps at the start"),
+    )
+
+
+JSON_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
+    json_is_json,
+    json_keys_are_known,
+    json_batch_agrees,
+    zero_stage_agrees,
+    zero_goes_with_the_pipeline,
+    formats_agree,
+    loss_scale_has_rules,
+)

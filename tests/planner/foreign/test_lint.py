@@ -1,0 +1,414 @@
+"""What stands against files of other programs: one test for each rule, on files in upstream's shape."""
+
+import json
+
+import pytest
+
+from nbtrain.planner.findings import Finding
+from nbtrain.planner.foreign.lint import lint
+
+from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, write
+
+GPU = "resources.gpu_type=A100-40GB"
+
+
+def linted(
+    folder, *flags: str, name: str = "gpt-125m", without=(), changes=None, overrides=(GPU,), **job
+) -> list[Finding]:
+    """Findings about one of the nine with further flags, and with keys of its JSON and manifest changed."""
+    words = [word for word in flags_of(name) if not word.startswith(tuple(without))] + list(flags)
+    (folder / "job.yaml").write_text(manifest(name, words, **job))
+    key = NINE[name][0]
+    text = (
+        changes if isinstance(changes, str) else json.dumps(deepspeed_json(key) | (changes or {}), indent=2)
+    )
+    (folder / f"ds_config_{key}.json").write_text(text)
+    return lint([folder / "job.yaml"], list(overrides))
+
+
+def lines(findings: list[Finding], rule: str) -> list[str]:
+    """What is printed of one rule."""
+    return [line for finding in findings if finding.rule == rule for line in finding.lines()]
+
+
+def test_zero_of_the_flags_against_the_json(tmp_path):
+    """Upstream's 125M: --zero-stage 0, stage 2 in the JSON."""
+    assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
+        "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
+        "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6): the JSON's stage is the one that "
+        "runs.",
+        "  Set both to 2.",
+    ]
+
+
+def test_zero_2_with_a_pipeline(tmp_path):
+    """Upstream's 1.3B in 4 stages."""
+    assert lines(lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")]), "zero_goes_with_the_pipeline") == [
+        "error, cannot run: ds_config_1-3b.json:6: zero_optimization.stage",
+        "  2 with pipeline-model-parallel-size(4) (gpt-1-3b-4xdp-4xpp.yaml:15): DeepSpeed refuses ZeRO 2 "
+        "and 3 in "
+        "a pipeline.",
+        "  Set the stage to 1.",
+    ]
+
+
+def test_zero_2_without_no_pipeline_parallel(tmp_path):
+    """Megatron-DeepSpeed takes its pipeline engine for one stage too."""
+    findings = linted(tmp_path, without=["--no-pipeline-parallel"])
+    assert lines(findings, "zero_goes_with_the_pipeline") == [
+        "error, cannot run: ds_config_125m.json:6: zero_optimization.stage",
+        "  2 without --no-pipeline-parallel: Megatron-DeepSpeed takes the pipeline engine for one stage "
+        "too, and "
+        "DeepSpeed refuses ZeRO 2 and 3 in a pipeline.",
+        "  Add --no-pipeline-parallel, or set the stage to 1.",
+    ]
+
+
+def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
+    """Upstream's samples are twice the tokens; and too few samples end the training early."""
+    assert lines(lint([write(tmp_path, "gpt-125m")]), "samples_are_the_tokens") == [
+        "warning, costs a wrong progress bar: gpt-125m.yaml:26: --train-samples",
+        "  2,500,000 samples of 2,048 tokens are 5.12B, but train-tokens(2,500,000,000) ends training at "
+        "step 4,769 "
+        "of the 9,765 that the log counts: progress ends at 49%, and the time left is shown 2.05 times too "
+        "long.",
+        "  Set --train-samples 1220864, which is the tokens in whole steps.",
+    ]
+    short = linted(tmp_path, "--train-samples=1000000", without=["--train-samples"])
+    assert "training ends at step 3,906, before train-tokens(2,500,000,000) at step 4,769." in "".join(
+        lines(short, "samples_are_the_tokens")
+    )
+    assert (
+        lines(
+            linted(tmp_path, "--train-samples=1220864", without=["--train-samples"]), "samples_are_the_tokens"
+        )
+        == []
+    )
+
+
+def test_one_name_and_one_folder_for_several_jobs(tmp_path):
+    """Upstream's three files of 125M."""
+    findings = lint([write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")])
+    assert lines(findings, "names_are_their_own") == [
+        "error, cannot run: gpt-125m-2xdp.yaml:4: metadata.name",
+        "  gpt-125m is the name of the job in gpt-125m.yaml:4 too.",
+        "  Call this one gpt-125m-2xdp.",
+    ]
+    assert lines(findings, "folders_are_their_own") == [
+        "error, costs a run that goes on with another run's weights: gpt-125m-2xdp.yaml:48: --save",
+        "  output/gpt-125m/model is the folder of the job in gpt-125m.yaml:48 too: each would resume from "
+        "the "
+        "other's checkpoints.",
+        "  Set --save and --load to output/gpt-125m-2xdp/model.",
+    ]
+
+
+def test_the_175b_script_on_one_node(tmp_path):
+    """128 ranks for 8 GPUs, and a ramp-up that the program refuses beside --train-iters."""
+    (tmp_path / "train_175b.sh").write_text(script_175b())
+    findings = lint([tmp_path / "train_175b.sh"])
+    assert lines(findings, "ranks_fill_the_machines") == [
+        "error, cannot run: train_175b.sh:46: --pipeline-model-parallel-size",
+        "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: no whole number of "
+        "data-parallel "
+        "copies.",
+        "  Take 16 nodes, or smaller sizes whose product divides 8.",
+    ]
+    assert lines(findings, "growth_counts_samples") == [
+        "error, cannot run: train_175b.sh:30: --rampup-batch-size",
+        "  with --train-iters at train_175b.sh:31: the program refuses a growing batch if it counts "
+        "iterations.",
+        "  Give the length in --train-samples, and the decay in --lr-decay-samples.",
+    ]
+    assert lines(findings, "ramp_up_has_a_successor") == [
+        "warning, costs a version that may no longer grow the batch: train_175b.sh:30: --rampup-batch-size",
+        "  16 16 5859375: megatron-lm@d98e8a64 is after 2026-04-21, when --step-batch-size-schedule took "
+        "its place.",
+        '  Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export writes '
+        "them "
+        "exactly.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule", "expected"),
+    [
+        (
+            ["--nccl-timeout=30"],
+            "flags_exist",
+            [
+                "error, cannot run: job.yaml:59: --nccl-timeout",
+                "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --distributed-timeout-minutes.",
+                "  Take it out, or write the flag that is meant.",
+            ],
+        ),
+        (
+            ["--save-dir=x"],
+            "flags_exist",
+            [
+                "error, cannot run: job.yaml:59: --save-dir",
+                "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --save.",
+                "  Take it out, or write the flag that is meant.",
+            ],
+        ),
+        (
+            ["--clip-grad=0.5"],
+            "flags_are_given_once",
+            [
+                "warning, costs a run of other settings than the file seems to say: job.yaml:59: --clip-grad",
+                "  --clip-grad 1.0 at job.yaml:35 too: the last one counts, --clip-grad 0.5.",
+                "  Keep one.",
+            ],
+        ),
+        (
+            ["--num-attention-heads=10"],
+            "sizes_divide",
+            [
+                "error, cannot run: job.yaml:59: --num-attention-heads",
+                "  10 does not divide hidden-size(768); nearest: 8, 12.",
+                "  Set --num-attention-heads to one of 8, 12.",
+            ],
+        ),
+        (
+            ["--tensor-model-parallel-size=5"],
+            "sizes_divide",
+            [
+                "error, cannot run: job.yaml:59: --tensor-model-parallel-size",
+                "  5 does not divide num-attention-heads(12); nearest: 4, 6.",
+                "  Set --tensor-model-parallel-size to one of 4, 6.",
+            ],
+        ),
+        (
+            ["--pipeline-model-parallel-size=5"],
+            "sizes_divide",
+            [
+                "error, cannot run: job.yaml:59: --pipeline-model-parallel-size",
+                "  5 does not divide num-layers(12); nearest: 4, 6.",
+                "  Set --pipeline-model-parallel-size to one of 4, 6.",
+            ],
+        ),
+        (
+            ["--seq-length=4096"],
+            "positions_hold_the_sequence",
+            [
+                "error, cannot run: job.yaml:59: --seq-length",
+                "  4096 is more than max-position-embeddings(2048).",
+                "  Set --max-position-embeddings 4096.",
+            ],
+        ),
+        (
+            ["--global-batch-size=250"],
+            "batch_divides",
+            [
+                "error, cannot run: job.yaml:59: --global-batch-size",
+                "  250 is no multiple of micro-batch-size(16) * data-parallel(1) = 16.",
+                "  Nearest: 240, 256.",
+            ],
+        ),
+        (
+            ["--swiglu"],
+            "has_a_field",
+            [
+                "note: job.yaml:59",
+                "  --swiglu: changes the run, and no field here says it. Leave it out if the run can do "
+                "without it.",
+                "  nbtrain import fails at it.",
+            ],
+        ),
+    ],
+)
+def test_flags_of_a_job(flags, rule, expected, tmp_path):
+    """Place, what was found, the rule with its numbers, the fix."""
+    assert lines(linted(tmp_path, *flags), rule) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "expected"),
+    [
+        (
+            {"train_batch_size": 128},
+            "json_batch_agrees",
+            [
+                "error, cannot run: ds_config_125m.json:2: train_batch_size",
+                "  128, but --global-batch-size is 256 (job.yaml:24): DeepSpeed asserts that they agree.",
+                "  Set both to 256.",
+            ],
+        ),
+        (
+            {"gradient_accumulation_steps": 8},
+            "json_batch_agrees",
+            [
+                "error, cannot run: ds_config_125m.json:2: train_batch_size",
+                "  256 is not train_micro_batch_size_per_gpu(16) * gradient_accumulation_steps(8) * "
+                "data-parallel(1) = "
+                "128.",
+                "  Set it to 128, or leave gradient_accumulation_steps out.",
+            ],
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "sub_grup_size": 5}},
+            "json_keys_are_known",
+            [
+                "error, cannot run: ds_config_125m.json:7: zero_optimization.sub_grup_size",
+                "  DeepSpeed 0.19.8 does not know in zero_optimization. Nearest: sub_group_size. Take it "
+                "out, or "
+                "correct its name.",
+            ],
+        ),
+        (
+            {"train_bach_size": 5},
+            "json_keys_are_known",
+            [
+                "error, cannot run: ds_config_125m.json:20: train_bach_size",
+                "  DeepSpeed has no such key and ignores it. Nearest: train_batch_size.",
+                "  Take it out, or correct its name.",
+            ],
+        ),
+        (
+            {"sparse_attention": {"mode": "fixed"}},
+            "json_keys_are_known",
+            [
+                "error, cannot run: ds_config_125m.json:20: sparse_attention",
+                "  DeepSpeed 0.19.8 rejects: what it turned on has been removed. Take it out.",
+            ],
+        ),
+        (
+            {"fp16": {"enabled": False}, "bf16": {"enabled": True}},
+            "formats_agree",
+            [
+                "error, cannot run: job.yaml:37: --fp16",
+                "  bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in another format "
+                "than the "
+                "model's.",
+                '  Write "fp16": {"enabled": true} there.',
+            ],
+        ),
+        (
+            {"fp16": {"enabled": True}},
+            "loss_scale_has_rules",
+            [
+                "warning, costs skipped steps at the start: ds_config_125m.json:11: fp16",
+                "  enabled without rules for the loss scale: DeepSpeed begins at 2^16 and waits 1,000 steps "
+                "before it "
+                "doubles; the first steps overflow and are skipped.",
+                '  Add "loss_scale": 0, "initial_scale_power": 11, "loss_scale_window": 500, "hysteresis": '
+                "2, "
+                '"min_loss_scale": 1.',
+            ],
+        ),
+        (
+            '{"train_batch_size": 256, // all ranks\n"zero_optimization": {"stage": 2,}, "fp16": '
+            '{"enabled": true}}',
+            "json_is_json",
+            [
+                "error, cannot run: ds_config_125m.json:1",
+                "  a comment (//): Python's json, which DeepSpeed reads with, refuses it.",
+                "  Take it out.",
+                "error, cannot run: ds_config_125m.json:2",
+                "  a comma before }: Python's json refuses it.",
+                "  Take it out.",
+            ],
+        ),
+        (
+            '{"train_batch_size": 256,\n"train_batch_size": 256}',
+            "json_is_json",
+            [
+                "warning, costs a key that does not count: ds_config_125m.json:2",
+                "  train_batch_size is written twice; the last one counts.",
+                "  Take one out.",
+            ],
+        ),
+    ],
+)
+def test_the_json_of_a_job(changes, rule, expected, tmp_path):
+    """Against the flags, the layout and DeepSpeed's own keys."""
+    assert lines(linted(tmp_path, changes=changes), rule) == expected
+
+
+def test_more_ranks_than_gpus(tmp_path):
+    """slotsPerWorker against the container's limit."""
+    text = manifest("gpt-125m").replace("slotsPerWorker: 1", "slotsPerWorker: 4")
+    (tmp_path / "job.yaml").write_text(text)
+    (tmp_path / "ds_config_125m.json").write_text(json.dumps(deepspeed_json("125m")))
+    assert lines(lint([tmp_path / "job.yaml"]), "slots_are_gpus") == [
+        "error, cannot run: job.yaml:9: slotsPerWorker",
+        "  4 ranks on each node, but the container asks for 1 GPUs (job.yaml:77).",
+        "  Make the two equal.",
+    ]
+
+
+def test_checkpoints_against_the_volume(tmp_path):
+    """Megatron keeps every one; the claim's size is in its own manifest."""
+    path = write(tmp_path, "gpt-1-3b-4xdp")
+    claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec:\n"
+    claim += "  resources: {requests: {storage: 200Gi}}\n"
+    path.write_text(f"{path.read_text()}---\n{claim}")
+    assert lines(lint([path]), "checkpoints_fit_the_volume") == [
+        "error, cannot run: 211.8 GiB too little: gpt-1-3b-4xdp.yaml:47: --save-interval",
+        "  24,796 steps / save-interval(1,000) = 24 checkpoints of 17.2 GiB, all of which the program "
+        "keeps: 411.8 "
+        "GiB; the claim at gpt-1-3b-4xdp.yaml:96 has 200.0 GiB.",
+        "  Set --save-interval 2479 for ten of them, or remove old ones.",
+    ]
+
+
+def test_context_ranks_hold_all_weights(tmp_path):
+    """Context parallelism divides tokens, not weights."""
+    script = script_175b(nodes=32).replace(
+        "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 2\n"
+    )
+    (tmp_path / "a.sh").write_text(script)
+    assert lines(lint([tmp_path / "a.sh"]), "context_ranks_hold_all_weights") == [
+        "note: a.sh:37: --context-parallel-size",
+        "  2 ranks share each sequence, not the weights: each holds the states of 1/128 of the layers, "
+        "about 22.8 "
+        "GiB at 18 bytes a parameter, unless the distributed optimizer divides its part.",
+        "  Divide weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
+    ]
+
+
+WIDE = ["--tensor-model-parallel-size=16", "--pipeline-model-parallel-size=1", "--no-pipeline-parallel"]
+SELECTIVE = ["--recompute-granularity=selective"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "changes", "job", "rule", "place"),
+    [
+        # A label of another size, states that do not fit, loaders without cores, a short warm-up.
+        ("gpt-125m", [], {}, {"metadata_name": "gpt-13b"}, "name_says_its_size", "job.yaml:4"),
+        ("gpt-13b-4xdp-4xpp", ["--pipeline-model-parallel-size=2"], {}, {}, "memory_fits", None),
+        ("gpt-1-3b-4xdp-4xpp", [], {}, {}, "loaders_have_cores", "job.yaml:43"),
+        ("gpt-125m", ["--lr-warmup-tokens=1000000"], {}, {}, "warmup_is_long_enough", "job.yaml:59"),
+        ("gpt-125m", ["--lr-warmup-tokens=3000000000"], {}, {}, "rules", "job.yaml:59"),
+        # A fixed loss scale, a rate far from the usual, tensor ranks across nodes, a unit slip, the bubble.
+        ("gpt-125m", [], {"fp16": {"enabled": True, "loss_scale": 1024}}, {}, "fp16_scale_can_move", None),
+        ("gpt-125m", ["--lr=0.1"], {}, {}, "learning_rate_suits_size", "job.yaml:59"),
+        ("gpt-1-3b-4xdp-4xpp", WIDE, {}, {}, "tensor_ranks_share_a_machine", "job.yaml:60"),
+        ("gpt-125m", ["--train-tokens=2500"], {}, {}, "training_is_longer_than_a_step", "job.yaml:59"),
+        ("gpt-13b-4xdp-8xpp", [], {}, {}, "bubble_is_small", None),
+        ("gpt-13b-4xdp-4xpp", SELECTIVE, {}, {}, "full_saves_more_than_selective", "job.yaml:59"),
+        ("gpt-125m", [], {}, {"unit": ""}, "host_memory_is_in_bytes", "job.yaml:73"),
+    ],
+)
+def test_what_the_plan_finds_is_said_of_the_file(name, flags, changes, job, rule, place, tmp_path):
+    """The job is read as a run, and each finding has the place of the flag."""
+    without = ["--checkpoint-activations"] if flags == SELECTIVE else []
+    found = linted(tmp_path, *flags, name=name, without=without, changes=changes, **job)
+    places = [finding.place for finding in found if finding.rule == rule]
+    assert places and place in (None, places[0])
+
+
+def test_the_dearest_come_first(tmp_path):
+    """What cannot run, then what costs hours and bytes, then the rest."""
+    findings = lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [GPU])
+    assert [finding.cost.fatal for finding in findings] == sorted(
+        (one.cost.fatal for one in findings), reverse=True
+    )
+    assert findings[0].rule == "zero_goes_with_the_pipeline" and findings[-1].level == "note"
+
+
+def test_a_json_alone_is_checked(tmp_path):
+    """Without a job only the JSON's own rules hold."""
+    path = tmp_path / "ds_config.json"
+    path.write_text('{\n  "zero_optimization": {"stage": 7},\n  "train_bach_size": 5\n}')
+    assert [finding.place for finding in lint([path])] == ["ds_config.json:3", "ds_config.json:2"]

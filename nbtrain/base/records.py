@@ -227,6 +227,10 @@ class TrainingProgress(Record):
     """Steps that fp16's loss scaling has skipped so far."""
     checkpoint_step: int | None = None
     num_parameters: int | None = None
+    memory_bytes: int | None = None
+    """Peak memory of rank 0's device; on a CPU the process's most resident memory."""
+    pipeline_fraction: float | None = None
+    """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
 
 
 @dataclass

@@ -64,6 +64,8 @@ def summarize(
         # What the rate holds for; a job without a rate keeps that of the job before.
         "measured_with": record_of(config) if progress.samples_per_second else before.get("measured_with"),
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
+        "memory_bytes": newest("memory_bytes", progress.memory_bytes),
+        "pipeline_fraction": newest("pipeline_fraction", progress.pipeline_fraction),
         "loss": newest("loss", progress.loss),
         "last_validation_loss": validation_loss,
         "last_validation_perplexity": perplexity(validation_loss),

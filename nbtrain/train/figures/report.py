@@ -220,6 +220,7 @@ class Report:
         speeds = self.speedometer.at(tokens_per_second)
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
+        self._follow_costs(resident if device_bytes is None else device_bytes)
         self.progress.loss, self.progress.grad_norm = loss, norm
         self.progress.learning_rate = result.learning_rate
         self.progress.tokens_per_second = tokens_per_second
@@ -259,6 +260,12 @@ class Report:
             self._follow_overflows(result)
         if result.logged:
             self._log(result, speeds.mfu, wall_seconds, used, device_fraction)
+
+    def _follow_costs(self, memory_bytes: int) -> None:
+        """What the plan of the next run compares its own figures with."""
+        self.progress.memory_bytes = max(self.progress.memory_bytes or 0, memory_bytes)
+        if self.config.parallel.pipeline_parallel_size > 1:
+            self.progress.pipeline_fraction = self._time_split.step_fraction("pipeline")
 
     def _follow_overflows(self, result: StepResult) -> None:
         self.progress.overflow_steps = result.stability_counts.get("overflow_steps", 0)

@@ -198,6 +198,11 @@ class TimeSplit:
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
         return {**self._sums, "communication": share * in_steps}
 
+    def step_fraction(self, name: str) -> float:
+        """Share of a part in the time of all steps; 0 before the first one."""
+        whole = sum(self._sums[part] for part in (*PARTS, "other"))
+        return self._sums[name] / whole if whole else 0.0
+
     def __str__(self) -> str:
         seconds = self.seconds()
         communication = seconds.pop("communication")

@@ -61,3 +61,17 @@ def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
             (summary["samples_per_second"], summary["measured_with"]["setup"]["shape"]["num_layers"])
         )
     assert layers == [(50.0, load("gpt-tiny").model.num_layers)] * 2
+
+
+def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
+    """What a plan compares its figures with; a later job that measured nothing changes nothing."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    config, me = load("gpt-tiny"), ProcessIdentity.of(os.getpid())
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
+    for memory, fraction in ((2 << 30, 0.25), (None, None)):
+        progress = TrainingProgress(800, 3_276_800, memory_bytes=memory, pipeline_fraction=fraction)
+        beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
+        write_summary(run, config, record, beat)
+        summary = files.read_json(run.summary_json)
+        assert (summary["memory_bytes"], summary["pipeline_fraction"]) == (2 << 30, 0.25)

@@ -220,3 +220,12 @@ def test_a_threshold_below_and_one_turned_off(job):
     assert [(event["alert"], event["message"]) for event in read_events(job)] == [
         ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
     ]
+
+
+def test_waiting_for_other_stages_is_a_share_of_the_steps_alone():
+    """2 of 8 s of steps; a validation of 10 s is not in a step. Before the first step there is none."""
+    split = TimeSplit()
+    assert split.step_fraction("pipeline") == 0.0
+    split.add_step(8.0, {"forward": 5.0, "pipeline": 2.0}, None)
+    split.add(evaluation=10.0)
+    assert split.step_fraction("pipeline") == 0.25

@@ -21,6 +21,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, valid_name, workspace
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
+from nbtrain.config.other_names import other_name
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of
@@ -274,9 +275,9 @@ def unknown_keys(located: Located) -> list[str]:
                 section = prefix.rstrip(".") or "a run"
                 # What holds keys was meant to be a section, if there is one like it.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
+                near = near or _nearest(dotted, known)
                 problems.append(
-                    f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`."
-                    f"{near or _nearest(dotted, known)}"
+                    f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`.{near}"
                 )
             elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
@@ -290,6 +291,8 @@ def _nearest(dotted: str, known: Iterable[str]) -> str:
     words: dict[str, list[str]] = {}
     for key in known:
         words.setdefault(key.rpartition(".")[2], []).append(key)
+    if hint := other_name(last):
+        return hint
     siblings = {
         word: key for word, keys in words.items() for key in keys if key.rpartition(".")[0] == section
     }

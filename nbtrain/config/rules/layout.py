@@ -24,11 +24,37 @@ FP8_CAPABILITY = (9, 0)
 FP8_MULTIPLE = 16
 
 
+def legal_heads(hidden: int, wanted: int, *shared_by: int) -> list[int]:
+    """The counts around `wanted` that divide `hidden` into heads of a usual size, nearest first.
+
+    At most one is below `wanted` and one above; the numbers of ranks in `shared_by` divide both.
+    """
+    counts = [count for count in range(1, hidden + 1) if hidden % count == 0 and _is_usual(hidden // count)]
+    counts = [count for count in counts if not any(count % ranks for ranks in shared_by)]
+    around = [max((count for count in counts if count < wanted), default=0)]
+    around.append(min((count for count in counts if count > wanted), default=0))
+    return sorted(filter(None, around), key=lambda count: abs(count - wanted))
+
+
+def _is_usual(head: int) -> bool:
+    """Flash attention takes heads of at most 256, fastest in multiples of 8; smaller than 32 learn little."""
+    return 32 <= head <= FLASH_HEAD_SIZE and head % 8 == 0
+
+
 def heads_divide(config: RunConfig) -> Problems:
     """All heads have the same width; all tensor-parallel or Ulysses ranks have the same number of heads."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     heads, words = model.num_attention_heads, f"num_attention_heads({model.num_attention_heads})"
-    yield from no_multiple(config, "model.hidden_size", heads, words)
+    hidden, ulysses = model.hidden_size, config.parallel.ds_sequence_parallel_size
+    if hidden % heads and (legal := legal_heads(hidden, heads, tensor, ulysses)):
+        yield (
+            f"{found(config, 'model.num_attention_heads')}\n"
+            f"  must divide hidden_size({hidden}); nearest: "
+            f"{' or '.join(f'{count} (heads of {hidden // count})' for count in legal)}.\n"
+            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}."
+        )
+    else:
+        yield from no_multiple(config, "model.hidden_size", heads, words)
     for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
         yield from no_divisor(config, f"parallel.{key}", heads, words)
     ffn = model.resolved_ffn_hidden_size

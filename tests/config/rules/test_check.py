@@ -49,6 +49,13 @@ BROKEN = {
         ["model.hidden_size=250"],
         "@: model.hidden_size = 250\n  must be a multiple of num_attention_heads(4); nearest: 248, 252.",
     ),
+    "48 heads of a 13B model": (
+        "gpt-13b-4xdp-4xpp",
+        ["model.num_attention_heads=48"],
+        "@: model.num_attention_heads = 48\n"
+        "  must divide hidden_size(5120); nearest: 40 (heads of 128) or 64 (heads of 80).\n"
+        "  Or set hidden_size: 5088, 5136.",
+    ),
     "tensor ranks that do not divide the heads": (
         "gpt-13b-4xdp-4xpp-4xtp",
         ["parallel.tensor_parallel_size=3", "resources.nodes=6", "model.ffn_hidden_size=15360"],

@@ -237,3 +237,18 @@ def test_processes_spread_evenly_over_machines_without_gpus():
     assert messages("layout_fits_resources", on_cpu, "parallel.data_parallel_size=4") == []
     [message] = messages("layout_fits_resources", on_cpu, "parallel.data_parallel_size=3")
     assert message.endswith("which do not spread evenly over nodes(2). Nearest: 1, 3.")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "wanted", "shared_by", "expected"),
+    [
+        (5120, 48, (1, 1), [40, 64]),
+        (5120, 48, (16, 1), [32, 64]),
+        (768, 7, (1, 1), [6, 8]),
+        (768, 100, (1, 1), [24]),
+        (250, 4, (1, 1), []),
+    ],
+)
+def test_head_counts_that_are_named_are_legal(hidden, wanted, shared_by, expected):
+    """Divisors of the width with heads of 32 to 256 in multiples of 8, which the ranks share evenly."""
+    assert layout.legal_heads(hidden, wanted, *shared_by) == expected

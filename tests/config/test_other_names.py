@@ -1,0 +1,67 @@
+"""Names of other training programs, answered with the field that they are here."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import field_keys, load
+from nbtrain.config.other_names import FIELD_OF, INSTEAD, other_name
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("nccl_timeout", "a run has no key `nccl_timeout`. Nearest: parallel.process_group_timeout_seconds."),
+        ("precision.fp8_format", "precision has no key `fp8_format`. Nearest: precision.fp8."),
+        (
+            "parallel.context_parallel_size",
+            "parallel has no key `context_parallel_size`. Nearest: parallel.ds_sequence_parallel_size "
+            "(Ulysses).",
+        ),
+        (
+            "checkpoint.save_dir",
+            "checkpoint has no key `save_dir`. A run is written to $NBTRAIN_OUTPUT/<name>; `name` and "
+            "checkpoint.* decide the rest.",
+        ),
+        (
+            "parallel.tensor-model-parallel-size",
+            "parallel has no key `tensor-model-parallel-size`. Nearest: parallel.tensor_parallel_size.",
+        ),
+        ("optimizer.learning_rate", "optimizer has no key `learning_rate`. Nearest: lr_schedule.lr."),
+        (
+            "per_device_train_batch_size",
+            "a run has no key `per_device_train_batch_size`. Nearest: batch.micro_batch_size.",
+        ),
+        (
+            "lr_schedule.warmup_steps",
+            "lr_schedule has no key `warmup_steps`. Nearest: lr_schedule.lr_warmup_steps.",
+        ),
+        ("model.n_layer", "model has no key `n_layer`. Nearest: model.num_layers."),
+        (
+            "num_train_epochs",
+            "a run has no key `num_train_epochs`. A run's length is batch.train_tokens; the plan says how "
+            "many "
+            "epochs of the dataset these are.",
+        ),
+        # A typing error of a name of our own is still answered by letters.
+        ("optimizer.weight_decy", "optimizer has no key `weight_decy`. Nearest: optimizer.weight_decay."),
+        ("model.zero_stage", "model has no key `zero_stage`. Nearest: parallel.zero_stage."),
+    ],
+)
+def test_a_name_of_another_program_is_answered_with_ours(typed, answer):
+    with pytest.raises(ConfigError) as caught:
+        load("gpt-125m", {typed: 1})
+    assert str(caught.value) == f"override {typed}=1: {answer}"
+
+
+def test_every_row_leads_to_a_field_and_names_no_field():
+    """A name that is a field here, in the section that the row names, would never be asked for."""
+    known = set(field_keys())
+    assert set(FIELD_OF.values()) <= known
+    assert not {f"{FIELD_OF[name].rpartition('.')[0]}.{name}" for name in FIELD_OF} & known
+    assert not set(FIELD_OF) & set(INSTEAD)
+    assert len(FIELD_OF) + len(INSTEAD) > 200
+
+
+def test_dashes_and_capitals_do_not_matter():
+    assert other_name("--Num-Layers-Of-Mine") == ""
+    assert other_name("--SEQ-LEN") == other_name("seq_len") == " Nearest: model.seq_length."

@@ -167,8 +167,9 @@ function render({ model, el }) {
     document.head.append(style);
   }
   const root = element("div", "nbtrain-what-if"), controls = {};
-  // Or JupyterLab would take the arrow keys of a slider for its own.
+  // Or JupyterLab would take the arrow keys of a slider for its own, by its shortcuts and by the notebook.
   root.dataset.lmSuppressShortcuts = "true";
+  root.addEventListener("keydown", (event) => event.stopPropagation());
   const title = element("div", "w-title"), layout = element("div", "w-layout");
   const three = element("div", "w-words"), moved = element("div", "w-moved");
   const left = element("div", "w-controls"), right = element("div", "w-pictures");

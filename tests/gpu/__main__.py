@@ -66,6 +66,7 @@ class Call:
         by_case = own.rows.setdefault(step.name, {})
         for row in rows:
             by_case.pop(row["name"], None)
+            row = {**row, "words": without_places(row["words"])}
             by_case[row["name"]] = {**row, "key": key_of(step), "command": self.command}
         if complete:
             # Cases that were renamed or taken out; a whole pass has just met all others.
@@ -84,6 +85,13 @@ class Call:
         logs = [path for step in STEPS if (path := WORK / f"{step.name}.log").exists()]
         texts = (f"===== {path.name}\n{path.read_text(errors='replace')[-2_000_000:]}" for path in logs)
         (folder / "gpu-logs.txt").write_text("\n".join(texts))
+
+
+def without_places(words: str) -> str:
+    """A sentence without the folders of this machine, which mean nothing to a reader of the page."""
+    for folder in (REPOSITORY, sys.prefix, Path.home()):
+        words = words.replace(f"{folder}{os.sep}", "")
+    return words
 
 
 def rows_of(call: Call, step: Step) -> dict[str, Row]:

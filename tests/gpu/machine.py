@@ -165,7 +165,7 @@ def look() -> Machine:
         driver=_driver() if answer["gpus"] else "none",
         python=sys.version.split()[0],
         cores=len(os.sched_getaffinity(0)),
-        versions={name: version for name in VERSIONS if (version := _version(name))} | {"nbtrain": _own()},
+        versions={name: version for name in VERSIONS if (version := version_of(name))} | {"nbtrain": _own()},
     )
 
 
@@ -181,7 +181,8 @@ def _driver() -> str:
     return module.read_text().split("Module")[-1].split()[0] if module.exists() else "not reported"
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Of a distribution; "" if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.gpu.cases import Case, Finding, Impossible, Place
+from tests.gpu.steps import PAGE
 
 
 def cases(place: Place) -> Iterator[Case]:
@@ -30,7 +31,7 @@ def _noted(folder: Path, name: str, find) -> Finding:
 
 
 def _impossible() -> Finding:
-    raise Impossible("no disk here")
+    raise Impossible(f"no disk in {PAGE}")
 
 
 def _poisoned() -> Finding:

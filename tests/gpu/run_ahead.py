@@ -13,7 +13,6 @@ from typing import Any
 from tests.gpu.cases import Case, Finding, Place, passed_if
 from tests.gpu.parity import FORMATS, overrides_of
 from tests.gpu.trained import Trainings
-from tests.gpu.watch import EVENT_CALL
 
 STEPS = 20
 # name: (overrides, whether no wait is allowed)
@@ -49,8 +48,7 @@ def _find(trainings: Trainings, name: str) -> Finding:
 
 def judged(found: dict[str, Any], is_strict: bool) -> Finding:
     """What was counted; a wait fails a run that may not wait."""
-    waits, calls = found["torch"], dict(found["calls"])
-    events = calls.pop(EVENT_CALL, 0)
+    waits, calls, events = found["torch"], found["calls"], found["events"]
     values = {
         "waits of torch": f"{sum(waits.values())} in {found['watched']} steps",
         "waits of the runtime": f"{sum(calls.values())} in {found['profiled']} steps",

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import subprocess
+import sys
+import zipfile
 
 import pytest
 
@@ -66,8 +69,9 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
     assert words["killed"].startswith("the process ended with signal 9 (SIGKILL)")
     assert words["poisoned"].startswith("RuntimeError: CUDA error: an illegal memory access")
     assert "| good | 7 | passed: 2 / 3 |" in call.page
-    assert "| impossible |  | not possible: no disk here |" in call.page
+    assert "| impossible |  | not possible: no disk in docs/gpu.md |" in call.page
     assert "| `made-step` | made cases | **FAILED**: 1 passed, 3 failed, 1 not possible" in call.page
+    assert "no disk in docs/gpu.md" in words["impossible"]
     # Tried again: what failed, and nothing else.
     call.try_("good raises impossible")
     assert call.ran == ["raises"]
@@ -160,6 +164,31 @@ def test_without_a_gpu_nothing_is_run(monkeypatch, capsys, tmp_path):
         text.count("| not run yet: no GPU |") == len(STEPS)
         and json.loads((tmp_path / "gpu.json").read_text()) == {}
     )
+
+
+@pytest.mark.slow
+def test_wheels_are_installed_without_a_network(monkeypatch, tmp_path):
+    """Into a folder that every process of the step gets, once."""
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    info = "made_for_this_test-1.0.dist-info"
+    with zipfile.ZipFile(wheels / "made_for_this_test-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("made_for_this_test.py", "word = 'carried'\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: made-for-this-test\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setattr(machine, "SITE", site)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    machine.install(wheels)
+    before = (site / "wheels.json").stat().st_mtime_ns
+    machine.install(wheels)
+    assert (site / "wheels.json").stat().st_mtime_ns == before
+    code = "import made_for_this_test; print(made_for_this_test.word)"
+    said = subprocess.check_output([sys.executable, "-c", code], env=machine.environment(), text=True)
+    assert said == "carried\n" and machine.version_of("made-for-this-test") == "1.0"
+    (wheels / "broken-1.0-py3-none-any.whl").write_text("no zip")
+    with pytest.raises(OSError, match=r"pip failed: .*broken"):
+        machine.install(wheels)
 
 
 def test_a_torn_line_is_no_row(tmp_path):

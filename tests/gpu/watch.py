@@ -135,7 +135,8 @@ class Waits:
             "watched": self._watched,
             "profiled": self._profiled,
             "torch": dict(self._torch),
-            "calls": dict(self._calls),
+            "calls": {name: count for name, count in self._calls.items() if name != EVENT_CALL},
+            "events": self._calls[EVENT_CALL],
         }
 
 

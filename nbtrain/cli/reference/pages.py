@@ -4,6 +4,7 @@
     docs/metrics.md                    every scalar                       from metrics.py
     docs/run.schema.json               JSON Schema for editors            from config/schema.py
     docs/parallelism.md                what stands between its markers    from config/rules/combinations.py
+    docs/import.md                     what stands between its markers    from planner/foreign/
     examples/megatron-gpt/README.md    the table between its two markers  from the run YAMLs and the planner
 
 tests/docs/test_generated.py says when one of them is stale. All are written from the repository's own files
@@ -22,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
-from nbtrain.cli.reference import parallelism
+from nbtrain.cli.reference import flag_tables, parallelism
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.fields import described
@@ -46,12 +47,19 @@ def generated(repository: Path) -> dict[Path, str]:
     examples = repository / "examples" / "megatron-gpt"
     readme = examples / "README.md"
     combinations = repository / "docs" / "parallelism.md"
+    foreign = repository / "docs" / "import.md"
     marks = parallelism.TABLE_START, parallelism.TABLE_END
     return {
         repository / "docs" / "config.md": config_page(),
         repository / "docs" / "metrics.md": metrics_page(),
         repository / "docs" / "run.schema.json": json.dumps(editor_schema(), indent=2) + "\n",
         combinations: with_table(combinations.read_text("utf-8"), parallelism.combinations_table(), *marks),
+        foreign: with_table(
+            foreign.read_text("utf-8"),
+            flag_tables.mapping_tables(),
+            flag_tables.TABLE_START,
+            flag_tables.TABLE_END,
+        ),
         readme: with_table(readme.read_text("utf-8"), runs_table(examples / "training")),
     }
 

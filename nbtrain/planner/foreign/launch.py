@@ -19,6 +19,7 @@ RANKS_PER_NODE = {
     "--nproc_per_node",
     "--nproc-per-node",
     "--num_gpus",
+    "--npernode",
     "--ntasks-per-node",
     "--gpus-per-node",
 }

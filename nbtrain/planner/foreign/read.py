@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import workspace
+from nbtrain.planner.foreign.flags import VERSIONS, tables
 from nbtrain.planner.foreign.job import Job
 from nbtrain.planner.foreign.json_comments import Document, read_json
 from nbtrain.planner.foreign.launch import Launch, find_launch, sbatch
@@ -24,6 +25,8 @@ def _path(file: str | Path) -> Path:
 
 
 MOST_BYTES = 10_000_000
+# Another program may have a flag or two of Megatron's names.
+FEWEST_FLAGS = 5
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 
@@ -116,6 +119,8 @@ def jobs_of_script(script: Script) -> list[Job]:
             for word in command.words[1:]:
                 if match := SED.match(word.text):
                     substitutions.append((match.group(2), match.group(3)))
+    training = [launch for launch in launches if _trains(launch)]
+    launches = training or launches
     if not launches:
         raise ConfigError(
             f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
@@ -125,14 +130,20 @@ def jobs_of_script(script: Script) -> list[Job]:
     return [_job_of(script, launch, asked, substitutions) for launch in launches]
 
 
+def _trains(launch: Launch) -> bool:
+    """Whether a program gets flags of Megatron; a script may call others before it."""
+    flags = {word.text.partition("=")[0] for word in launch.flags}
+    known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
+    return len(flags & known) >= FEWEST_FLAGS
+
+
 def _job_of(
     script: Script, launch: Launch, asked: dict[str, Word], substitutions: list[tuple[str, str]]
 ) -> Job:
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
-    job.nodes = _value(launch.nodes or asked.get("nodes"))
-    job.gpus_per_node = _value(
-        launch.gpus_per_node or asked.get("gpus-per-node") or asked.get("ntasks-per-node")
-    )
+    job.nodes = _value(launch.nodes) or _value(asked.get("nodes"))
+    ranks = (launch.gpus_per_node, asked.get("gpus-per-node"), asked.get("ntasks-per-node"))
+    job.gpus_per_node = next((value for word in ranks if (value := _value(word))), None)
     world = _value(launch.world_size)
     if world and job.nodes and not job.gpus_per_node and world.value % job.nodes.value == 0:
         job.gpus_per_node = Value(world.value // job.nodes.value, world.place)

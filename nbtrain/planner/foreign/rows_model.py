@@ -285,7 +285,7 @@ def _read_dataset(source: Reading, prefix: str, place: str) -> None:
         folder = f"data/dataset/{source.values['data.name']}"
         source.note(
             place,
-            f"--data-path {prefix}: put {path.name}.bin and .idx there as {folder}/text_document.bin and "
+            f"--data-path {prefix}: put {path.name}.bin and .idx into {folder}/ as text_document.bin and "
             ".idx, or name the text in data.sources.",
         )
 

@@ -18,6 +18,8 @@ NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.
 
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")", "|&")
 
+SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh"}
+
 # Text and where it was written, piece by piece.
 Runs = list[tuple[str, str]]
 
@@ -179,6 +181,8 @@ class _Walk:
                 value = self._assign(raw, match)
                 if value is not None:
                     environment[match.group(1)] = value
+            elif words and words[-1].text in ("-c", "-lc") and SHELLS & {word.text for word in words}:
+                words += self._inner(raw)
             else:
                 words += self._expand(raw)
         if exporting and raws[0].plain == "export":
@@ -225,29 +229,26 @@ class _Walk:
 
     def _expand(self, raw: RawWord) -> list[Word]:
         """The words that the shell makes of one: variables put in, and split at blanks outside quotes."""
-        words: list[Word] = []
-        current: Runs | None = None
+        parts: list[tuple[bool, Runs]] = []
+        """(a word begins here, a part of it)."""
         for piece in raw.pieces:
             if piece.kind == "text":
-                current = [*(current or []), (piece.text, piece.place)]
+                parts.append((False, [(piece.text, piece.place)]))
                 continue
             values = self._values(piece)
             every = piece.kind == "name" and re.search(r"\[@\]|^@$", piece.text)
-            for number, value in enumerate(values if piece.quoted and every else [_joined(values)]):
-                if number and current is not None:
-                    words.append(_word(current))
-                    current = None
-                if piece.quoted:
-                    current = [*(current or []), *value]
-                    continue
-                for begins, part in _split(value):
-                    if begins and current is not None:
-                        words.append(_word(current))
-                        current = None
-                    current = [*(current or []), *part] if part else current
-        if current is not None:
-            words.append(_word(current))
-        return words
+            if piece.quoted:
+                several = values if every else [_joined(values)]
+                parts += [(number > 0, value) for number, value in enumerate(several)]
+            else:
+                parts += _split(_joined(values))
+        return _words_of(parts)
+
+    def _inner(self, raw: RawWord) -> list[Word]:
+        """The words of the script behind `bash -c`; the inner shell puts variables in once more."""
+        inner = [run for text, place in self._runs(raw.pieces) for run in self._runs(_pieces_of(text, place))]
+        words = _words_of(list(_split(inner)))
+        return [Word(word.text.strip("'\""), word.place) for word in words]
 
     def _runs(self, pieces: list[Piece]) -> Runs:
         """Pieces with everything put in, not split."""
@@ -332,6 +333,21 @@ def _one_word(values: list[Runs], place: str = "") -> Word:
 def _word(runs: Runs) -> Word:
     place = next((place for text, place in runs if text), runs[0][1])
     return Word("".join(text for text, _ in runs), place)
+
+
+def _words_of(parts: list[tuple[bool, Runs]]) -> list[Word]:
+    """Words of parts, each of which may begin a new one."""
+    words: list[Word] = []
+    current: Runs | None = None
+    for begins, part in parts:
+        if begins and current is not None:
+            words.append(_word(current))
+            current = None
+        if part:
+            current = [*(current or []), *part]
+    if current is not None:
+        words.append(_word(current))
+    return words
 
 
 def _split(runs: Runs) -> Iterator[tuple[bool, Runs]]:

@@ -366,6 +366,33 @@ def test_a_config_map_holds_the_json(tmp_path):
     )
 
 
+SLURM = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:a100:8
+python prepare_ratios.py --split train
+MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node 8 --nnodes $SLURM_NNODES"
+export CMD=" \\
+    `pwd`/pretrain_gpt.py \\
+    FLAGS"
+srun --jobid $SLURM_JOB_ID bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 2>&1 | tee log
+"""
+
+
+def test_a_slurm_script_launches_by_bash_c(tmp_path):
+    """Nodes and GPUs are those of #SBATCH; a program without Megatron's flags is passed over."""
+    (tmp_path / "job.slurm").write_text(SLURM.replace("FLAGS", LM_FLAGS))
+    config = import_files([tmp_path / "job.slurm"]).config
+    assert (config.resources.nodes, config.resources.gpus_per_node, config.resources.cpus_per_node) == (
+        4,
+        8,
+        32,
+    )
+    assert (config.parallel.data_parallel_size, config.name) == (16, "job")
+
+
 def test_an_existing_yaml_is_not_written_over(tmp_path):
     """Unless it is asked for."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])

@@ -37,6 +37,11 @@ def last(text: str) -> list[str]:
         ("a=0\nfor i in 1 2; do\n a=$i\ndone\nrun $a", ["run", "${a}"]),
         ("f () {\n a=1\n}\nrun done", ["run", "done"]),
         ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
+        (
+            'CMD=" \\\n `pwd`/x.py --a \'b|c\'"\nL=torchrun\nsrun -N 2 bash -c "$L --rank \\$R $CMD"',
+            ["srun", "-N", "2", "bash", "-c", "torchrun", "--rank", "$R", "$(pwd)/x.py", "--a", "b|c"],
+        ),
+        ("CMD='x.py --a'\nsrun bash -c 'torchrun $CMD'", ["srun", "bash", "-c", "torchrun", "x.py", "--a"]),
         ("if false; then run a; fi; run b", ["run", "b"]),
     ],
 )

@@ -32,8 +32,9 @@ of which is a setup like a run of yours. What a source leaves open is filled by 
 training program (tests/benchmarks/published.py), never for one case.
 
 The constants belong to generations of devices (nbtrain/planner/time/rates.py) and to training programs
-(nbtrain/planner/engines.py). They were fitted to about half of the sources ("train") and are held against the
-others ("test"), so that fitting cannot flatter. Which parts a step has was decided with all cases in view.
+(nbtrain/planner/engines.py). They were fitted to some of the sources (tests/benchmarks/plan_fit.py) and are
+held against the others too, so that fitting cannot flatter. Which parts a step has was decided with all cases
+in view.
 The constants of the engine nbtrain are those of the upstream example until somebody measures on a GPU."""
 
 

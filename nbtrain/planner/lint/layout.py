@@ -143,12 +143,12 @@ def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
 def estimates_see_everything(subject: Subject) -> Iterator[Finding]:
     """What the planner does not count."""
     config = subject.config
-    if config.parallel.fpdt_chunk_tokens or config.precision.fp8:
+    if config.parallel.fpdt_chunk_tokens:
         yield finding_of(
             config,
             "estimates_see_everything",
-            "precision.fp8" if config.precision.fp8 else "parallel.fpdt_chunk_tokens",
-            "The effect of FPDT and FP8 on time is not estimated: it is counted without them.",
+            "parallel.fpdt_chunk_tokens",
+            "The effect of FPDT on time is not estimated: it is counted without its chunks in host memory.",
             level="warning",
         )
 

@@ -52,7 +52,7 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
     """
     setup = setup_of(config)
     found = measured_rate(config) if use_measured else None
-    rates = rates_of_run(config, use_measured and found is None)
+    rates = rates_of_run(config, use_measured)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
         return DurationEstimate(None, None, 0.0, _unknown(config, setup))

@@ -12,6 +12,8 @@ from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.actual import Comparison, compare
+from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.cost import CostEstimate, estimate_cost
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
@@ -40,6 +42,8 @@ class Plan:
     """Device hours, money and energy."""
     findings: list[Finding] = field(default_factory=list)
     """What does not fit or will disappoint, in numbers, the dearest first."""
+    compared: list[Comparison] = field(default_factory=list)
+    """What the run's last job measured, beside what is planned; empty if it ran otherwise or not at all."""
 
     @property
     def warnings(self) -> list[str]:
@@ -173,7 +177,8 @@ class Plan:
             time_rows["traffic"] = f"one rank sends in a step: {', '.join(by_kind)}"
         time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
-        return dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
+        made = dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
+        return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
     def lines(self) -> list[str]:
         """The plan as text, one line per figure."""
@@ -226,6 +231,7 @@ class Plan:
             "duration": asdict(self.duration),
             "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
             "cost": {**asdict(self.cost), "money": self.cost.money},
+            "measured": [asdict(one) for one in self.compared],
             "epochs": self.epochs,
             "warnings": self.warnings,
             "findings": [finding.to_dict() for finding in self.findings],
@@ -255,4 +261,10 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
     cost = estimate_cost(config, duration.seconds)
     subject = Subject(config, memory, duration, disk, cost)
     findings = findings_of(subject)
-    return Plan(config, count_parameters(config), memory, duration, disk, subject.epochs, cost, findings)
+    compared = []
+    if use_measured:
+        step = duration.step
+        bubble = duration.bubble_fraction
+        compared = compare(config, step.seconds if step else None, memory.total_bytes, bubble)
+    counted = count_parameters(config)
+    return Plan(config, counted, memory, duration, disk, subject.epochs, cost, findings, compared)

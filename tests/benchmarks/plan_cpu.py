@@ -64,7 +64,9 @@ class Contender:
         self.overrides = overrides(model, layout)
         self.run = launch.make_run(root, self.overrides, self.name.replace(" ", "-"))
         threads = str(max((os.cpu_count() or 1) // ranks, 1))
-        self.process: subprocess.Popen = launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads)
+        self.process: subprocess.Popen = launch.start(
+            self.run, root / "data", ranks, OMP_NUM_THREADS=threads, OMP_WAIT_POLICY="PASSIVE"
+        )
         self.medians: list[float] = []
         self.cpu_seconds: list[float] = []
 

@@ -27,6 +27,8 @@ from nbtrain.base.parent_death import die_with_parent
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 # Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
 FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
+# Slices that the steps of engines take beyond one for each figure (engine_steps.SLICES).
+STEP_SLICES = {"cpu": 2 * 20, "gpu": 2 * 8}
 # A start of ranks takes this long: imports of torch and DeepSpeed.
 START_SECONDS = 10.0
 LAST_LINES = 12
@@ -49,13 +51,14 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     starts = plan_of(device, cores)
     total = sum(figures for *_, figures in starts)
     yield {"kind": "plan", "figures": total}
+    slices = sum(figures + STEP_SLICES[device] * ("steps" in parts) for *_, parts, figures in starts)
     measuring = max(request["seconds"] - START_SECONDS * len(starts), 0.2 * request["seconds"])
     for ranks, threads, parts, _ in starts:
         work = {
             "device": device,
             "parts": parts,
             "model_formats": MODEL_FORMATS[device],
-            "slice_seconds": measuring / total,
+            "slice_seconds": measuring / slices,
             "clock": request.get("clock", "wall"),
         }
         yield from run_ranks(ranks, threads, work)

@@ -7,8 +7,8 @@ import torch
 
 from nbtrain.base.errors import JobError
 from nbtrain.train.calibration import collectives, kernels
-from nbtrain.train.calibration.__main__ import FIGURES, plan_of, run_ranks
-from nbtrain.train.calibration.engine_steps import MODELS
+from nbtrain.train.calibration.__main__ import FIGURES, STEP_SLICES, plan_of, run_ranks
+from nbtrain.train.calibration.engine_steps import MODELS, SLICES
 from nbtrain.train.calibration.stopwatch import LEAST_CALLS, Stopwatch
 from nbtrain.train.calibration.worker import ZERO_STAGES
 
@@ -82,6 +82,7 @@ def test_the_bar_counts_what_the_ranks_measure():
         stages = sum(len(ZERO_STAGES) - (dtype != "fp32") for dtype in model)
         own = kernels.count(device, sizes, formats, model) + stages * len(MODELS)
         assert FIGURES[device] == own
+        assert STEP_SLICES[device] == (SLICES - 1) * stages * len(MODELS)
     assert FIGURES["collectives"] == len(collectives.KINDS) * len(collectives.CPU_BYTES)
     assert len(collectives.CPU_BYTES) == len(collectives.GPU_BYTES)
 

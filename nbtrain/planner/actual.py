@@ -1,0 +1,73 @@
+"""Predicted against actual: what a plan says of a run, beside what the run's last job measured.
+
+The job's end writes step time, peak memory and the wait for other pipeline stages into summary.json
+(jobs/supervisor/summary.py), with the setup that they hold for (measured.py). A comparison is made only if
+the planned setup is that one: otherwise two runs would be compared.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nbtrain.base import amounts, files
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.measured import measured_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of a plan, and what was measured."""
+
+    name: str
+    """step, memory or bubble."""
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How much less the run took than was predicted: -0.02 is 2 % less."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    @property
+    def text(self) -> str:
+        """E.g. "predicted 1.21 s a step, measured 1.18 s: -2 %"."""
+        if self.name == "step":
+            head = f"predicted {self.predicted:.3g} s a step, measured {self.measured:.3g} s"
+        elif self.name == "memory":
+            head = (
+                f"predicted {amounts.size(self.predicted)}, measured {amounts.size(self.measured)} of rank 0"
+            )
+        else:
+            points = 100 * (self.measured - self.predicted)
+            return (
+                f"predicted {self.predicted:.0%} of a step, measured {self.measured:.0%} with transfers "
+                f"(rank 0): {points:+.0f} points"
+            )
+        return f"{head}: {100 * self.error:+.0f} %"
+
+
+def compare(
+    config: RunConfig, step_seconds: float | None, memory_bytes: float | None, bubble_fraction: float
+) -> list[Comparison]:
+    """The planned figures of a run beside those of its last job; empty if it has not run with this setup."""
+    found = measured_rate(config)
+    if found is None or found.differences:
+        return []
+    summary = files.read_json(RunDir.named(config.name).summary_json) or {}
+    measured_step = config.tokens_per_step / found.tokens_per_second
+    compared = [Comparison("step", step_seconds, measured_step)] if step_seconds else []
+    if memory_bytes and (used := _positive(summary.get("memory_bytes"))):
+        compared.append(Comparison("memory", memory_bytes, used))
+    waited = _positive(summary.get("pipeline_fraction"))
+    if config.parallel.pipeline_parallel_size > 1 and waited:
+        compared.append(Comparison("bubble", bubble_fraction, waited))
+    return compared
+
+
+def rows(compared: Iterable[Comparison]) -> dict[str, str]:
+    """As rows of a plan."""
+    return {one.name: one.text for one in compared}
+
+
+def _positive(value: object) -> float | None:
+    return value if isinstance(value, int | float) and value > 0 else None

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.legal import PLAIN, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
-from nbtrain.planner.search import Refused, Scored, SearchResult, why_not
+from nbtrain.planner.search import ROOMY_FRACTION, Refused, Scored, SearchResult, run_seconds, why_not
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,7 +176,7 @@ class FoundLayouts:
             "step_parts": step_parts(one),
             "tokens_per_second": one.setup.tokens_per_step / one.seconds,
             "mfu": one.mfu,
-            "run_seconds": run_seconds(self.result, one),
+            "run_seconds": _run_seconds(self.result, one),
             "device_bytes": one.memory.total_bytes,
             "headroom_bytes": one.headroom_bytes,
             "host_bytes": one.memory.total_host_bytes,
@@ -191,15 +190,15 @@ def step_parts(one: Scored) -> dict[str, float]:
     return {part.name: getattr(one.step, part.name) for part in fields(one.step)}
 
 
-def run_seconds(result: SearchResult, one: Scored) -> float | None:
-    """Seconds of the whole run, validation and checkpoints counted; None for a shape."""
+def _run_seconds(result: SearchResult, one: Scored) -> float | None:
+    """Seconds of the whole run; None for a shape."""
     if result.space.config is None:
         return None
-    return estimate_duration(result.space.run(one.layout, check=False), use_measured=False).seconds
+    return run_seconds(result.space.run(one.layout, check=False), one.setup, one.step)
 
 
 def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
-    whole = run_seconds(result, one)
+    whole = _run_seconds(result, one)
     parts = step_parts(one)
     waits = one.seconds - parts["compute"] - parts["recompute"]
     return (
@@ -226,6 +225,8 @@ def against(result: SearchResult, one: Scored) -> str:
     largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
     words = [f"{part} {changes[part]:+.2g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
     change = f"{one.seconds / best.seconds - 1:+.1%}"
+    if one.headroom < ROOMY_FRACTION:
+        words.append(f"only {one.headroom:.0%} to spare")
     return f"{change}: {', '.join(words)}" if words else change
 
 

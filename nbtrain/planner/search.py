@@ -22,6 +22,8 @@ from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import OverridePlace
+from nbtrain.planner.calibrated_rates import calibrated_rates
+from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.family import is_preset, preset
 from nbtrain.planner.legal import (
     PLAIN,
@@ -39,6 +41,7 @@ from nbtrain.planner.legal import (
 )
 from nbtrain.planner.memory import MemoryEstimate, estimate
 from nbtrain.planner.setup import Place, Setup
+from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step
 
 # A layout that leaves less than this share of the GPU is ranked as slower: fragmentation may end the run.
@@ -399,4 +402,23 @@ def score(space: Space, layout: Layout) -> Scored:
     setup = space.setup(layout)
     memory = estimate(setup)
     fits = bool(memory.fits) and memory.fits_host is not False
-    return Scored(layout, setup, memory, estimate_step(setup) if fits else None)
+    return Scored(layout, setup, memory, estimate_step(setup, rates_of(space)) if fits else None)
+
+
+def rates_of(space: Space) -> Rates | None:
+    """What the GPU reaches: as measured by `nbtrain calibrate` if it is this machine's; None if not known."""
+    if "rates" not in space.memo:
+        device, base = space.base.device, space.base
+        known = device is not None and device.peak(base.dtype) is not None
+        rates = rates_of_device(device, base.fabric_bytes_per_second) if device and known else None
+        space.memo["rates"] = calibrated_rates(rates, base) if rates else None
+    return space.memo["rates"]
+
+
+def run_seconds(config: RunConfig, setup: Setup, step: StepTime | None) -> float | None:
+    """Seconds of a whole run whose step takes `step`, validation and checkpoints counted."""
+    seconds, tabled = estimate_duration(config, use_measured=False).seconds, estimate_step(setup)
+    if seconds is None or step is None or tabled is None:
+        return None
+    # A calibrated step changes the run in proportion.
+    return seconds * step.seconds / tabled.seconds

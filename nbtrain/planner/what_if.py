@@ -18,7 +18,6 @@ from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.disk import estimate_disk
-from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.legal import (
     RECOMPUTATIONS,
     Cut,
@@ -34,7 +33,7 @@ from nbtrain.planner.legal import (
     space_of,
 )
 from nbtrain.planner.memory import PARTS, MemoryEstimate, estimate, stage_parts
-from nbtrain.planner.search import run_on
+from nbtrain.planner.search import rates_of, run_on, run_seconds
 from nbtrain.planner.setup import Place, Setup
 from nbtrain.planner.time.step import StepTime, estimate_step
 
@@ -167,10 +166,10 @@ class WhatIf:
     def shown(self) -> dict[str, Any]:
         """Everything that is drawn: three words, controls, memory of each stage, time by part, and rows."""
         setup = self.space.setup(self.layout)
-        memory, step = estimate(setup), estimate_step(setup)
+        memory, step = estimate(setup), estimate_step(setup, rates_of(self.space))
         config = self.space.run(self.layout, check=False)
         disk = estimate_disk(config)
-        seconds = estimate_duration(config, use_measured=False).seconds
+        seconds = run_seconds(config, setup, step)
         return {
             "title": self.title,
             "layout": self.layout.words,

@@ -215,3 +215,22 @@ def test_a_shape_is_searched_without_a_run(tmp_path):
         found.use(1, tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match="a shape has no GPUs of its own"):
         search(shape)
+
+
+def test_a_calibration_of_this_machine_is_used(monkeypatch):
+    """Rates that are measured take the place of tabled ones, for a step and for the whole run."""
+    from dataclasses import replace
+
+    from nbtrain.planner import search as module
+
+    tabled = FoundLayouts(search("1.3B", 4, None, "A100-40GB"))
+
+    def doubled(rates, setup):
+        return replace(rates, matmul_flops={dtype: 2 * flops for dtype, flops in rates.matmul_flops.items()})
+
+    monkeypatch.setattr(module, "calibrated_rates", doubled)
+    measured = FoundLayouts(search("1.3B", 4, None, "A100-40GB"))
+    faster = measured[1].seconds / tabled[1].seconds
+    assert faster < 0.8
+    runs = [found.to_dict()["layouts"][0]["run_seconds"] for found in (measured, tabled)]
+    assert runs[0] < 0.8 * runs[1]

@@ -96,6 +96,7 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
     hidden, own = shape.hidden_size, setup.engine == "nbtrain"
     # Inputs of products, in FP8 one byte if the program keeps the rounded copies.
     kept_input = 1 if setup.fp8 and habits.keeps_fp8 else element
+    input_cut = 1 if habits.gathered_inputs else cut
     norms = tokens * (2 * stream * hidden + (8 if shape.rmsnorm else 16)) / cut
     masks = 0.0
     if shape.hidden_dropout:
@@ -121,12 +122,14 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
     inside += element * query * outputs
     if kept_input < element:
         inside += kept_input * query
-    attention = tokens * (kept_input * hidden / cut + inside)
+    attention = tokens * (kept_input * hidden / input_cut + inside)
     widths = 1 if recompute == "selective" and habits.selective == "core and activation" else 2
     if shape.gated:
         widths += 2 if habits.unfused_gate else 1
     ffn = shape.ffn_hidden_size / tensor
-    mlp = tokens * (kept_input * hidden / cut + (widths - 1) * element * ffn + min(kept_input, element) * ffn)
+    if setup.recomputes_mlp:
+        widths, ffn = 1, 0.0
+    mlp = tokens * (kept_input * hidden / input_cut + ((widths - 1) * element + kept_input) * ffn)
     return Kinds(norms, attention, mlp, masks, scores)
 
 

@@ -20,13 +20,19 @@ from nbtrain.planner.setup import Setup
 # Measured with torch 2.1: 0.47 GiB with lazily loaded kernels, 0.92 GiB with all of them (A100; stas00,
 # ml-engineering, training/performance).
 CUDA_CONTEXT_BYTES = int(0.9 * GIB)
+# The same in logs of 2022, with torch 1.10: V100 1.24 GiB, A100 1.54 GiB (bigscience).
+OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
 # The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
 NCCL_BYTES = int(1.5 * GIB)
 # A CPU rank's resident memory beside the counted parts: measured with gpt-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
-# Of all that torch allocates: the allocator's free blocks. From logged peaks of allocated memory against
-# whole devices (docs/plan-accuracy.md).
-RESERVE_FRACTION = 0.06
+# Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
+NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
+# Free blocks that torch's allocator holds while there is room, as a share of all that it has allocated: from
+# published peaks of whole devices, of the training half of the sources (docs/plan-accuracy.md).
+RESERVE_FRACTION = 0.14
+# What it cannot give back when the device is full: it frees whole blocks, and tries again.
+LEAST_RESERVE_FRACTION = 0.03
 
 
 def logits_bytes(setup: Setup, stage: Stage) -> int:
@@ -36,7 +42,9 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
     tokens, shape, tensor = setup.tokens_per_micro_batch, setup.shape, setup.tensor_parallel_size
     vocabulary = shape.padded_vocab_size // tensor
     if setup.engine != "nbtrain":
-        return habits_of(setup.engine).logits * tokens * vocabulary
+        habits = habits_of(setup.engine)
+        fused = habits.compiled_logits if setup.compiled else None
+        return (fused or habits.logits) * tokens * vocabulary
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
     # A chunk's logits in the products' format, on a GPU their log-softmax in fp32 beside them.
     transient = chunk * vocabulary * (product_element(setup) + (4 if setup.on_gpu else 0))
@@ -62,9 +70,12 @@ def communication_bytes(setup: Setup, stage: Stage) -> int:
     element = 4 if setup.dtype == "fp32" else 2
     found = 0
     if habits.bucket and setup.zero_stage and setup.data_axis_size > 1:
-        found += element * (min(setup.reduce_bucket_elements, count) * (2 if setup.overlap_comm else 1))
-        found += element * min(setup.allgather_bucket_elements, count)
-    if habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
+        # One bucket is reduced, two in stage 2 with overlap; parameters are gathered in place.
+        buckets = 2 if setup.zero_stage == 2 and setup.overlap_comm else 1
+        found += element * buckets * min(setup.reduce_bucket_elements, count)
+    if habits.whole_in_pipeline and setup.zero_stage and setup.pipeline_parallel_size > 1:
+        found += habits.whole_in_pipeline * count
+    elif habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
         # Whole weights and gradients of a few blocks, and of embedding and output.
         blocks = min(habits.gathered_blocks, stage.layers)
         block = (stage.parameters.attention + stage.parameters.mlp) // max(stage.layers, 1)
@@ -140,7 +151,25 @@ def _step_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def runtime_bytes(setup: Setup) -> int:
-    """CUDA and NCCL, or a CPU process."""
+    """CUDA and NCCL, or a CPU process. Each kind of parallelism has a communicator of its own."""
     if not setup.on_gpu:
         return CPU_RUNTIME_BYTES
-    return CUDA_CONTEXT_BYTES + (NCCL_BYTES if setup.world_size > 1 else 0)
+    kinds = setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.data_axis_size
+    communicators = sum(size > 1 for size in kinds)
+    first = NCCL_BYTES if communicators else 0
+    context = CUDA_CONTEXT_BYTES
+    if setup.engine != "nbtrain":
+        old = habits_of(setup.engine).old_torch
+        capability = setup.device.compute_capability if setup.device else (8, 0)
+        context = OLD_CONTEXT_BYTES[capability >= (8, 0)] if old else CUDA_CONTEXT_BYTES
+    return context + first + max(communicators - 1, 0) * NCCL_MORE_BYTES
+
+
+def reserve_bytes(setup: Setup, allocated: int) -> int:
+    """Free blocks between the allocated ones, on a GPU: as many as there is room for, but a least share."""
+    if not setup.on_gpu:
+        return 0
+    wanted, least = int(RESERVE_FRACTION * allocated), int(LEAST_RESERVE_FRACTION * allocated)
+    if setup.device is None:
+        return wanted
+    return max(min(wanted, setup.device.memory_bytes - allocated - runtime_bytes(setup)), least)

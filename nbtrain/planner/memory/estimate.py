@@ -129,7 +129,8 @@ def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
     for index in looked_at.values():
         stage = stage_of(setup, index)
         parts = _parts(setup, stage)
-        if (total := sum(parts.values())) > most:
+        # Without the reserve, which a full device cuts.
+        if (total := sum(parts.values()) - parts["reserve"]) > most:
             best, most = (stage, parts), total
     assert best is not None
     return best
@@ -154,7 +155,7 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
     pipeline = buffers.pipeline_bytes(setup, stage, activations.in_flight(setup, stage.number))
     workspace = buffers.workspace_bytes(setup, stage, kept + logits) + workspace_more
     allocated = sum(sizes) + kept + logits + communication + pipeline + workspace
-    reserve = int(buffers.RESERVE_FRACTION * allocated) if setup.on_gpu else 0
+    reserve = buffers.reserve_bytes(setup, allocated)
     rest = (kept, logits, communication, pipeline, workspace, buffers.runtime_bytes(setup), reserve)
     return dict(zip(PARTS, (*sizes, *rest)))
 

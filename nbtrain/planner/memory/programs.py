@@ -32,16 +32,23 @@ class MemoryHabits:
     """Of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
     gathered_blocks: int = 0
     """Blocks whose whole weights and gradients a rank holds at one time, under ZeRO 3."""
+    whole_in_pipeline: int = 0
+    """Bytes of whole weights and gradients that a pipeline stage keeps for all its micro batches, under
+    ZeRO 3."""
     bucket: bool = False
     """DeepSpeed's buckets for reducing and gathering, in full size."""
     unfused_gate: bool = True
     """The gated MLP keeps the activated gate beside gate, opening and product."""
     selective: Selective = "core"
     """What selective recomputation drops."""
+    compiled_logits: int | None = None
+    """The same with torch.compile, if that differs: the compiler fuses softmax and its gradient."""
+    gathered_inputs: bool = False
+    """With sequence parallelism the gathered inputs of products are kept, in place of this rank's part."""
     keeps_fp8: bool = False
     """In FP8 the inputs of products are kept in their rounded form."""
-    communicators: int = 4
-    """NCCL communicators of a rank: world, data, tensor and pipeline."""
+    old_torch: bool = False
+    """Its published runs are of torch 1, whose CUDA context is larger."""
     source: str = ""
 
 
@@ -49,10 +56,11 @@ _MEGATRON_CORE = MemoryHabits(
     gradients=4,
     unfused_gate=False,
     keeps_fp8=True,
-    logits=8,
+    logits=7,
     source="Megatron-LM README: 18 bytes, 6 + 12/d with the distributed optimizer; fused SwiGLU and loss",
 )
 _DEEPSPEED = MemoryHabits(
+    old_torch=True,
     gradients=2,
     bf16_gradients=6,
     step_gradients=6,
@@ -65,7 +73,6 @@ _FSDP = MemoryHabits(
     gradients=4,
     master_copy=0,
     gathered_blocks=2,
-    communicators=2,
     logits=14,
     source="FSDP: fp32 shards, 16-bit gathered blocks; logits of torch's cross entropy in 16 bit and fp32",
 )
@@ -76,24 +83,40 @@ PROGRAMS: dict[str, MemoryHabits] = {
         gradients=2,
         bf16_gradients=4,
         step_gradients=4,
+        old_torch=True,
         source="Megatron-LM README: fp16 parameters and gradients, 20 bytes; bf16 with fp32 gradients, 18",
     ),
     "megatron-core": _MEGATRON_CORE,
-    "megatron-bridge": _MEGATRON_CORE,
+    "megatron-bridge": replace(
+        _MEGATRON_CORE,
+        gradients=2,
+        source="Megatron-Bridge's recipes for performance: grad_reduce_in_fp32 off, distributed optimizer",
+    ),
     "megatron-deepspeed": _DEEPSPEED,
     "gpt-neox": _DEEPSPEED,
     "transformers": _DEEPSPEED,
-    "composer": _FSDP,
-    "torchtitan": replace(_FSDP, selective="every other product"),
+    "composer": replace(_FSDP, logits=4, source="LLM Foundry: fused_crossentropy writes gradients in place"),
+    "torchtitan": replace(
+        _FSDP,
+        selective="every other product",
+        whole_in_pipeline=6,
+        compiled_logits=11,
+        gathered_inputs=True,
+        source="torchtitan: a pipeline does not reshard after the forward pass and reduces once a step; "
+        "DTensor keeps what it has gathered",
+    ),
     "metaseq": _FSDP,
-    "litgpt": _FSDP,
-    "nanogpt": _FSDP,
-    "llama": _FSDP,
+    "litgpt": replace(_FSDP, logits=4, unfused_gate=False, source="TinyLlama: fused cross entropy, SwiGLU"),
+    "nanogpt": replace(_FSDP, weights=4, compiled_logits=10),
+    "llama": replace(
+        _FSDP, whole_in_pipeline=6, unfused_gate=False, logits=8, source="arXiv:2407.21783, section 3.3.2"
+    ),
     "nanotron": MemoryHabits(
         gradients=4,
         micro_gradients=2,
-        logits=14,
-        source="nanotron's fp32 gradient accumulation beside bf16 gradients; logits in fp32, sharded softmax",
+        logits=12,
+        gathered_inputs=True,
+        source="nanotron's fp32 gradient accumulation beside bf16 gradients; logits in fp32; gathered inputs kept",
     ),
     "colossalai": MemoryHabits(
         gradients=2, step_gradients=0, source="ColossalAI low-level ZeRO: 16-bit gradients, fp32 masters"

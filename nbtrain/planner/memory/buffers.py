@@ -28,11 +28,12 @@ NCCL_BYTES = int(1.5 * GIB)
 CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
-# Free blocks that torch's allocator holds while there is room, as a share of all that it has allocated: from
-# published peaks of whole devices, of the training half of the sources (docs/plan-accuracy.md).
-RESERVE_FRACTION = 0.14
-# What it cannot give back when the device is full: it frees whole blocks, and tries again.
-LEAST_RESERVE_FRACTION = 0.03
+# Of all that torch has allocated: free memory between blocks that it cannot give back on a full device.
+# Assumed; fragmentation alone has ended runs at less (docs/plan-accuracy.md).
+RESERVE_FRACTION = 0.03
+# Free blocks that it holds while there is room, the reserve included: from published peaks of whole
+# devices, of the training half of the sources (docs/plan-accuracy.md).
+FREE_FRACTION = 0.14
 
 
 def logits_bytes(setup: Setup, stage: Stage) -> int:
@@ -166,10 +167,16 @@ def runtime_bytes(setup: Setup) -> int:
 
 
 def reserve_bytes(setup: Setup, allocated: int) -> int:
-    """Free blocks between the allocated ones, on a GPU: as many as there is room for, but a least share."""
+    """What fragmentation takes of a full GPU."""
+    return int(RESERVE_FRACTION * allocated) if setup.on_gpu else 0
+
+
+def free_block_bytes(setup: Setup, allocated: int) -> int:
+    """Free blocks as nvidia-smi shows them, the reserve included: as many as there is room for."""
+    least = reserve_bytes(setup, allocated)
     if not setup.on_gpu:
-        return 0
-    wanted, least = int(RESERVE_FRACTION * allocated), int(LEAST_RESERVE_FRACTION * allocated)
+        return least
+    wanted = int(FREE_FRACTION * allocated)
     if setup.device is None:
         return wanted
     return max(min(wanted, setup.device.memory_bytes - allocated - runtime_bytes(setup)), least)

@@ -3,8 +3,9 @@
     estimate(setup) -> MemoryEstimate     numbers only: a search makes thousands of them
     estimate_memory(config)               the same for a run
 
-Whole-device figures count all parts; torch's own count (max_memory_allocated) leaves out `runtime` and
-`reserve`. What each part is: states.py, activations.py, buffers.py, host.py.
+The sum is what a device must have. torch's own count (max_memory_allocated) leaves out `runtime` and
+`reserve`; nvidia-smi shows more while there is room (buffers.free_block_bytes). What each part is: states.py,
+activations.py, buffers.py, host.py.
 """
 
 import os
@@ -129,8 +130,7 @@ def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
     for index in looked_at.values():
         stage = stage_of(setup, index)
         parts = _parts(setup, stage)
-        # Without the reserve, which a full device cuts.
-        if (total := sum(parts.values()) - parts["reserve"]) > most:
+        if (total := sum(parts.values())) > most:
             best, most = (stage, parts), total
     assert best is not None
     return best

@@ -116,7 +116,7 @@ PROGRAMS: dict[str, MemoryHabits] = {
         micro_gradients=2,
         logits=12,
         gathered_inputs=True,
-        source="nanotron's fp32 gradient accumulation beside bf16 gradients; logits in fp32; gathered inputs kept",
+        source="nanotron's fp32 gradient sums beside bf16 gradients; logits in fp32; gathered inputs kept",
     ),
     "colossalai": MemoryHabits(
         gradients=2, step_gradients=0, source="ColossalAI low-level ZeRO: 16-bit gradients, fp32 masters"

@@ -1,0 +1,37 @@
+"""The planned memory of published runs: how many are met, and a sentence for every miss."""
+
+import pytest
+
+from tests.benchmarks import plan_memory, published
+
+if not published.CASES.is_file():
+    pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
+
+CASES = published.load_cases()
+PEAKS = plan_memory.peaks(CASES)
+VERDICTS = plan_memory.verdicts(CASES)
+
+
+def test_four_of_five_published_peaks_are_met():
+    """Within 10 %; the constants of programs were read or fitted in the training half alone."""
+    assert len(PEAKS) == 83
+    assert plan_memory.share_within(PEAKS, 0.1) >= 0.8
+    assert plan_memory.share_within(PEAKS, 0.2) >= 0.93
+    test = [peak for peak in PEAKS if peak.case.source.half == "test"]
+    assert plan_memory.share_within(test, 0.1) >= 0.6
+    assert plan_memory.share_within(test, 0.2) >= 0.8
+
+
+def test_whether_a_run_fits():
+    fitted = [verdict.is_right for verdict in VERDICTS if verdict.case.fits]
+    failed = [verdict.is_right for verdict in VERDICTS if not verdict.case.fits]
+    assert sum(fitted) / len(fitted) >= 0.94
+    assert (sum(failed), len(failed)) == (6, 9)
+
+
+def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
+    missed = [peak.case.id for peak in PEAKS if peak.off > plan_memory.WITHIN]
+    missed += [verdict.case.id for verdict in VERDICTS if not verdict.is_right]
+    assert [name for name in missed if plan_memory.explanation(name) is None] == []
+    used = {plan_memory.explanation(name) for name in missed}
+    assert [prefix for prefix, why in plan_memory.MISSES if why not in used] == []

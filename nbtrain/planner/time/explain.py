@@ -58,8 +58,10 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         "data": (_data(setup, rates), _ZERO),
         "optimizer": (_optimizer(setup, rates), "arXiv:1910.02054, section 3.1: what Adam reads and writes"),
         "offload": (
-            f"gradients down and weights up at {rates.host_bytes_per_second / 1e9:g} GB/s",
-            "arXiv:2101.06840, section 4",
+            f"optimizer on {setup.offload_optimizer}, weights on {setup.offload_param}: gradients down and "
+            f"weights up at {rates.host_bytes_per_second / 1e9:g} GB/s, NVMe at "
+            f"{rates.nvme_bytes_per_second / 1e9:g} GB/s",
+            "arXiv:2101.06840, section 4; arXiv:2104.07857, section 5",
         ),
         "host": (
             f"{engine.step_seconds * 1e3:g} ms a step; a block of fewer than "

@@ -52,6 +52,8 @@ class Rates:
     """Devices that `inside` joins."""
     host_bytes_per_second: float = 25e9
     """Between a device and host memory, one way."""
+    nvme_bytes_per_second: float = 3e9
+    """Of one machine's NVMe drive, for offloading: PCIe 3.0 drives read and write 3 GB/s, 4.0 ones 6."""
     disk_bytes_per_second: float = 0.18e9
     """Writing a checkpoint, of one machine; a network volume as in the upstream example's log: 1.8 GB in 10
     of the 29 seconds that validation and saving took (planner/duration.py)."""

@@ -136,7 +136,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     data = _data_seconds(
         setup, rates, (parameters, trained), compute + per_stage * block.recompute, micro_batches
     )
-    offload, host_step = _offload_seconds(setup, rates, trained)
+    offload, host_step = _offload_seconds(setup, rates, parameters, trained)
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
@@ -177,7 +177,8 @@ def _data_seconds(
     if not setup.on_gpu:
         # Traffic and computation take turns on the same cores.
         compute = 0.0
-    group = group_of(setup, rates, data, setup.tensor_parallel_size)
+    sharing = setup.zero_size if zero else data
+    group = group_of(setup, rates, sharing, setup.tensor_parallel_size)
     held, trained = parameters
     weight = (held if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
     sent = DTYPE_BYTES[setup.communication_dtype] * (0.25 if setup.quantized_gradients else 1)
@@ -189,6 +190,10 @@ def _data_seconds(
     times = micro_batches if zero >= 2 and setup.pipeline_parallel_size == 1 else 1
     slower = 1 / engine.zero_share if setup.on_gpu else 1.0
     scatter = times * slower * group.seconds(gradient)
+    if sharing < data:
+        # HYBRID_SHARD: every shard is summed over the groups that hold it.
+        copies = group_of(setup, rates, data // sharing, setup.tensor_parallel_size * sharing)
+        scatter += times * copies.seconds(gradient / sharing, 2)
     gather = slower * group.seconds(weight)
     if zero < 3:
         hidden = engine.hidden_data * compute * times / micro_batches
@@ -201,16 +206,31 @@ def _data_seconds(
     backward = slower * near.seconds(weight) if setup.pipeline_parallel_size == 1 else 0.0
     # A ring passes through every rank, for each collective of each block.
     blocks = setup.shape.num_layers / setup.pipeline_parallel_size
-    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, data)
+    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, sharing)
     total = times * (forward + backward + waits) + scatter
     return max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
 
 
-def _offload_seconds(setup: Setup, rates: Rates, parameters: int) -> tuple[float, float]:
-    """Seconds of traffic with host memory, and of the optimizer's step on the host's cores."""
-    if setup.offload_optimizer == "none":
+def _offload_seconds(setup: Setup, rates: Rates, held: int, trained: int) -> tuple[float, float]:
+    """Seconds of traffic with host memory and NVMe, and of the optimizer's step on the host's cores.
+
+    The optimizer's gradients go down and its weights come up once a step; the weights of ZeRO 3 come up for
+    each forward and backward pass. On NVMe fp32 masters and two moments, 12 bytes, are read and written too
+    (arXiv:2104.07857, section 5).
+    """
+    if setup.offload_optimizer == setup.offload_param == "none":
         return 0.0, 0.0
-    share = parameters / (setup.zero_size if setup.zero_stage else 1)
-    moved = 2 * share * DTYPE_BYTES[setup.dtype] / rates.host_bytes_per_second
-    ranks = min(setup.devices_per_node, setup.world_size)
-    return moved, share * ranks / rates.host_adam_parameters_per_second
+    ranks, element = min(setup.devices_per_node, setup.world_size), DTYPE_BYTES[setup.dtype]
+    zero = setup.zero_size if setup.zero_stage else 1
+    seconds = adam = 0.0
+    if setup.offload_optimizer != "none":
+        seconds += 2 * element * trained / zero / rates.host_bytes_per_second
+        adam = trained / zero * ranks / rates.host_adam_parameters_per_second
+    if setup.offload_optimizer == "nvme":
+        seconds += 24 * trained / zero * ranks / rates.nvme_bytes_per_second
+    if setup.offload_param != "none":
+        read = 2 * setup.accumulation_steps * element * held / zero
+        seconds += read / rates.host_bytes_per_second
+        if setup.offload_param == "nvme":
+            seconds += read * ranks / rates.nvme_bytes_per_second
+    return seconds, adam

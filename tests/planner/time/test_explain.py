@@ -20,6 +20,9 @@ LAYOUTS = {
         "quantized_gradients": True,
     },
     "offload": {"data_parallel_size": 8, "zero_stage": 2, "offload_optimizer": "cpu"},
+    "nvme": {"data_parallel_size": 8, "zero_stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"},
+    "hybrid": {"data_parallel_size": 16, "nodes": 2, "zero_stage": 3, "shard_size": 8},
+    "lora": {"data_parallel_size": 8, "zero_stage": 1, "lora_rank": 16},
     "ulysses": {"ulysses_size": 8, "zero_stage": 1},
     "ring": {"context_parallel_size": 4, "recompute": "selective", "keeps_scores": True},
 }  # fmt: skip

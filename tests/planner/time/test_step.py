@@ -217,6 +217,37 @@ def test_offloading_moves_the_optimizer_to_the_hosts_cores():
     assert found.optimizer == pytest.approx(PARAMETERS / 1e8, rel=1e-12)
 
 
+def test_weights_on_the_host_come_up_for_every_pass():
+    """2 bytes of each rank's share, twice in each of 2 micro batches; nothing for the optimizer."""
+    rates = replace(PRODUCTS, host_bytes_per_second=1e9)
+    layout = {"offload_param": "cpu", "zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
+    found = step(rates, **layout)
+    assert found.offload == pytest.approx(2 * 2 * PARAMETERS / 2 * 2 / 1e9, rel=1e-12)
+    assert found.optimizer == 0
+
+
+def test_nvme_reads_and_writes_the_states_of_all_ranks_of_a_machine():
+    """24 bytes a parameter for masters and moments; the weights' way up goes through the drive too."""
+    rates = replace(PRODUCTS, host_bytes_per_second=INFINITE, nvme_bytes_per_second=1e9)
+    layout = {"zero_stage": 3, "data_parallel_size": 2, "devices_per_node": 2}
+    states = step(rates, offload_optimizer="nvme", **layout)
+    assert states.offload == pytest.approx(24 * PARAMETERS / 1e9, rel=1e-12)
+    weights = step(rates, offload_param="nvme", **layout)
+    assert weights.offload == pytest.approx(2 * 2 * 2 * PARAMETERS / 1e9, rel=1e-12)
+
+
+def test_hybrid_shards_gather_inside_a_machine():
+    """Two machines of two: gathers over the pair's link, each half of the gradients summed over machines."""
+    layout = {
+        "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
+        "global_batch_size": 16,
+    }  # fmt: skip
+    inside = (2 + 2 + 4) * PARAMETERS / 2 / 1e9
+    # Each of the two ranks of a machine has half of its network, and sends half of the gradients.
+    across = 4 * PARAMETERS / 2 * 2 / 2 / 0.5e8
+    assert step(linked(), shard_size=2, **layout).data == pytest.approx(inside + across, rel=1e-12)
+
+
 def test_kernels_that_are_too_small_wait_for_the_host():
     """A block takes at least its launch time, a step its own overhead."""
     found = step(replace(linked(), host_times=1.0))

@@ -198,12 +198,19 @@ def test_the_plain_papermill_command(trial, tmp_path):
     """`papermill in.ipynb out.ipynb -p name value`, as a team's batch job calls it."""
     output = tmp_path / "plan.ipynb"
     command = [sys.executable, "-m", "papermill", ROOT / "notebooks" / "02_plan.ipynb", output]
-    done = subprocess.run([*command, "-p", "run", "gpt-13b-4xdp-4xpp-4xtp"], capture_output=True, text=True)
+    parameters = {"run": "gpt-13b-4xdp-4xpp-4xtp", "gpus": "64", "gpu_type": "A100-80GB"}
+    words = [word for name, value in parameters.items() for word in ("-p", name, value)]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "12,8" in texts(nbformat.read(output, 4))
+    shown = texts(nbformat.read(output, 4))
+    assert "12,8" in shown
+    # The what-if page, the search and what fits at all are static where nobody watches.
+    on = "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
+    for text in ("fits: yes, ", f"Layouts of {on}", "Longest sequence of ", on):
+        assert text in shown
     wrong = subprocess.run([*command, "-p", "rum", "gpt-tiny"], capture_output=True, text=True)
     assert wrong.returncode != 0
-    assert "parameter rum: this notebook has run, overrides." in wrong.stderr
+    assert "parameter rum: this notebook has run, overrides, gpus, gpu_type." in wrong.stderr
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ TWO_MACHINES = ["resources.nodes=2", "resources.gpus_per_node=2"]
 
 
 @pytest.fixture(autouse=True)
-def a_large_disk(monkeypatch):
-    """Findings about free space do not depend on this machine's disk."""
+def an_empty_workspace_on_a_large_disk(workspace, monkeypatch):
+    """Findings depend on no dataset and no disk of this machine."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**50))
 
 

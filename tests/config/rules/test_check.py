@@ -737,32 +737,32 @@ BROKEN = {
     ),
     "an extra key that is no part of a file's name": (
         "gpt-125m",
-        ["data.extra_json_keys=[title, a/b]"],
+        ["data.extra_json_keys=[title, a/b]", "data.sources=[]"],
         "@: data.extra_json_keys = [title, a/b]\n"
         "  has a/b, which becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. "
         "text.",
     ),
     "a key that is encoded twice": (
         "gpt-125m",
-        ["data.extra_json_keys=[title, text]"],
+        ["data.extra_json_keys=[title, text]", "data.sources=[]"],
         "@: data.extra_json_keys = [title, text]\n"
         "  names text twice (data.json_key(text) included); each key is encoded once.",
     ),
     "an entry of a blend that is no dataset": (
         "gpt-125m",
-        ["data.blend=[{weight: 1}]"],
+        ["data.blend=[{weight: 1}]", "data.sources=[]"],
         "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a "
         "dataset in data/dataset/, prefix for any .bin/.idx.",
     ),
     "an entry of a blend that is two": (
         "gpt-125m",
-        ["data.blend=[{name: a, prefix: b, weight: 1}]"],
+        ["data.blend=[{name: a, prefix: b, weight: 1}]", "data.sources=[]"],
         "override data.blend=[{name: a, prefix: b, weight: 1}]: data.blend[0] has both name and prefix; give "
         "one: name for a dataset in data/dataset/, prefix for any .bin/.idx.",
     ),
     "a blend of itself": (
         "gpt-125m",
-        ["data.blend=[{name: wiki-en, weight: 1}]"],
+        ["data.blend=[{name: wiki-en, weight: 1}]", "data.sources=[]"],
         "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, "
         "the folder that keeps the blend's own index. Give the blend another name.",
     ),
@@ -783,7 +783,7 @@ BROKEN = {
     ),
     "packing a blend": (
         "gpt-125m",
-        ["data.packing=best_fit", "data.blend=[{name: a, weight: 1}]"],
+        ["data.packing=best_fit", "data.blend=[{name: a, weight: 1}]", "data.sources=[]"],
         "@: data.packing = best_fit\n"
         "  packs the examples of data.sources, each source with its weight, and does not read data.blend. "
         "Set packing: stream, or list the sources.",
@@ -962,6 +962,7 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         [
             "data.blend=[{name: a, weight: 1}, {prefix: x/y_document, weight: 2}]",
             "data.inter_document_masking=true",
+            "data.sources=[]",
         ],
         ["data.packing=best_fit", "data.sources=[{kind: alpaca, path: x}]", "data.cleaning.max_bytes=10"],
         ["resources.device=cpu", "resources.gpus_per_node=0"],

@@ -67,7 +67,7 @@ OVERRIDES = {
     "seeds": "model.seed=7 data.seed=8",
     "data": "data.json_key=content data.split=98,1,1 data.reset_position_ids=true data.eod_mask_loss=true "
     "data.inter_document_masking=true data.shuffle=per_epoch data.split_rule=megatron-core",
-    "blend": "'data.blend=[{name: a, weight: 0.3}, {prefix: b/c_document, weight: 2}]'",
+    "blend": "data.sources=[] 'data.blend=[{name: a, weight: 0.3}, {prefix: b/c_document, weight: 2}]'",
     "sources": "'data.sources=[{kind: jsonl, path: \"it is, #1.jsonl\"}]' tokenizer.path=some/tokenizer.json",
     "watch": "checkpoint.keep_every_steps=300 checkpoint.keep_last=5 checkpoint.async_save=true "
     "evaluation.eval_iters=0 stability.on_nan=skip logging.alerts.min_mfu=null profile.enabled=true",
@@ -108,11 +108,12 @@ def test_every_run_comes_back_equal(name, tmp_path):
 
 
 def test_a_field_with_a_flag_is_no_comment():
-    """Comments are for what the flags cannot say: for 125M the vocabulary, the machine and the GPU."""
+    """Comments are for what the flags cannot say: for 125M the vocabulary, the text, machine and GPU."""
     exported = export(load("gpt-125m"), "megatron-deepspeed@e7bff5ec")
     assert list(exported.unsaid) == [
         "name",
         "tokenizer.vocab_size",
+        "data.sources",
         "resources.gpu_type",
         "resources.cpus_per_node",
         "resources.memory_per_node_bytes",

@@ -23,7 +23,7 @@ from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 from nbtrain.train.figures.stragglers import Spread
-from nbtrain.train.figures.throughput import Rate, Speedometer, Throughput, TimeSplit, host_memory
+from nbtrain.train.figures.throughput import Pauses, Rate, Speedometer, Throughput, TimeSplit, host_memory
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.training_step import StepResult
 
@@ -64,7 +64,7 @@ class Report:
         self._times_slow: dict[int, int] = {}
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
         self._trace = trace
-        self._rate = Rate()
+        self._rate, self._pauses = Rate(), Pauses(config)
         self._pending: list[StepResult] = []
         self.progress.num_parameters = count_parameters(config).total
         # A resumed run has loaded this checkpoint; it counts until there is a newer one.
@@ -95,6 +95,7 @@ class Report:
     def add_validation(self, state: TrainState, seconds: float) -> None:
         self.flush()
         self._time_split.add(evaluation=seconds)
+        self._pauses.add("validation", seconds)
         loss = state.validation_loss
         assert loss is not None
         self.alerts.check(
@@ -152,6 +153,7 @@ class Report:
         """A checkpoint that held up the training loop for `seconds`."""
         self.flush()
         self._time_split.add(checkpoint=seconds)
+        self._pauses.add("checkpoint", seconds)
         self.progress.checkpoint_step = state.step
         self._write_scalars(state, checkpoint_seconds=seconds)
         self.writer.flush()
@@ -346,7 +348,7 @@ class Report:
         progress.samples_per_second = self._rate.per_second()
         if progress.samples_per_second:
             left = self._run_samples - state.data.consumed_samples
-            progress.eta_seconds = left / progress.samples_per_second
+            progress.eta_seconds = left / progress.samples_per_second + self._pauses.left(state.step)
 
     def _write_scalars(self, state: TrainState, **values: float) -> None:
         samples = state.data.consumed_samples

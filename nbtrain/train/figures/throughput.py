@@ -136,6 +136,31 @@ class Rate:
         return sum(amount for amount, _ in self._steps) / seconds if seconds > 0 else None
 
 
+class Pauses:
+    """Seconds for which the validations and checkpoints still to come will hold up the loop."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._steps = config.train_steps
+        self._intervals = {
+            "validation": config.evaluation.eval_interval_steps,
+            "checkpoint": config.checkpoint.save_interval_steps,
+        }
+        self._seconds: dict[str, float] = {}
+
+    def add(self, kind: str, seconds: float) -> None:
+        """A validation or a checkpoint took `seconds`; the next ones are expected to take as long."""
+        self._seconds[kind] = seconds
+
+    def left(self, step: int) -> float:
+        """Of those after `step`: one at every interval and one at the end, if there has been one so far."""
+        if step >= self._steps:
+            return 0.0
+        return sum(
+            seconds * (-(-self._steps // self._intervals[kind]) - step // self._intervals[kind])
+            for kind, seconds in self._seconds.items()
+        )
+
+
 @dataclass(frozen=True)
 class Speeds:
     """One device's share of the FLOP/s, and what it is compared with."""

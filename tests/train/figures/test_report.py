@@ -182,6 +182,9 @@ def test_the_end_reports_where_the_time_went(report, config, job, monkeypatch):
     report.add_step(StepResult(1, 16, 16, 2e-3, torch.tensor(4.0), 0.8, 1.0, timer, wall_seconds=9.0), state)
     report.add_checkpoint(state, 3.0)
     report.add_validation(state, 1.0)
+    validations = -(-800 // config.evaluation.eval_interval_steps)
+    checkpoints = -(-800 // config.checkpoint.save_interval_steps)
+    assert report.progress.eta_seconds == pytest.approx(799 * 9.0 + validations * 1.0 + checkpoints * 3.0)
     report.close()
     event = next(event for event in read_events(job) if event["kind"] == "time")
     expected = {"data": 1.0, "forward": 2.0, "other": 1.0, "checkpoint": 3.0, "evaluation": 1.0}

@@ -11,6 +11,7 @@ from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
 from nbtrain.train.figures import throughput
 from nbtrain.train.figures.throughput import (
+    Pauses,
     PerfClock,
     Rate,
     Speedometer,
@@ -31,6 +32,16 @@ def test_rate_is_the_mean_of_the_last_hundred_steps():
     for _ in range(100):
         rate.add(10, 2.0)
     assert rate.per_second() == 5.0
+
+
+def test_pauses_to_come_are_those_at_every_interval_and_the_end():
+    """Of 250 steps: validations at 100, 200 and 250, checkpoints at 80, 160, 240 and 250."""
+    steps = ["batch.max_steps=250", "evaluation.eval_interval_steps=100", "checkpoint.save_interval_steps=80"]
+    pauses = Pauses(load("gpt-tiny", steps, check=False))
+    assert pauses.left(0) == 0.0
+    pauses.add("validation", 5.0)
+    pauses.add("checkpoint", 7.0)
+    assert [pauses.left(step) for step in (0, 80, 100, 249, 250)] == [43.0, 36.0, 31.0, 12.0, 0.0]
 
 
 def test_parts_of_a_step_add_up():

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.planner.memory import stage_parts
 from nbtrain.planner.plan import Plan
+from nbtrain.planner.setup import setup_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +32,7 @@ COLORS = {
 }
 BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
 LARGEST_RATIO = 5
+MOST_BARS = 8
 SCHEDULE_POINTS = 400
 
 
@@ -59,28 +62,40 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
-    memory = plan.memory
+    """One stacked bar for each pipeline stage against the device; of many stages the fullest ones."""
+    memory, setup = plan.memory, setup_of(plan.config)
+    stages = setup.pipeline_parallel_size
+    by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}
+    fullest = sorted(by_stage, key=lambda stage: -sum(by_stage[stage].values()))[:MOST_BARS]
+    # The first stage on top.
+    shown = sorted(fullest, reverse=True)
     device = memory.device_bytes
     # A bar that the device's line would squeeze to nothing is drawn alone; the title gives the device.
     has_line = device is not None and device <= LARGEST_RATIO * memory.total_bytes
     unit, name = (GIB, "GiB") if memory.total_bytes > GIB else (2**20, "MiB")
-    left = 0.0
-    for part, value in memory.parts.items():
-        if value:
-            width, label = value / unit, f"{part.replace('_', ' ')} {amounts.size(value)}"
-            axes.barh(0, width, left=left, height=0.5, color=COLORS[part], label=label)
-            left += width
+    for row, stage in enumerate(shown):
+        left = 0.0
+        for part, value in by_stage[stage].items():
+            if value:
+                is_named = stage == memory.stage
+                label = f"{part.replace('_', ' ')} {amounts.size(value)}" if is_named else None
+                axes.barh(row, value / unit, left=left, height=0.6, color=COLORS[part], label=label)
+                left += value / unit
     if device is not None and has_line:
         axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
         style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
-        axes.annotate(memory.device, (device / unit, 0.42), xytext=(-4, 0), **style)
+        axes.annotate(memory.device, (device / unit, len(shown) - 0.6), xytext=(-4, 0), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""
     title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(name, fontsize=9)
-    axes.set_ylim(-1.1, 0.6)
-    axes.set_yticks([])
-    axes.tick_params(labelsize=8)
+    # Room for the legend below the bars, which names the parts of the fullest stage.
+    axes.set_ylim(-1.6 - 0.9 * len(shown), len(shown) - 0.4)
+    named = stages > 1
+    axes.set_yticks(
+        range(len(shown)) if named else [], [f"stage {stage}" for stage in shown] if named else []
+    )
+    axes.tick_params(labelsize=8, left=False)
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
     axes.spines[["top", "right", "left"]].set_visible(False)
 

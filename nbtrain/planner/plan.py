@@ -21,6 +21,7 @@ from nbtrain.planner.findings import Finding
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.explain import traffic
 
@@ -158,6 +159,9 @@ class Plan:
         if memory.total_host_bytes:
             host = (f"{_words(part)} {amounts.size(n)}" for part, n in memory.host_parts.items() if n)
             memory_rows["host memory"] = f"{amounts.size(memory.total_host_bytes)} a rank ({', '.join(host)})"
+        if opinion := second_opinion(setup_of(config), memory):
+            states = f"{amounts.size(opinion.device_bytes)} of states by its own formula"
+            memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} here"
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
         seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes

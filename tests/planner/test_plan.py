@@ -220,13 +220,15 @@ def test_tokens_a_step_stand_as_an_equation():
 
 
 def test_the_picture_shows_every_part_and_the_schedule():
-    """Bars for all parts but empty ones, the device's line, the peak rate, and a PNG for the notebook."""
+    """A bar for each of the fullest stages, of all parts but empty ones; the peak rate; a PNG."""
     result = plan(load("gpt-175b"))
     figure = plan_picture(result)
     memory, schedule, batch = figure.axes
     labels = [text.get_text().rsplit(maxsplit=2)[0] for text in memory.get_legend().get_texts()]
     assert labels == [part.replace("_", " ") for part, value in result.memory.parts.items() if value]
-    widths = sum(bar.get_width() for bar in memory.patches)
+    bars = [text.get_text() for text in memory.get_yticklabels()]
+    assert len(bars) == 8 and bars[-1] == f"stage {result.memory.stage}"
+    widths = sum(bar.get_width() for bar in memory.patches if bar.get_y() > len(bars) - 1.5)
     assert widths == pytest.approx(result.memory.total_bytes / 2**30)
     rates = schedule.get_lines()[0].get_ydata()
     assert max(rates) == pytest.approx(6e-5, rel=0.01)

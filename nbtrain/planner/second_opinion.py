@@ -1,0 +1,112 @@
+"""DeepSpeed's own estimates of model states beside the plan's, and why they differ.
+
+DeepSpeed 0.19.8 has them in estimate_zero2_model_states_mem_needs (runtime/zero/stage_1_and_2.py) and
+estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The formulas are restated here, so that a
+notebook needs no DeepSpeed; tests/train/test_second_opinion.py compares them with the installed functions.
+They count states alone: no activation, logits or CUDA, and host memory with a margin of half as much again.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.base import amounts
+from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
+from nbtrain.planner.setup import Setup
+
+VERSION = "0.19.8"
+MARGIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class SecondOpinion:
+    """DeepSpeed's bytes and the plan's, of one setup."""
+
+    device_bytes: int
+    """Model states of one GPU, by DeepSpeed's formula."""
+    host_bytes: int
+    """Host memory of a node, by DeepSpeed's formula."""
+    planned_device_bytes: int
+    planned_host_bytes: int
+    """Of a node too."""
+    source: str
+    reasons: list[str]
+    """Why the two differ."""
+
+    def lines(self) -> list[str]:
+        """For readers."""
+        size = amounts.size
+        return [
+            f"DeepSpeed {VERSION} ({self.source}): {size(self.device_bytes)} of states on a GPU, "
+            f"{size(self.host_bytes)} of host memory a node",
+            f"The plan: {size(self.planned_device_bytes)} and {size(self.planned_host_bytes)}",
+            *(f"  - {reason}" for reason in self.reasons),
+        ]
+
+
+def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tuple[int, int]:
+    """(host memory of a node, one GPU) for `count` parameters under ZeRO 2; stage 1 is not told apart."""
+    gpus = nodes * gpus_per_node
+    if offload:
+        return int(count * max(4 * gpus, 16) * MARGIN), 2 * count
+    return int(count * 4 * gpus_per_node * MARGIN), 2 * count + int(18 * count / gpus)
+
+
+def zero3_bytes(
+    count: int, largest_layer: int, gpus_per_node: int, nodes: int, optimizer: bool, weights: bool
+) -> tuple[int, int]:
+    """(host memory of a node, one GPU) under ZeRO 3 whose parameters are cut as they are made.
+
+    `largest_layer`: parameters of the largest module. `optimizer`, `weights`: offloaded to the host.
+    """
+    gpus, largest = nodes * gpus_per_node, 4 * largest_layer
+    if optimizer and weights:
+        return int(count * 18 / nodes * MARGIN), largest
+    if optimizer:
+        return int(count * 16 / nodes * MARGIN), largest + int(2 * count / gpus)
+    return int(largest_layer * 4 * gpus_per_node * MARGIN), largest + int(18 * count / gpus)
+
+
+def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> SecondOpinion | None:
+    """DeepSpeed's estimate of a setup; None without ZeRO, which it has no formula for."""
+    if not setup.zero_stage or not setup.on_gpu:
+        return None
+    planned = planned or estimate(setup)
+    shape, model_ranks = setup.shape, setup.model_size
+    whole = shape.num_layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
+    # The formulas know data-parallel GPUs alone: each model rank is counted as a model of its own.
+    count = whole // model_ranks
+    nodes = max(1, min(setup.nodes, setup.data_axis_size))
+    gpus = -(-setup.data_axis_size // nodes)
+    optimizer, weights = setup.offload_optimizer != "none", setup.offload_param != "none"
+    if setup.zero_stage == 3:
+        largest = max(shape.output_weights, shape.hidden_size * shape.ffn_hidden_size)
+        host, device = zero3_bytes(
+            count, largest // setup.tensor_parallel_size, gpus, nodes, optimizer, weights
+        )
+        source = "runtime/zero/stage3.py"
+    else:
+        host, device = zero2_bytes(count, gpus, nodes, optimizer)
+        source = "runtime/zero/stage_1_and_2.py"
+    return SecondOpinion(
+        device, host, planned.states_bytes, planned.node_host_bytes, source, _reasons(setup, optimizer)
+    )
+
+
+def _reasons(setup: Setup, offloaded: bool) -> list[str]:
+    found = [f"DeepSpeed adds half as much again to host memory (additional_buffer_factor = {MARGIN})."]
+    if setup.zero_stage == 1:
+        found.append("It has no formula for stage 1, which keeps all gradients: 4 bytes a parameter here.")
+    if setup.zero_stage < 3 and not offloaded:
+        found.append(
+            "Of 18 divided bytes it counts 2 for 16-bit and 4 for fp32 gradients; the engine keeps fp32 sums "
+            "alone from stage 2 on."
+        )
+    if setup.zero_stage == 3:
+        found.append("It counts the largest layer whole, in 16 bit with its gradient; here that is a buffer.")
+    if setup.model_size > 1:
+        found.append(
+            "It knows neither tensor nor pipeline parallelism: its formula is taken for "
+            f"1 / {setup.model_size} of the matrices; the plan counts embeddings where they are."
+        )
+    if setup.dtype == "fp32" or setup.autocast:
+        found.append("It takes 16-bit weights for granted; this run's weights are fp32.")
+    return found

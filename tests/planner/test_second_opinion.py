@@ -1,0 +1,43 @@
+"""DeepSpeed's estimate beside the plan's: the formulas by hand, and the reasons why they differ."""
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.planner.second_opinion import second_opinion, zero2_bytes, zero3_bytes
+from nbtrain.planner.setup import setup_of
+
+
+def test_the_formulas_by_hand():
+    """ZeRO 2: 2 + 18 / gpus, with offloading 2 and max(4 gpus, 16) x 1.5; ZeRO 3: 18 / gpus and a layer."""
+    assert zero2_bytes(1000, 4, 2, False) == (4 * 4 * 1000 * 1.5, 2 * 1000 + 18 * 1000 // 8)
+    assert zero2_bytes(1000, 4, 2, True) == (32 * 1000 * 1.5, 2 * 1000)
+    assert zero2_bytes(1000, 1, 1, True) == (16 * 1000 * 1.5, 2 * 1000)
+    assert zero3_bytes(1000, 50, 4, 2, False, False) == (50 * 4 * 4 * 1.5, 4 * 50 + 18 * 1000 // 8)
+    assert zero3_bytes(1000, 50, 4, 2, True, False) == (16 * 1000 / 2 * 1.5, 4 * 50 + 2 * 1000 // 8)
+    assert zero3_bytes(1000, 50, 4, 2, True, True) == (18 * 1000 / 2 * 1.5, 4 * 50)
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "reason"),
+    [
+        ("gpt-125m-4xdp", ["parallel.zero_stage=1"], "It has no formula for stage 1"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "Of 18 divided bytes it counts 2 for 16-bit"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=3"], "It counts the largest layer whole"),
+        ("gpt-13b-4xdp-4xpp", [], "It knows neither tensor nor pipeline parallelism"),
+        ("gpt-125m-4xdp", ["precision.dtype=fp32"], "It takes 16-bit weights for granted"),
+    ],
+)
+def test_it_says_why(run, overrides, reason):
+    found = second_opinion(setup_of(load(run, overrides)))
+    assert any(text.startswith(reason) for text in found.reasons)
+    assert found.lines()[0].startswith("DeepSpeed 0.19.8 (runtime/zero/stage")
+
+
+def test_where_both_count_the_same_they_agree():
+    """ZeRO 2 in bf16 on one GPU: DeepSpeed's 20 bytes against 18: two of 16-bit gradients that are gone."""
+    found = second_opinion(setup_of(load("gpt-125m", ["parallel.zero_stage=2"])))
+    assert found.planned_device_bytes / found.device_bytes == pytest.approx(18 / 20, rel=0.02)
+
+
+def test_without_zero_there_is_no_opinion():
+    assert second_opinion(setup_of(load("gpt-tiny"))) is None

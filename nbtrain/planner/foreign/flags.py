@@ -235,12 +235,12 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         if complaint:
             complaints.append(complaint)
             continue
-        values = []
-        for one in taken:
-            value, problem = _convert(option, flag, one)
-            if problem:
-                complaints.append(Complaint(flag, one.place, problem, False))
-            values.append(value)
+        converted = [(one, *_convert(option, flag, one)) for one in taken]
+        wrong = [Complaint(flag, one.place, problem, False) for one, _, problem in converted if problem]
+        if wrong:
+            complaints += wrong
+            continue
+        values = [value for _, value, _ in converted]
         several = option.nargs not in (None, "?")
         first = taken[0] if taken else Word("", word.place)
         settings.append(Setting(flag, option, values if several else values[0], word.place, first))

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
 from nbtrain.config.schema import RunConfig
@@ -228,6 +229,14 @@ def _machine(source: Reading) -> None:
     ):
         if found is not None:
             source.set(key, found.value, comment=job.kind, place=found.place)
+    if job.gpu_product is not None:
+        label = str(job.gpu_product.value)
+        bare = label.removeprefix("NVIDIA-")
+        device = find_device(label) or find_device(bare) or find_device(bare.replace("-", " "))
+        if device is None:
+            source.note(job.gpu_product.place, f"{label}: not in the device table; set resources.gpu_type.")
+        else:
+            source.set("resources.gpu_type", device.name, comment=label, place=job.gpu_product.place)
     environment = {}
     for name, word in job.environment.items():
         if RESERVED_ENVIRONMENT.fullmatch(name):

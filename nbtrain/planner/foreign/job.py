@@ -27,6 +27,8 @@ class Job:
     """CPU cores of each machine: requested."""
     memory_bytes: Value | None = None
     """Host memory of each machine: requested."""
+    gpu_product: Value | None = None
+    """The kind of GPU that the pod's node selector wants, as the cluster labels it."""
     image: Value | None = None
     environment: dict[str, Word] = field(default_factory=dict)
     volumes: list[Value] = field(default_factory=list)

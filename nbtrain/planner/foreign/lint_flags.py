@@ -1,5 +1,6 @@
 """Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, samples."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from nbtrain.base import amounts
@@ -7,6 +8,7 @@ from nbtrain.config.rules.wording import join, nearest_divisors, nearest_multipl
 from nbtrain.planner.findings import Cost, Finding
 from nbtrain.planner.foreign.flags import Setting
 from nbtrain.planner.foreign.sides import Reading
+from nbtrain.planner.foreign.words import Value
 
 FATAL = Cost(fatal=True)
 
@@ -97,9 +99,8 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
 def _ranks(source: Reading) -> tuple[int, int, int, str]:
     """Nodes, GPUs of each, ranks of one copy of the model, and these in words."""
     job, given = source.job, source.given
-    nodes = given.get("resources.nodes") or (job.nodes.value if job.nodes else 0)
-    ranks = job.gpus_per_node or job.gpus_asked
-    gpus = given.get("resources.gpus_per_node") or (ranks.value if ranks else 0)
+    nodes = given.get("resources.nodes") or count(job.nodes)
+    gpus = given.get("resources.gpus_per_node") or count(job.gpus_per_node or job.gpus_asked)
     sizes = {
         "tensor": number(source, "tensor_model_parallel_size") or 1,
         "pipeline": number(source, "pipeline_model_parallel_size") or 1,
@@ -111,7 +112,12 @@ def _ranks(source: Reading) -> tuple[int, int, int, str]:
         model *= size
         if size > 1 or name in ("tensor", "pipeline"):
             shown.append(f"{name}({size})")
-    return int(nodes), int(gpus), model, " * ".join(shown)
+    return nodes, gpus, model, " * ".join(shown)
+
+
+def count(value: Value | None) -> int:
+    """A number of a manifest; 0 if there is none, or if it is no number."""
+    return int(value.value) if value is not None and str(value.value).isdigit() else 0
 
 
 def data_parallel_size(source: Reading) -> int:
@@ -204,8 +210,8 @@ def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
 def slots_are_gpus(source: Reading) -> Iterator[Finding]:
     """A worker has as many ranks as GPUs."""
     ranks, gpus = source.job.gpus_per_node, source.job.gpus_asked
-    if ranks and gpus and int(ranks.value) != int(gpus.value):
-        more = int(ranks.value) > int(gpus.value)
+    if ranks and gpus and count(ranks) != count(gpus):
+        more = count(ranks) > count(gpus)
         yield Finding(
             "error" if more else "warning",
             "slots_are_gpus",
@@ -213,9 +219,35 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
             ranks.place,
             f"{ranks.value} ranks on each node, but the container asks for {gpus.value} GPUs ({gpus.place}).",
             "Make the two equal.",
-            Cost(fatal=True)
-            if more
-            else Cost(words=f"{int(gpus.value) - int(ranks.value)} idle GPUs a node"),
+            Cost(fatal=True) if more else Cost(words=f"{count(gpus) - count(ranks)} idle GPUs a node"),
+        )
+
+
+# NVIDIA's monthly images: "pytorch:23.06-py3".
+IMAGE_MONTH = re.compile(r"[:-](\d\d)\.(0[1-9]|1[0-2])-py3")
+# Programs go along with PyTorch; a year apart they rarely fit.
+MOST_MONTHS = 12
+
+
+def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
+    """Flags of a program that is much younger than the image, or older, rarely run in it."""
+    image = source.job.image
+    match = IMAGE_MONTH.search(str(image.value)) if image else None
+    if image is None or match is None:
+        return
+    year, month = (int(part) for part in source.table.date.split("-")[:2])
+    apart = 12 * (year - 2000 - int(match.group(1))) + month - int(match.group(2))
+    if abs(apart) > MOST_MONTHS:
+        yield Finding(
+            "warning",
+            "image_is_of_the_programs_time",
+            "image",
+            image.place,
+            f"20{match.group(1)}-{match.group(2)}, but the flags are those of {source.table.name} "
+            f"({source.table.date}): {abs(apart)} months {'younger' if apart > 0 else 'older'} than the "
+            "image's PyTorch, CUDA and flash attention.",
+            f"Take an image of 20{year - 2000:02}-{month:02}, or the program's version of the image's time.",
+            Cost(words="a program that may not start in this image"),
         )
 
 
@@ -256,5 +288,6 @@ FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     growth_counts_samples,
     ramp_up_has_a_successor,
     slots_are_gpus,
+    image_is_of_the_programs_time,
     context_ranks_hold_all_weights,
 )

@@ -16,6 +16,8 @@ from nbtrain.planner.foreign.words import Value, Word, quantity
 
 KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
 MOST_NODES = 100_000
+# The label of NVIDIA's GPU feature discovery: the device's name with dashes for blanks.
+PRODUCT = "nvidia.com/gpu.product"
 
 
 class Tree:
@@ -203,6 +205,10 @@ def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
         _resources(tree, job, f"{container}.resources")
         words = [*tree.words(f"{container}.command"), *tree.words(f"{container}.args")]
         _take_words(job, words, tree.label)
+    selector = tree.find(f"{pod}.nodeSelector")
+    product = selector.value.get(PRODUCT) if selector and isinstance(selector.value, dict) else None
+    if product:
+        job.gpu_product = Value(str(product), tree.places[f"{pod}.nodeSelector.{PRODUCT}"])
     volumes = tree.find(f"{pod}.volumes")
     for number in range(len(volumes.value) if volumes and isinstance(volumes.value, list) else 0):
         claim = tree.find(f"{pod}.volumes.{number}.persistentVolumeClaim.claimName")

@@ -4,6 +4,7 @@ import math
 
 from nbtrain.planner.foreign.rows_model import Row
 from nbtrain.planner.foreign.sides import Reading, Writing
+from nbtrain.planner.foreign.words import whole
 
 # DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
 DEEPSPEED_SCALE = {
@@ -267,7 +268,7 @@ def _read_pipeline(source: Reading) -> None:
         ("resources.gpus_per_node", job.gpus_per_node or job.gpus_asked),
     ):
         if found is not None:
-            source.set(key, int(found.value), comment=f"{job.kind}", place=found.place)
+            source.set(key, whole(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given:
             source.fail(key, f"{job.label}: says not how many ranks there are: add {key}=... to the command.")
     sizes = [

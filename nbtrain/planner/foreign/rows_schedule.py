@@ -102,9 +102,9 @@ def as_ramp(sizes: StepSizes) -> Rampup | None:
 
 def _read_length(source: Reading) -> None:
     tokens, samples = source.value("train_tokens"), source.value("train_samples")
-    steps, length = source.value("train_iters"), source.values.get("model.seq_length", 0)
-    numbers = [value for value in (tokens, samples) if isinstance(value, int)]
-    if len(numbers) == 2 and samples * length < tokens:
+    steps, length = source.value("train_iters"), source.values.get("model.seq_length")
+    known = all(isinstance(value, int) for value in (tokens, samples, length))
+    if known and samples * length < tokens:
         source.set("batch.train_samples", samples, "train_samples")
         text = f"--train-tokens {tokens}: training ends before it, at --train-samples {samples}."
         source.note(source.place("train_tokens"), text)

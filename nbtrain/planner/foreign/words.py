@@ -50,7 +50,7 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 def quantity(word: Value, what: str) -> float:
     """A quantity of Kubernetes: "8", "500m", "16Gi". Raises ConfigError, which calls it `what`."""
     text = str(word.value)
-    match = re.fullmatch(r"([0-9.]+)(m|[kMGTP]i?|Ki)?", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|[kMGTP]i?|Ki)?", text)
     if not match:
         raise ConfigError(
             f"{word.place}: {what} = {printable(text)}: must be a number with a unit such as m, Mi or Gi."

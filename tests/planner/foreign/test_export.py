@@ -1,6 +1,8 @@
 """Runs as scripts of Megatron and as DeepSpeed JSON: no unknown flag, and the way back is exact."""
 
+import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,19 @@ def test_every_run_comes_back_equal(name, tmp_path):
     number = list(OVERRIDES).index(name)
     for target in (TARGETS[number % 2], TARGETS[2 + number % 2]):
         assert back(config, target, tmp_path) == config
+
+
+def test_pairs_of_changes_come_back_equal(tmp_path):
+    """Forty pairs of the overrides above, each on an example and to a target that chance picks."""
+    chance, legal = random.Random(1), 0
+    for first, second in chance.sample(list(itertools.combinations(OVERRIDES, 2)), 40):
+        try:
+            config = load(chance.choice(ALL), f"{OVERRIDES[first]} {OVERRIDES[second]}")
+        except ConfigError:  # the two do not go together
+            continue
+        legal += 1
+        assert back(config, chance.choice(TARGETS), tmp_path) == config, (first, second)
+    assert legal >= 15
 
 
 def test_a_field_with_a_flag_is_no_comment():

@@ -394,6 +394,37 @@ def test_a_slurm_script_launches_by_bash_c(tmp_path):
     assert (config.parallel.data_parallel_size, config.name) == (16, "job")
 
 
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [("NVIDIA-A100-SXM4-80GB", "A100-80GB"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("Tesla-K80", None)],
+)
+def test_the_node_selector_names_the_gpu(label, expected, tmp_path):
+    """The label of the cluster's nodes; one that the device table does not have is noted."""
+    path = write(tmp_path, "gpt-125m")
+    selector = f"      spec:\n        nodeSelector: {{nvidia.com/gpu.product: {label}}}\n        containers:"
+    path.write_text(path.read_text().replace("      spec:\n        containers:", selector))
+    found = import_files([path], [WIKI])
+    assert (found.config.resources.gpu_type or "none").startswith(expected or "none")
+    assert any("not in the device table" in note.text for note in found.notes) == (expected is None)
+
+
+def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
+    """As Megatron-DeepSpeed's scripts do it: the template is a second file, or lies beside the script."""
+    script = script_deepspeed()
+    start, end = script.index("cat <<EOT"), script.index("EOT\n", script.index("cat <<EOT") + 9) + 4
+    sed = 'sed "s/GBSIZE/${global_batch_size}/" t.json | sed "s/MBSIZE/${batch_size}/" > $config_json\n'
+    (tmp_path / "run.sh").write_text(script[:start] + sed + script[end:])
+    (tmp_path / "t.json").write_text(
+        '{"train_batch_size": GBSIZE, "train_micro_batch_size_per_gpu": MBSIZE,\n'
+        ' "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}}'
+    )
+    overrides = ["resources.nodes=2", "resources.gpus_per_node=8"]
+    config = import_files([tmp_path / "run.sh", tmp_path / "t.json"], overrides).config
+    assert config.precision.fp16.initial_scale_power == 16 and config.batch.micro_batch_size == 2
+    with pytest.raises(ConfigError, match=r"ds_config_gbs512\.json is not here"):
+        import_files([tmp_path / "run.sh"], overrides)
+
+
 def test_an_existing_yaml_is_not_written_over(tmp_path):
     """Unless it is asked for."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])

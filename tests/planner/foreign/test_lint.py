@@ -337,6 +337,29 @@ def test_more_ranks_than_gpus(tmp_path):
     ]
 
 
+def test_an_image_of_another_time(tmp_path):
+    """Flags that only the version of 2026 has, in upstream's image of 2023-06."""
+    old = (
+        "--deepspeed",
+        "--zero",
+        "--train-t",
+        "--no-pipe",
+        "--data-impl",
+        "--log-b",
+        "--lr-decay-t",
+        "--lr-w",
+    )
+    words = [word for word in flags_of("gpt-125m")[1:] if not word.startswith(old)]
+    words = ["pretrain_gpt.py", *words, "--attention-backend=flash", "--norm-epsilon=1e-5"]
+    (tmp_path / "job.yaml").write_text(manifest("gpt-125m", words))
+    assert lines(lint([tmp_path / "job.yaml"]), "image_is_of_the_programs_time") == [
+        "warning, costs a program that may not start in this image: job.yaml:58: image",
+        "  2023-06, but the flags are those of megatron-lm@d98e8a64 (2026-08-22): 38 months younger than the "
+        "image's PyTorch, CUDA and flash attention.",
+        "  Take an image of 2026-08, or the program's version of the image's time.",
+    ]
+
+
 def test_checkpoints_against_the_volume(tmp_path):
     """Megatron keeps every one; the claim's size is in its own manifest."""
     path = write(tmp_path, "gpt-1-3b-4xdp")

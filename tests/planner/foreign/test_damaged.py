@@ -1,0 +1,70 @@
+"""Damaged files end in a message with the file's name, never in a traceback."""
+
+import json
+import random
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.planner.foreign.importing import import_files
+from nbtrain.planner.foreign.lint import lint
+
+from .upstream import deepspeed_json, manifest, script_175b, script_deepspeed
+
+FILES = {
+    "a.sh": script_175b(nodes=16),
+    "b.sh": script_deepspeed(),
+    "c.yaml": manifest("gpt-13b-4xdp-4xpp-4xtp"),
+    "d.json": json.dumps(deepspeed_json("13b"), indent=1),
+}
+PIECES = [
+    '"',
+    "'",
+    "$(",
+    "${",
+    "))",
+    "(",
+    "\\",
+    "\n",
+    "{",
+    "}",
+    "[",
+    ":",
+    " - ",
+    "#",
+    "&",
+    "|",
+    "<<E",
+    "-1",
+    "1e9",
+    "x",
+]
+
+
+def damaged(text: str, chance: random.Random) -> str:
+    """The text with a few pieces cut out, put in or moved."""
+    for _ in range(chance.randint(1, 5)):
+        at, other = chance.randrange(len(text)), chance.randrange(len(text))
+        part = chance.choice([chance.choice(PIECES), text[other : other + chance.randint(1, 30)], ""])
+        text = text[:at] + part + text[at + chance.randint(0, 12) :]
+    return text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_refused_or_read(name, tmp_path):
+    """Twenty-five damages of each file, the same ones each time."""
+    chance, read = random.Random(name), 0
+    (tmp_path / "ds_config_13b.json").write_text(FILES["d.json"])
+    onto = "gpt-13b-4xdp-4xpp" if name == "d.json" else None
+    for _ in range(25):
+        (tmp_path / name).write_text(damaged(FILES[name], chance))
+        try:
+            import_files([tmp_path / name], ["tokenizer.vocab_size=50257", "resources.nodes=16"], onto)
+            read += 1
+        except ConfigError as error:
+            assert str(error)
+        try:
+            assert all(finding.message for finding in lint([tmp_path / name]))
+        except ConfigError as error:
+            assert str(error)
+    assert read < 25

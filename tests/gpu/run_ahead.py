@@ -42,7 +42,8 @@ def _find(trainings: Trainings, name: str) -> Finding:
         "data.name": trainings.dataset("walks", 600, (64, 512), 500),
         "batch.train_tokens": steps * tokens,
     }
-    run = trainings.make(name, {**sizes, **data, "logging.log_interval_steps": 1000, **overrides})
+    settings = {**sizes, **data, "logging.log_interval_steps": 1000, **overrides}
+    run = trainings.make(name, settings, trace=False)
     return judged(trainings.train(run, "waits").found, is_strict and trainings.place.on_gpu)
 
 

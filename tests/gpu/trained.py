@@ -62,10 +62,13 @@ class Trainings:
             launch.make_dataset(self.data, name, documents, document_tokens, vocab_size)
         return name
 
-    def make(self, name: str, overrides: dict[str, Any], source: str | None = None) -> RunDir:
+    def make(
+        self, name: str, overrides: dict[str, Any], source: str | None = None, trace: bool = True
+    ) -> RunDir:
         """A run directory; of tests/train/launch.py's small run, or of a run YAML. Raises ConfigError.
 
-        `name` may be any words: the run is called by their letters and digits, and by a number.
+        `name` may be any words: the run is called by their letters and digits, and by a number. With `trace`
+        every step's loss is kept, which waits for the device.
         """
         self._made += 1
         letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
@@ -76,7 +79,8 @@ class Trainings:
             if self.place.on_gpu
             else 0,
         }
-        return launch.make_run(self.root, {**device, **overrides}, f"{letters[:40]}-{self._made}", source)
+        called = f"{letters[:40]}-{self._made}"
+        return launch.make_run(self.root, {**device, **overrides}, called, source, trace)
 
     def train(self, run: RunDir, watch: str = "", device: str | None = None) -> Trained:
         """One rank, in a process that has waited for it; `watch` is a name in tests/gpu/watch.py.

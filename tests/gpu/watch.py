@@ -5,13 +5,14 @@ import resource
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nbtrain.model.initialization import Initializer
+from nbtrain.train.trainer import Trainer
 from nbtrain.train.training_step import TrainingStep
 
 # Steps that allocate, choose kernels and fill the loader; what they wait for comes once.
@@ -79,21 +80,35 @@ class Waits:
         self._number = self._watched = self._profiled = 0
         self._torch: collections.Counter[str] = collections.Counter()
         self._calls: collections.Counter[str] = collections.Counter()
+        self._asking = False
         _wrap_steps(self._around)
+        self._wrap_report()
 
     @contextmanager
     def _around(self, step: TrainingStep, logged: bool) -> Iterator[None]:
         self._number += 1
+        self._asking = False
         if logged or self._number <= FIRST_STEPS:
             yield
         elif self._number % 2:
             self._watched += 1
+            self._asking = True
             with self._asked_of_torch():
                 yield
         else:
             self._profiled += 1
             with self._profile():
                 yield
+
+    def _wrap_report(self) -> None:
+        """What is told of a step that torch was asked about belongs to it."""
+        tell = Trainer._tell
+
+        def told(trainer: Trainer, result: Any) -> None:
+            with self._asked_of_torch() if self._asking else nullcontext():
+                tell(trainer, result)
+
+        Trainer._tell = told  # type: ignore[method-assign]
 
     @contextmanager
     def _asked_of_torch(self) -> Iterator[None]:

@@ -371,6 +371,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
             "load": ("gpt-tiny",), "plan": ("gpt-tiny",), "launcher": ("gpt-tiny",), "runs": (),
             "generate": ("no-such-run", "x"), "data_card": ("no-such-data",), "verify": ("no-such-data",),
             "check_parameters": (), "plan_picture": ("gpt-tiny",), "deepspeed_config": ("gpt-tiny",),
+            "export_run": ("no-such-run", "no-such-program"),
         }}
         answer = {{}}
         for name in nb.__all__:
@@ -387,8 +388,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
     )
     assert " ".join(sorted(answer)) == (
         "baselines calibrate check_parameters curves data_card deepspeed_config export_run generate "
-        "import_run launch launcher load open_run plan plan_picture prepare runs scalars "
-        "submit tensorboard twin verify"
+        "import_run largest launch launcher load open_run plan plan_picture prepare runs scalars search "
+        "submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (
@@ -398,6 +399,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         "launch",
         "generate",
         "twin",
+        "search",
+        "largest",
+        "what_if",
         "baselines",
         "curves",
         "scalars",

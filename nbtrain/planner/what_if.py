@@ -372,6 +372,8 @@ def fit_word(memory: MemoryEstimate) -> list[str]:
         lacking = memory.total_host_bytes - (memory.host_bytes or 0)
         return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
     share = spare / memory.device_bytes
+    if memory.total_host_bytes and memory.host_bytes is None:
+        return ["fits", f"the GPU: yes, {share:.0%} to spare; host memory is not known", "tight"]
     return ["fits", f"yes, {share:.0%} to spare", "good" if share >= 0.1 else "tight"]
 
 

@@ -153,6 +153,16 @@ PARTS = (
         ),
     ),
     Part(
+        "states",
+        "model states of every layout on up to 8 ranks, byte for byte as planned",
+        _pytest("--soak", "tests/planner/test_states_allocated.py"),
+        _evidence(
+            (*ENGINE, "nbtrain.planner.memory.states"),
+            ("tests/planner/test_states_allocated.py", "tests/planner/state_rank.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "fuzz",
         f"seeded fuzz of indices, wikitext, sources and YAML, {FUZZ_FACTOR} times the cases of `make test`",
         _pytest("--hypothesis-seed=0", *FUZZED),

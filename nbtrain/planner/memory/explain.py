@@ -1,0 +1,142 @@
+"""Every byte of an estimate with its formula, numbers put in, and its source: for those who ask why.
+
+The Terms of a part add up to the part, and all Terms to the estimate (a test asserts both).
+"""
+
+from nbtrain.planner.memory import activations, buffers, host
+from nbtrain.planner.memory.estimate import PARTS, fullest_stage, stage_parts
+from nbtrain.planner.memory.programs import habits_of
+from nbtrain.planner.memory.stage import Stage, stage_of
+from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.terms import Term, product
+
+KORTHIKANTI = "arXiv:2205.05198, section 4.1"
+ZERO = "arXiv:1910.02054, section 5"
+DEEPSPEED = "DeepSpeed 0.19.8"
+
+# Of a layer, in units of a number of this rank's tokens: what each kind of activation is.
+KINDS = {
+    "norms": "inputs and statistics of the two norms",
+    "attention": "input, query, key, value, output, log-sum-exp",
+    "mlp": "input, the activation's input and output",
+    "dropout_masks": "masks of both branches, and of the embedding",
+    "scores": "softmax, mask and dropped-out softmax of every pair of positions",
+    "layer_inputs": "the input of each recomputed piece",
+    "ends": "token ids, and the final norm's input",
+}
+
+
+def explain(setup: Setup, stage: int | None = None) -> list[Term]:
+    """The Terms of a stage's device memory, by default of the fullest one."""
+    found = fullest_stage(setup)[0] if stage is None else stage_of(setup, stage)
+    parts = stage_parts(setup, found.number)
+    terms = [
+        *_states(setup, found, parts),
+        *_activations(setup, found, parts["activations"]),
+        *_buffers(setup, found, parts),
+    ]
+    order = {part: place for place, part in enumerate(PARTS)}
+    return sorted((term for term in terms if term.value), key=lambda term: order[term.name.split(" / ")[0]])
+
+
+def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
+    count, ranks, zero = stage.elements, setup.zero_size, setup.zero_stage
+    element = weight_element(setup) if setup.engine == "nbtrain" else habits_of(setup.engine).weights
+    has_masters = parts["master_copy"] > 0
+    cut = {
+        "weights": zero == 3,
+        "gradients": zero >= 2,
+        "master_copy": zero >= 1,
+        "optimizer": zero >= 1,
+    }
+    each = {
+        "weights": (element, "bytes"),
+        "gradients": (6 if is_bf16_optimizer(setup) else 4, "bytes (fp32 sums)"),
+        "master_copy": (4 if has_masters else 0, "bytes (fp32)"),
+        "optimizer": (8, "bytes (two fp32 moments)"),
+    }
+    terms = []
+    for part, (size, words) in each.items():
+        divided = (1 / ranks, "ranks") if cut[part] else (1, "")
+        formula = product((count, "parameters of the rank"), (size, words), divided)
+        rest = parts[part] - size * count / (ranks if cut[part] else 1)
+        if setup.engine != "nbtrain":
+            formula = f"{count:,} parameters of the rank, by the program's habits, ZeRO {zero} over {ranks}"
+        elif abs(rest) >= 0.5:
+            formula += f" {'+' if rest > 0 else '-'} {abs(rest):,.0f}: {_rest(setup, part)}"
+        terms.append(Term(part, parts[part], "bytes", formula, ZERO))
+    return terms
+
+
+def _rest(setup: Setup, part: str) -> str:
+    if part == "weights" and setup.autocast:
+        return "autocast's 16-bit copies of the matrices, and padding"
+    if part == "weights" and setup.hpz_size > 1:
+        return f"hpZ's second copy over {setup.hpz_size} ranks"
+    if part == "optimizer":
+        return "step counts, and padding of the flat buffers"
+    if setup.offload_optimizer != "none" or setup.offload_param != "none":
+        return "on the host or on NVMe"
+    return "padding of the flat buffers"
+
+
+def _activations(setup: Setup, stage: Stage, whole: int) -> list[Term]:
+    micro_batches = activations.in_flight(setup, stage.number)
+    kept = activations.kept(setup, stage)
+    live = activations.live(setup, stage)
+    tokens, hidden = setup.tokens_per_micro_batch, setup.shape.hidden_size
+    terms = []
+    for kind, size in zip(kept._fields, kept):
+        each = size / (tokens * hidden * micro_batches)
+        formula = (
+            f"{tokens:,} tokens x {hidden:,} hidden x {each:,.4g} bytes in {stage.layers} layers "
+            f"({KINDS[kind]}) x {micro_batches:g} micro batches in flight"
+        )
+        terms.append(Term(f"activations / {kind.replace('_', ' ')}", size, "bytes", formula, KORTHIKANTI))
+    # The estimate is in whole bytes.
+    again = whole - sum(term.value for term in terms)
+    words = f"{live:,.0f} bytes exist again while a piece is recomputed" if live else "rounding"
+    return [*terms, Term("activations / recomputed", again, "bytes", words, f"{KORTHIKANTI} and 5")]
+
+
+def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
+    shape, tokens = setup.shape, setup.tokens_per_micro_batch
+    vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
+    chunk = min(setup.logits_chunk_tokens or tokens, tokens)
+    own = setup.engine == "nbtrain"
+    if own:
+        logits = (
+            f"{chunk:,} tokens of a chunk x {vocabulary:,} ids, the fp32 gradient of {vocabulary:,} x "
+            f"{shape.hidden_size:,} embeddings, and the hidden states with their gradient"
+        )
+    else:
+        size = habits_of(setup.engine).logits
+        logits = product((tokens, "tokens"), (vocabulary, "ids"), (size, "bytes"))
+    bucket = setup.reduce_bucket_elements
+    stream = activations.stream_bytes(setup)
+    allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
+    on_host = host.nvme_buffers(setup, stage) if not setup.on_gpu else 0
+    sources = {
+        "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
+        "communication": (
+            f"buckets of {bucket:,} elements, and under ZeRO 3 up to {setup.max_live_elements:,} parameters "
+            "that are whole",
+            f"{DEEPSPEED}, stage_1_and_2.py and stage3.py",
+        ),
+        "pipeline": (
+            f"{stream:,} bytes x {parts['pipeline'] / max(stream, 1):g} outputs sent and buffers received",
+            "arXiv:2104.04473, section 2.2",
+        ),
+        "workspace": (
+            f"2 inner gradients of the MLP and one of the stream, or the step's flat gradient; {on_host:,} "
+            "bytes of NVMe buffers",
+            f"{DEEPSPEED}, stage_1_and_2.py",
+        ),
+        "runtime": (
+            f"CUDA's context and NCCL of {setup.world_size} ranks" if setup.on_gpu else "a CPU process",
+            "measured; planner/memory/buffers.py",
+        ),
+        "reserve": (product((allocated, "bytes"), (buffers.RESERVE_FRACTION, "of them")), "assumed"),
+    }
+    return [Term(part, parts[part], "bytes", formula, source) for part, (formula, source) in sources.items()]

@@ -288,7 +288,7 @@ def _share(found: list[Peak], limit: float) -> str:
 
 def share_within(found: list[Peak], limit: float) -> float:
     """Share of peaks that the plan misses by no more than `limit`."""
-    return sum(peak.off <= limit for peak in found) / len(found)
+    return sum(peak.off <= limit for peak in found) / max(len(found), 1)
 
 
 def _published(raw: dict[str, Any]) -> tuple[float | None, str]:

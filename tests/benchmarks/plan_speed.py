@@ -140,6 +140,8 @@ def explanation(row: Row) -> str | None:
 
 def share_met(of: list[Row]) -> str:
     """E.g. "90 of 100 (90 %)"."""
+    if not of:
+        return "none"
     met = sum(row.met for row in of)
     return f"{met} of {len(of)} ({met / len(of):.0%})".replace("%", " %")
 
@@ -179,6 +181,8 @@ def section(cases: Iterable[Published]) -> list[str]:
         if not row.met:
             why = explanation(row) or "**no explanation**"
             lines.append(f"| {row.case.id} | {row.case.given} | {row.ratio:.2f} | {why} |")
+    if not series:
+        return [*lines, ""]
     ratios = ", ".join(f"{row.case.id.removeprefix('playbook-')} {row.ratio:.2f}" for row in series)
     lines += [
         "",

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nbtrain.config.arithmetic.devices import Device, find_device
+from nbtrain.config.arithmetic.devices import Device, find_device, nearest_device_names
 from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
@@ -88,6 +88,25 @@ SOURCES = (
     Source("seed", "Upstream, A100", "nbtrain", "train"),
 )
 
+# The program of a source that SOURCES does not know, by the first pattern that its text has.
+PROGRAMS = (
+    (r"bridge|nemo", "megatron-bridge"),
+    (r"megatron-deepspeed|bigscience|bloom|mt-nlg", "megatron-deepspeed"),
+    (r"neox|pythia", "gpt-neox"),
+    (r"mcore|megatron-core|megatron core", "megatron-core"),
+    (r"megatron", "megatron-lm"),
+    (r"torchtitan", "torchtitan"),
+    (r"foundry|mosaic|composer", "composer"),
+    (r"nanotron|playbook", "nanotron"),
+    (r"colossal", "colossalai"),
+    (r"nanogpt|modded", "nanogpt"),
+    (r"metaseq|fairscale|opt-", "metaseq"),
+    (r"litgpt|lit-gpt|tinyllama", "litgpt"),
+    (r"trainer|transformers|hugging|peft|accelerate", "transformers"),
+    (r"fsdp", "torchtitan"),
+    (r"deepspeed|zero", "megatron-deepspeed"),
+)
+
 # The source's word for a device, and its row in the device table.
 DEVICES = {
     "A100-SXM-80GB": "A100-80GB",
@@ -140,10 +159,20 @@ def load_cases(path: Path = CASES) -> list[Published]:
     return [published for case in cases for published in _read(case)]
 
 
+def source_of(case: dict[str, Any]) -> Source:
+    """The source with the longest beginning of the case's id; of an unknown one what its text says."""
+    known = [source for source in SOURCES if case["id"].startswith(source.prefix)]
+    if known:
+        return max(known, key=lambda source: len(source.prefix))
+    text = f"{case['id']} {case.get('source', '')} {case.get('note', '')}".lower()
+    engine = next((engine for pattern, engine in PROGRAMS if re.search(pattern, text)), "megatron-deepspeed")
+    if engine == "megatron-lm" and case["gpus"]["kind"].startswith(("H", "B", "GB", "MI")):
+        engine = "megatron-core"
+    return Source(case["id"], "Not in the file", engine, "test")
+
+
 def _read(case: dict[str, Any]) -> list[Published]:
-    source = max(
-        (source for source in SOURCES if case["id"].startswith(source.prefix)), key=lambda s: len(s.prefix)
-    )
+    source = source_of(case)
     points = [case] if "series" not in case["result"] else _points(case)
     return [_published(point, source) for point in points]
 
@@ -254,9 +283,11 @@ def shape_of_case(case: dict[str, Any]) -> Shape:
 
 
 def device_of_case(kind: str) -> Device:
-    """The row of the device table."""
-    device = find_device(DEVICES[kind])
-    assert device is not None, f"the device table has no row {DEVICES[kind]}"
+    """The row of the device table; for a kind that DEVICES does not know, that of its own or nearest name."""
+    bare = re.sub(r"-?SXM\d?|\s.*", "", kind)
+    names = (DEVICES.get(kind, kind), bare, bare.rpartition("-")[0], *nearest_device_names(bare))
+    device = next((found for name in names if (found := find_device(name))), None)
+    assert device is not None, f"the device table has no row like {kind}"
     return device
 
 

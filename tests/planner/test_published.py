@@ -62,3 +62,23 @@ def test_every_program_is_known():
     assert {source.engine for source in published.SOURCES} <= set(ENGINES)
     assert {source.half for source in published.SOURCES} == {"train", "test"}
     assert all(name == engine.name for name, engine in ENGINES.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "device"),
+    [
+        ({"id": "new-1", "source": "a blog on NeMo"}, "megatron-bridge", "H100"),
+        ({"id": "new-2", "source": "a Megatron-LM run"}, "megatron-core", "H800"),
+        ({"id": "new-3", "source": "FSDP on one node"}, "torchtitan", "A800-80GB"),
+        ({"id": "new-4", "source": "a paper"}, "megatron-deepspeed", "MI300X"),
+    ],
+)
+def test_a_case_of_another_source_is_read_by_its_text(changes, engine, device):
+    """Its program by the words of the source, its device by the nearest name; in the test half."""
+    kinds = {"H100": "H100-SXM-80GB", "H800": "H800-SXM-80GB", "A800-80GB": "A800-SXM4-80GB"}
+    raw = next(case.raw for case in CASES if case.id == "mpt-7b-s2048-8xh100-80gb-amp-bf16")
+    case = {**raw, "note": "", **changes, "gpus": {**raw["gpus"], "kind": kinds.get(device, device)}}
+    source = published.source_of(case)
+    assert (source.engine, source.half) == (engine, "test")
+    found = published.setup_of_case(case, source)
+    assert found.device is not None and found.device.name == device

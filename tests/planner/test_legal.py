@@ -5,6 +5,7 @@ import random
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.planner.legal import (
@@ -90,6 +91,11 @@ def test_the_enumeration_is_every_legal_layout(name):
         config = space.run(layout)
         assert find_problems(config) == []
         assert space.setup(layout) == setup_of(config)
+        # What the engine is told can be derived, and its three batch sizes agree.
+        engine = deepspeed_config(config)
+        ranks = config.parallel.data_axis_size
+        micro, steps = engine["train_micro_batch_size_per_gpu"], engine["gradient_accumulation_steps"]
+        assert engine["train_batch_size"] == micro * steps * ranks
     for _ in range(100):
         layout = any_layout(space, draw)
         assert (layout in found) == (not problems(space, layout)), layout

@@ -117,6 +117,11 @@ def _merge(found: dict[str, Any], extra: dict[str, Any]) -> None:
 def read_keys(source: Reading, document: Document) -> None:
     """Take over every key of a job's JSON that no flag decides."""
     read: set[str] = set(READ_ELSEWHERE)
+    for section in ("optimizer", "scheduler"):
+        if source.job.program is not None and document.get(section) is not None:
+            # deepspeed.initialize prefers what it is given (runtime/engine.py, _configure_optimizer).
+            text = f"{section}: not read; the program gives DeepSpeed its own, by its flags."
+            source.note(document.place(section), text)
     for key, dotted in SAME_KEYS.items():
         value = document.get(dotted)
         if value is not None:
@@ -195,6 +200,27 @@ def _read_prescale(source: Reading, document: Document) -> None:
         source.set("parallel.prescale_gradients", asked, comment="prescale_gradients", place=place)
 
 
+def drop_auto(source: Reading, document: Document) -> None:
+    """Leave out values of "auto": the Trainer of transformers fills them in from its own arguments."""
+
+    def kept(value: Any, prefix: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {}
+        for key, inner in value.items():
+            dotted = f"{prefix}{key}"
+            if inner == "auto":
+                text = (
+                    f"{dotted}: auto is filled in by the Trainer of transformers; the run's own value stays."
+                )
+                source.note(document.place(dotted), text)
+            else:
+                found[key] = kept(inner, f"{dotted}.")
+        return found
+
+    document.value = kept(document.value, "")
+
+
 def read_alone(source: Reading, document: Document) -> None:
     """What a JSON says by itself, without flags: format, loss scale, ZeRO, batch, optimizer, schedule."""
     place = document.place
@@ -216,11 +242,7 @@ def read_alone(source: Reading, document: Document) -> None:
         if isinstance(value, int):
             source.set(key, value, comment=dotted, place=place(dotted))
         elif value is not None:
-            source.fail(
-                key,
-                f"{place(dotted)}: {dotted} = {value}: must be a whole number; `auto` is filled in "
-                "by the Trainer of transformers only.",
-            )
+            source.fail(key, f"{place(dotted)}: {dotted} = {value}: must be a whole number.")
     clip = document.get("gradient_clipping")
     if isinstance(clip, int | float):
         source.set(

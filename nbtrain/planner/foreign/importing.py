@@ -22,7 +22,7 @@ from nbtrain.config.load import Overrides, flatten, load, override_layer, valida
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
-from nbtrain.planner.foreign.deepspeed_keys import read_alone, read_keys
+from nbtrain.planner.foreign.deepspeed_keys import drop_auto, read_alone, read_keys
 from nbtrain.planner.foreign.flags import Arguments, Table, choose_table, find_table, parse
 from nbtrain.planner.foreign.job import Job
 from nbtrain.planner.foreign.json_comments import read_json
@@ -134,6 +134,8 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         value, _, place = hints["name"]
         job.name = Word(str(value), place)
     source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
+    if job.deepspeed is not None:
+        drop_auto(source, job.deepspeed)
     if job.kind == "DeepSpeed JSON":
         assert job.deepspeed is not None
         read_alone(source, job.deepspeed)

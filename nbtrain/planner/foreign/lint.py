@@ -6,16 +6,18 @@ job can be read as a run, everything that the plan of the run finds (memory, tim
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
+from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, override_layer, validate
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
 from nbtrain.planner.foreign.importing import nested, read_job
-from nbtrain.planner.foreign.lint_flags import FLAG_RULES
+from nbtrain.planner.foreign.lint_flags import FLAG_RULES, number, ranks_of
 from nbtrain.planner.foreign.lint_json import JSON_RULES
 from nbtrain.planner.foreign.read import read_files
 from nbtrain.planner.foreign.rows_model import GPT2_VOCABULARY
@@ -33,6 +35,7 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None) -> list[Findi
     findings = [*names_are_their_own(sources), *folders_are_their_own(sources)]
     for source in sources:
         own = [finding for rule in RULES for finding in rule(source)]
+        own += states_fit_the_cluster(source, given)
         findings += [*own, *_as_run(source, layer, own)]
     return by_cost(findings)
 
@@ -73,6 +76,37 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     from nbtrain.planner.plan import plan
 
     return [*findings, *plan(config).findings, *checkpoints_fit_the_volume(source, config)]
+
+
+def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[Finding]:
+    """Weights, gradients, masters and moments of all layers against the memory of all GPUs.
+
+    18 bytes a parameter in Megatron-LM's optimizer, 16 in DeepSpeed's (Megatron-LM's README 040eac94;
+    arXiv:1910.02054, section 3), if everything is divided among all GPUs.
+    """
+    hidden, layers = number(source, "hidden_size"), number(source, "num_layers")
+    name = given.get("resources.gpu_type", source.values.get("resources.gpu_type"))
+    device = find_device(name)
+    nodes, ranks, _, _ = ranks_of(source)
+    gpus = nodes * ranks
+    if device is None or not (hidden and layers and gpus):
+        return
+    per_parameter = 16 if source.program == "megatron-deepspeed" else 18
+    states, room = 12 * layers * hidden**2 * per_parameter, gpus * device.memory_bytes
+    if states > room:
+        enough = -(-states // device.memory_bytes)
+        yield Finding(
+            "error",
+            "states_fit_the_cluster",
+            "--num-layers",
+            source.place("num_layers"),
+            f"{layers} layers of width {hidden:,} are {amounts.count(12 * layers * hidden**2)} parameters: "
+            f"their states, {per_parameter} bytes each, take {amounts.size(states)}, and {gpus} "
+            f"{device.name} have {amounts.size(room)} together.",
+            f"Take at least {enough} of them, and more for activations; or offload; or make the model "
+            "smaller.",
+            Cost(fatal=True, num_bytes=states - room),
+        )
 
 
 def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:

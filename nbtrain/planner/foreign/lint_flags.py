@@ -82,7 +82,7 @@ def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
 
 def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
     """Tensor x pipeline x context ranks divide nodes x GPUs."""
-    nodes, gpus, model, words = _ranks(source)
+    nodes, gpus, model, words = ranks_of(source)
     if nodes * gpus == 0 or nodes * gpus % model == 0:
         return
     enough = -(-model // gpus)
@@ -96,7 +96,7 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
     )
 
 
-def _ranks(source: Reading) -> tuple[int, int, int, str]:
+def ranks_of(source: Reading) -> tuple[int, int, int, str]:
     """Nodes, GPUs of each, ranks of one copy of the model, and these in words."""
     job, given = source.job, source.given
     nodes = given.get("resources.nodes") or count(job.nodes)
@@ -122,7 +122,7 @@ def count(value: Value | None) -> int:
 
 def data_parallel_size(source: Reading) -> int:
     """Copies of the model; 0 if that is not known or not whole."""
-    nodes, gpus, model, _ = _ranks(source)
+    nodes, gpus, model, _ = ranks_of(source)
     return 0 if nodes * gpus % model else nodes * gpus // model
 
 

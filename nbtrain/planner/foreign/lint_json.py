@@ -121,6 +121,22 @@ def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
     yield _error(document, "zero_goes_with_the_pipeline", STAGE, text, fix)
 
 
+def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
+    """DeepSpeed stops if ZeRO-Offload is given an Adam for GPUs (runtime/engine.py, _configure_optimizer)."""
+    document = source.job.deepspeed
+    if document is None or source.job.program is None or source.program != "megatron-deepspeed":
+        return
+    key = "zero_optimization.offload_optimizer"
+    device = document.get(f"{key}.device", "none")
+    if document.get("zero_optimization.cpu_offload") is True:
+        key, device = "zero_optimization.cpu_offload", "cpu"
+    forced = document.get("zero_force_ds_cpu_optimizer", True)
+    if device != "none" and forced and not source.value("cpu_optimizer"):
+        text = f"device {device} without --cpu-optimizer: DeepSpeed refuses to offload another Adam than "
+        text += "its own."
+        yield _error(document, "offload_has_its_optimizer", key, text, "Add --cpu-optimizer to the flags.")
+
+
 def formats_agree(source: Reading) -> Iterator[Finding]:
     """--fp16 builds the model; fp16.enabled in the JSON makes DeepSpeed train it in fp16."""
     document = source.job.deepspeed
@@ -171,6 +187,7 @@ JSON_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     json_batch_agrees,
     zero_stage_agrees,
     zero_goes_with_the_pipeline,
+    offload_has_its_optimizer,
     formats_agree,
     loss_scale_has_rules,
 )

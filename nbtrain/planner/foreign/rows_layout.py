@@ -155,6 +155,9 @@ def _write_zero(target: Writing) -> None:
     stage = target.config.parallel.zero_stage
     if target.table.program == "megatron-deepspeed":
         target.add("zero_stage", stage)
+        if target.config.parallel.offload_optimizer.device != "none":
+            # Without DeepSpeed's Adam for CPUs, DeepSpeed raises an error (engine.py, _configure_optimizer).
+            target.add("cpu_optimizer")
         return
     if stage:
         target.add("use_distributed_optimizer")

@@ -56,7 +56,7 @@ def test_the_yaml_reads_back_to_the_run(name, tmp_path):
     text = path.read_text()
     assert "  hidden_dropout: 0.1  # default of megatron-deepspeed@e7bff5ec\n" in text
     assert "  initial_scale_power: 11  # fp16.initial_scale_power\n" in text
-    assert f"# - {name}.yaml:51: --log-timers-to-tensorboard" in text or "--log-timers-to-tensorboard" in text
+    assert f"# - {name}.yaml:52: --log-timers-to-tensorboard: logging: every scalar is written" in text
 
 
 def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
@@ -265,6 +265,29 @@ def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
     assert (config.precision.dtype, config.parallel.zero_stage) == ("bf16", 2)
     assert "extends: gpt-125m" in found.text
     assert load(found.write(tmp_path / "run.yaml")) == config
+
+
+def test_auto_leaves_the_runs_own_value(tmp_path):
+    """The Trainer of transformers fills it in; a JSON with it says nothing of these fields."""
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')
+    found = import_files([path], onto="gpt-125m")
+    assert found.config == load("gpt-125m")
+    assert [note.text.partition(":")[0] for note in found.notes] == [
+        "train_batch_size",
+        "optimizer.params.lr",
+    ]
+
+
+def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_path):
+    """Megatron gives DeepSpeed its own; the note says so."""
+    changes = {"optimizer": {"type": "Adam", "params": {"lr": 1.0}}, "scheduler": {"type": "OneCycle"}}
+    found = import_flags(tmp_path, changes=changes)
+    assert found.config == import_flags(tmp_path).config
+    assert [note.text for note in found.notes if "not read; the program gives" in note.text] == [
+        "optimizer: not read; the program gives DeepSpeed its own, by its flags.",
+        "scheduler: not read; the program gives DeepSpeed its own, by its flags.",
+    ]
 
 
 PYTORCH_JOB = """apiVersion: kubeflow.org/v1

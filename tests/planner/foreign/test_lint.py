@@ -325,6 +325,29 @@ def test_the_json_of_a_job(changes, rule, expected, tmp_path):
     assert lines(linted(tmp_path, changes=changes), rule) == expected
 
 
+def test_states_that_do_not_fit_the_cluster(tmp_path):
+    """175B on one node of 8: by how much."""
+    (tmp_path / "a.sh").write_text(script_175b())
+    findings = lint([tmp_path / "a.sh"], ["resources.gpu_type=A100-80GB"])
+    assert lines(findings, "states_fit_the_cluster") == [
+        "error, cannot run: 2.2 TiB too little: a.sh:20: --num-layers",
+        "  96 layers of width 12,288 are 173.9B parameters: their states, 18 bytes each, take 2.8 TiB, and 8 "
+        "A100-80GB have 640.0 GiB together.",
+        "  Take at least 37 of them, and more for activations; or offload; or make the model smaller.",
+    ]
+
+
+def test_offloading_without_its_optimizer(tmp_path):
+    """DeepSpeed raises an error when the engine is made."""
+    changes = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    assert lines(linted(tmp_path, changes=changes), "offload_has_its_optimizer") == [
+        "error, cannot run: ds_config_125m.json:7: zero_optimization.offload_optimizer",
+        "  device cpu without --cpu-optimizer: DeepSpeed refuses to offload another Adam than its own.",
+        "  Add --cpu-optimizer to the flags.",
+    ]
+    assert lines(linted(tmp_path, "--cpu-optimizer", changes=changes), "offload_has_its_optimizer") == []
+
+
 def test_more_ranks_than_gpus(tmp_path):
     """slotsPerWorker against the container's limit."""
     text = manifest("gpt-125m").replace("slotsPerWorker: 1", "slotsPerWorker: 4")

@@ -32,6 +32,8 @@ from nbtrain.jobs.preflight_tools import (
     packages_are_there,
 )
 from nbtrain.planner.disk import estimate_disk
+from nbtrain.planner.lint.memory import SPARE_FRACTION
+from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import estimate_memory
 
 # The memory estimate is no measurement: only what is over by more than this is refused.
@@ -117,12 +119,17 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
             return
         present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
     if needed > ESTIMATE_SLACK * present:
+        limit = present // (config.world_size if config.resources.device == "cpu" else 1)
+        if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):
+            fix = f"Set {remedy.words}; a rank then needs about {gib(remedy.memory.total_bytes)}."
+        else:
+            fix = (
+                "No layout of these devices holds it: use a larger machine, more of them, or a smaller model."
+            )
         yield shortage(
             f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
             + (f" (per rank: {parts})." if parts else "."),
-            "Lower batch.micro_batch_size or model.seq_length, set "
-            "parallel.activation_checkpointing.granularity=full "
-            "or a higher parallel.zero_stage with more ranks, or use a larger machine.",
+            fix,
         )
 
 

@@ -244,6 +244,9 @@ def _write_job(
         step = newest_checkpoint_step(run)
         start = f"from the checkpoint of step {step}" if step else "from the beginning"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
+        for finding in plan.findings:
+            if finding.cost.fatal:
+                events.write("warning", finding.text)
         for change in changes:
             logger.info("%s: changed on resume: %s", run.name, change)
             now = without_secrets(change.now)

@@ -160,3 +160,31 @@ def test_selective_is_not_the_smaller_recomputation():
         f"section 5)."
     )
     assert found.cost.num_bytes == kept - full > 0
+
+
+def test_the_model_is_made_in_host_memory_first():
+    """Eight ranks that each make the whole of a 13B model, on a machine of 256 GiB; ZeRO 3 makes parts."""
+    config = load("gpt-13b-4xdp-4xpp", [*ONE_COPY, f"{ZERO}=2"])
+    result = plan(config, use_measured=False)
+    (found,) = (one for one in result.findings if one.rule == "model_is_made_in_host_memory")
+    each = result.memory.initial_host_bytes
+    assert found.message == (
+        "Each rank makes its part of the model in host memory first: 8 ranks of a machine need "
+        f"{amounts.size(each)} each, {amounts.size(8 * each)} in all, and resources.memory_per_node_bytes is "
+        "256.0 GiB."
+    )
+    assert found.fix == (
+        "Set parallel.zero_stage: 3, which cuts each parameter as it is made, or take machines with "
+        f"{amounts.size(8 * each)}."
+    )
+    better = plan(load(config, {ZERO: 3}), use_measured=False).findings
+    assert "model_is_made_in_host_memory" not in {one.rule for one in better}
+    assert found.cost.num_bytes == 8 * each - 2**38 > 0
+
+
+def test_a_device_that_is_there_counts_in_place_of_the_runs_own():
+    """preflight asks for the GPU of this machine."""
+    config = load("gpt-125m", ["batch.micro_batch_size=32"])
+    there = 15 * 2**30
+    remedy = cheapest_remedy(config, 0.1, there)
+    assert remedy.changes and remedy.memory.total_bytes <= 0.9 * there

@@ -93,6 +93,29 @@ def host_memory_fits(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def model_is_made_in_host_memory(subject: Subject) -> Iterator[Finding]:
+    """Every rank makes its part of the model in host memory before it goes to the device."""
+    config, memory, given = subject.config, subject.memory, subject.config.resources.memory_per_node_bytes
+    needed = memory.ranks_per_node * memory.initial_host_bytes
+    if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(subject):
+        return
+    if config.parallel.pipeline_parallel_size == 1:
+        fix = "Set parallel.zero_stage: 3, which cuts each parameter as it is made"
+    else:
+        fix = "Cut the model among more tensor or pipeline ranks"
+    yield finding_of(
+        config,
+        "model_is_made_in_host_memory",
+        "resources.memory_per_node_bytes",
+        f"Each rank makes its part of the model in host memory first: {memory.ranks_per_node} ranks of a "
+        f"machine need {amounts.size(memory.initial_host_bytes)} each, {amounts.size(needed)} in all, and "
+        f"resources.memory_per_node_bytes is {amounts.size(given)}.",
+        f"{fix}, or take machines with {amounts.size(needed)}.",
+        Cost(True, num_bytes=needed - given),
+        "error",
+    )
+
+
 def host_memory_is_in_bytes(subject: Subject) -> Iterator[Finding]:
     """memory_per_node_bytes is in bytes; a number of GiB is far too small for a machine."""
     if not _is_slip(subject):
@@ -171,6 +194,7 @@ MEMORY_RULES = (
     memory_fits,
     host_memory_is_in_bytes,
     host_memory_fits,
+    model_is_made_in_host_memory,
     sequence_ranks_hold_all_weights,
     full_saves_more_than_selective,
 )

@@ -45,10 +45,11 @@ class Remedy:
         return " and ".join(f"{key}: {show(value)}" for key, value in self.changes.items())
 
 
-def cheapest_remedy(config: RunConfig, spare: float) -> Remedy | None:
+def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = None) -> Remedy | None:
     """The first change that leaves `spare` of the device's memory free; else the first that fits; else None.
 
-    None too if the device is not known.
+    `device_bytes` is the memory of a device that is there, in place of the run's own. None too if neither is
+    known.
     """
     tight = None
     for changes in _candidates(config):
@@ -56,9 +57,10 @@ def cheapest_remedy(config: RunConfig, spare: float) -> Remedy | None:
         if find_problems(changed):
             continue
         memory = estimate_memory(changed)
-        if not memory.fits or memory.fits_host is False or memory.device_bytes is None:
+        limit = device_bytes or memory.device_bytes
+        if limit is None or memory.total_bytes > limit or memory.fits_host is False:
             continue
-        if memory.total_bytes <= (1 - spare) * memory.device_bytes:
+        if memory.total_bytes <= (1 - spare) * limit:
             return Remedy(changes, memory)
         tight = tight or Remedy(changes, memory)
     return tight

@@ -101,6 +101,8 @@ def _copies(result: SearchResult, one: Scored) -> str:
     fastest = min(more, key=lambda other: other.seconds)
     gain = fastest.seconds / one.seconds - 1
     change = f"{gain:.0%} slower" if gain >= 0 else f"{-gain:.0%} faster"
+    if fastest.headroom < ROOMY_FRACTION:
+        change += f", with only {fastest.headroom:.0%} of the device left"
     return (
         f"{head}, each cut over {parts} GPUs; with {fastest.layout.cut.data} copies the fastest "
         f"({fastest.layout.words}) is {change}"

@@ -99,6 +99,16 @@ def test_reasons_are_in_the_order_of_the_field(small, large):
     assert text.startswith("optimizer in host memory (") and " a rank needs " in text and "40.0 GiB" in text
 
 
+def test_a_faster_layout_with_more_copies_is_named_with_its_headroom():
+    """13B on 64 GPUs: 64 copies are faster and leave next to nothing; the reason says both."""
+    found = FoundLayouts(search("13B", 64, 8, "A100-80GB"))
+    words = dict(found.why(1))["copies"]
+    more = [one for one in found.result.ranked if one.layout.cut.data > found[1].layout.cut.data]
+    fastest = min(more, key=lambda one: one.seconds)
+    assert fastest.layout.words in words
+    assert words.endswith("of the device left") == (fastest.headroom < ROOMY_FRACTION)
+
+
 def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
     """Rules by their numbers, memory by how much is lacking and of what, and what needs no estimate."""
     refused = large.result.refused

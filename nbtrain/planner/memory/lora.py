@@ -1,0 +1,64 @@
+"""Memory of LoRA (arXiv:2106.09685), by arithmetic: which states shrink. The engine does not train it yet.
+
+weights                frozen, in 16 bit, without gradients, master copy or moments
+each adapted matrix    i x o gets r (i + o) trained numbers: A of r x i, B of o x r (section 4.1)
+states of adapters     gradients 4, master copy 4, moments 8 bytes each; ZeRO divides them as ever
+activations            as in full training, because A's gradient needs each input; and r numbers a token
+logits                 no gradient of the embeddings
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.memory import activations, buffers
+from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
+from nbtrain.planner.memory.stage import Stage, stage_of
+from nbtrain.planner.setup import Setup
+
+Block = Literal["attention", "mlp"]
+
+
+def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Block, ...]) -> int:
+    """Trained numbers of `layers` layers; `rank` is LoRA's r."""
+    hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
+    edges = 0
+    if "attention" in adapted:
+        edges += hidden + shape.query_width + 2 * shape.kv_width + shape.query_width + hidden
+    if "mlp" in adapted:
+        opened = 2 if shape.gated else 1
+        edges += opened * (hidden + ffn) + ffn + hidden
+    return layers * rank * edges
+
+
+def estimate_lora(
+    setup: Setup, rank: int, adapted: tuple[Block, ...] = ("attention", "mlp")
+) -> MemoryEstimate:
+    """The setup's fullest stage with its weights frozen and adapters of `rank` beside its matrices."""
+    whole = estimate(setup)
+    stage = stage_of(setup, whole.stage)
+    trained = adapter_parameters(setup.shape, stage.layers, rank, adapted) // setup.tensor_parallel_size
+    ranks, zero, parts = setup.zero_size, setup.zero_stage, dict(whole.parts)
+    frozen = 2 * stage.elements // (ranks if zero == 3 else 1)
+    cut = ranks if zero else 1
+    parts["weights"] = frozen + 2 * trained // (ranks if zero == 3 else 1)
+    parts["gradients"] = 4 * trained // (ranks if zero >= 2 else 1)
+    parts["master_copy"] = 4 * trained // cut
+    parts["optimizer"] = 8 * trained // cut
+    parts["activations"] += _inner(setup, stage, rank, adapted)
+    if setup.engine == "nbtrain":
+        vocabulary = setup.shape.padded_vocab_size // setup.tensor_parallel_size
+        parts["logits"] -= 4 * vocabulary * setup.shape.hidden_size if stage.is_last else 0
+    allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
+    parts["reserve"] = buffers.reserve_bytes(setup, allocated)
+    return replace(whole, parts=parts)
+
+
+def _inner(setup: Setup, stage: Stage, rank: int, adapted: tuple[Block, ...]) -> int:
+    """What B's gradient needs: r numbers of each token and matrix, over the micro batches in flight."""
+    if setup.recompute == "full":
+        return 0
+    matrices = 2 * len(adapted) + ("mlp" in adapted and setup.shape.gated)
+    token = rank * matrices * activations.product_element(setup)
+    held = activations.in_flight(setup, stage.number)
+    return int(setup.tokens_per_micro_batch * token * stage.layers * held)

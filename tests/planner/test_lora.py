@@ -1,0 +1,50 @@
+"""LoRA's memory by arithmetic: the trained numbers, the states that shrink, and a model of Falcon's size."""
+
+import dataclasses
+
+import pytest
+
+from nbtrain.config.arithmetic.devices import GIB, find_device
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.memory import estimate
+from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
+from nbtrain.planner.setup import Setup
+
+GPT3 = Shape(96, 12288, 96, 49152, 50304, 2048, 96, 128, learned_positions=2048)
+FALCON = Shape(80, 14848, 232, 59392, 65024, 2048, 8, 64, bias=False, parallel_residual=True)
+
+
+def test_the_trained_numbers_by_hand():
+    """GPT-3 with r = 4 on query, key, value and projection: 4 x ((h + 3 h) + (h + h)) a layer."""
+    assert adapter_parameters(GPT3, 96, 4, ("attention",)) == 96 * 4 * 6 * 12288
+    assert adapter_parameters(GPT3, 1, 4, ("mlp",)) == 4 * 2 * (12288 + 49152)
+    gated = dataclasses.replace(GPT3, gated=True)
+    assert adapter_parameters(gated, 1, 4, ("mlp",)) == 4 * 3 * (12288 + 49152)
+
+
+def test_only_the_weights_stay():
+    """States of 18 bytes a parameter become 2, and 18 for each trained number."""
+    shape = Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048)
+    setup = Setup(shape, device=find_device("A100-40GB"), zero_stage=2)
+    full, lora = estimate(setup), estimate_lora(setup, 8)
+    count, trained = 126_638_592, adapter_parameters(shape, 12, 8, ("attention", "mlp"))
+    assert lora.states_bytes == 2 * count + 18 * trained
+    assert full.states_bytes == pytest.approx(18 * count, abs=8)
+    assert full.parts["logits"] - lora.parts["logits"] == 4 * 52096 * 768
+    # Four matrices a layer keep 8 numbers a token.
+    more = lora.parts["activations"] - full.parts["activations"]
+    assert more == 12 * 2048 * 4 * 8 * 2
+
+
+def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
+    """180B parameters: 42 GiB of weights on each of 8 GPUs; full training would need 375 GiB."""
+    device = find_device("A100-80GB")
+    assert device is not None
+    setup = Setup(
+        FALCON, device=device, devices_per_node=8, data_parallel_size=8, zero_stage=3, recompute="full",
+        global_batch_size=64, reduce_bucket_elements=50_000_000, logits_chunk_tokens=1024,
+    )  # fmt: skip
+    lora = estimate_lora(setup, 64)
+    assert lora.parts["weights"] / GIB == pytest.approx(42, abs=1)
+    assert lora.fits is True
+    assert estimate(setup).states_bytes / GIB > 370

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
+    from nbtrain.planner.advice import Advice
     from nbtrain.planner.foreign.exporting import Exported
     from nbtrain.planner.foreign.importing import Imported
     from nbtrain.planner.plan import Plan
@@ -159,6 +160,18 @@ def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported"
     from nbtrain.planner.foreign.exporting import export
 
     return export(load(run, overrides), to)
+
+
+def advise(run: RunLike) -> "Advice":
+    """What to change about a run, from what its newest job has shown: ranked, with predicted effects.
+
+    Shown in a cell, it is a table; `.use(1, "new.yaml")` writes the changed run and returns the diff.
+    """
+    from nbtrain.jobs.observe import observe
+    from nbtrain.planner.advice import advise as advise_on
+
+    opened = open_run(run)
+    return advise_on(opened.config, observe(opened.directory))
 
 
 def calibrate(seconds: float = 120.0) -> "Calibrated":

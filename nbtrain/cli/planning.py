@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, import, check, export, schema, plan, calibrate."""
+"""Verbs before a run: doctor, init, import, check, export, schema, plan, advise, calibrate."""
 
 import argparse
 import json
@@ -35,6 +35,15 @@ def add_verbs(under: Any) -> None:
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one = add_verb(under, "advise", advise, "What to change about a run, from what its last job has shown.")
+    one.add_argument("run", metavar="RUN")
+    one.add_argument(
+        "--use", type=int, metavar="N", help="write the run with change N (with -o), show the diff"
+    )
+    one.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the YAML that --use writes; never one that exists"
+    )
+    one.add_argument("--json", action="store_true", help="as JSON")
     one = add_verb(under, "calibrate", calibrate, "Measure this machine's rates; plans use them.")
     one.add_argument("--seconds", type=float, default=120.0, help="how long to measure (default: 120)")
     one.add_argument("--json", action="store_true", help="every figure, as JSON")
@@ -45,6 +54,20 @@ def add_verbs(under: Any) -> None:
         default="wall",
         help="cpu: count CPU time, as a trial beside other work; nothing is written",
     )
+
+
+def advise(options: argparse.Namespace) -> None:
+    from nbtrain.api import verbs as api
+    from nbtrain.base.errors import ConfigError
+
+    if (options.use is None) != (options.output is None):
+        raise ConfigError("--use N and -o FILE belong together: which change, and the YAML to write it to.")
+    advice = api.advise(options.run)
+    if options.use is not None:
+        print(advice.use(options.use, options.output))
+        print(f"{options.output}: written; `nbtrain submit {options.output}` starts it.")
+        return
+    print(json.dumps(advice.to_dict(), indent=2) if options.json else advice)
 
 
 def calibrate(options: argparse.Namespace) -> None:

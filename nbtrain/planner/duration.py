@@ -52,7 +52,7 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
     """
     setup = setup_of(config)
     found = measured_rate(config) if use_measured else None
-    rates = rates_of_run(config, use_measured)
+    rates = rates_of_run(config, use_measured, measure_cores=found is None)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
         return DurationEstimate(None, None, 0.0, _unknown(config, setup))
@@ -82,11 +82,14 @@ def bubble_fraction(config: RunConfig) -> float:
     return step.bubble_fraction if step else 0.0
 
 
-def rates_of_run(config: RunConfig, use_measured: bool) -> Rates | None:
-    """What the run's devices and links reach: the one place that chooses; None if the device is not known."""
+def rates_of_run(config: RunConfig, use_measured: bool, measure_cores: bool = True) -> Rates | None:
+    """What the run's devices and links reach: the one place that chooses; None if the device is not known.
+
+    `use_measured` takes this machine's calibration; without one, `measure_cores` measures a CPU's cores.
+    """
     setup = setup_of(config)
     if config.resources.device == "cpu":
-        rates = rates_of_cores(config, matmul_flops_per_core() if use_measured else None)
+        rates = rates_of_cores(config, matmul_flops_per_core() if use_measured and measure_cores else None)
     elif setup.device is None or setup.device.peak(config.precision.dtype) is None:
         return None
     else:

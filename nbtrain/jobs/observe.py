@@ -1,0 +1,113 @@
+"""What the newest job of a run has shown, read from its records: the input of planner/advice.py.
+
+job.json, exit records   how it ended, and the words of an error
+scalars                  parts of a step, memory, MFU: medians of the last steps
+summary.json             the mean step time, with the setup that it holds for
+environment.json         the CPUs of the machine
+"""
+
+import os
+import re
+import statistics
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.supervisor.verdict import DEVICE_MEMORY
+from nbtrain.monitor.run_view import RunView
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.observations import Observations, OutOfMemory, out_of_memory_of
+
+# Medians are taken over so many steps: the first ones allocate, compile and choose kernels.
+LAST_STEPS = 100
+_HOST_MEMORY = re.compile(r"out of host memory")
+_HANG = re.compile(r"hang|hung|no progress|gave up waiting|time-?out|timed out", re.IGNORECASE)
+_UNSTABLE = re.compile(r"\bNaN\b|\bInf\b|is nan|is inf|loss spike", re.IGNORECASE)
+_SMALLEST_SCALE = re.compile(r"at the smallest loss scale")
+
+
+def observe(run: RunDir) -> Observations:
+    """The observations of a run's newest job. Raises RecordError for a damaged record."""
+    config = load_resolved(run.config_yaml)
+    view, summary = RunView(run), files.read_json(run.summary_json) or {}
+    job = run.newest_job()
+    cause = (view.cause or "") if job else ""
+    said = f"{cause}\n{_words(job)}" if job else ""
+    step = _median(view, "iteration_time")
+    memory = _peak(view, "device_memory_bytes")
+    fraction = _peak(view, "device_memory_fraction")
+    planned = estimate_duration(config, use_measured=False).step
+    return Observations(
+        state=view.state,
+        cause=cause,
+        steps=summary.get("steps") or _last(view, "iteration_time"),
+        step_seconds=step,
+        planned_step_seconds=planned.seconds if planned else None,
+        out_of_memory=_out_of_memory(said),
+        out_of_host_memory=bool(_HOST_MEMORY.search(cause)),
+        hang=bool(_HANG.search(cause)),
+        unstable=bool(_UNSTABLE.search(cause)),
+        loss_spikes=int(_peak(view, "loss_spikes") or 0),
+        overflow_steps=int(_peak(view, "overflow_steps") or 0),
+        smallest_loss_scale=bool(_SMALLEST_SCALE.search(said)),
+        data_fraction=_share(view, "data_seconds", step),
+        bubble_fraction=_share(view, "pipeline_seconds", step),
+        memory_fraction=fraction,
+        memory_bytes=int(memory) if memory else None,
+        device_bytes=round(memory / fraction) if memory and fraction else None,
+        mfu=_median(view, "mfu"),
+        cpus=_cpus(job),
+        notes=_notes(view),
+    )
+
+
+def _words(job: JobDir) -> str:
+    """The errors of the newest attempt's ranks, as their wrappers have recorded them."""
+    folder = job.path / "exit"
+    records = [ExitRecord.read(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+    known = [record for record in records if record is not None]
+    newest = max((record.attempt for record in known), default=0)
+    return "\n".join(f"{one.message}\n{one.detail}" for one in known if one.attempt == newest)
+
+
+def _out_of_memory(said: str) -> OutOfMemory | None:
+    return out_of_memory_of(said) if DEVICE_MEMORY.search(said) or "out of GPU memory" in said else None
+
+
+def _values(view: RunView, name: str) -> list[float]:
+    return [float(value) for value in view.scalars(name).values][-LAST_STEPS:]
+
+
+def _median(view: RunView, name: str) -> float | None:
+    values = _values(view, name)
+    return statistics.median(values) if values else None
+
+
+def _peak(view: RunView, name: str) -> float | None:
+    return max((float(value) for value in view.scalars(name).values), default=None)
+
+
+def _last(view: RunView, name: str) -> int:
+    steps = view.scalars(name).steps
+    return int(steps[-1]) if len(steps) else 0
+
+
+def _share(view: RunView, name: str, step: float | None) -> float | None:
+    """Share of the median step that a part takes in the mean; waits come in bursts, so no median of them."""
+    values = _values(view, name)
+    whole = _values(view, "iteration_time")
+    return sum(values) / len(values) / statistics.fmean(whole) if values and step and sum(whole) else None
+
+
+def _cpus(job: JobDir | None) -> int | None:
+    record: dict[str, Any] = (files.read_json(job.environment_json) if job else None) or {}
+    return (record.get("cpu") or {}).get("cores") or os.cpu_count()
+
+
+def _notes(view: RunView) -> tuple[str, ...]:
+    slow = _median(view, "rank_slowdown")
+    if slow and slow > 0.1:
+        return (f"the slowest rank computes {slow:.0%} longer than the median: look at its machine.",)
+    return ()

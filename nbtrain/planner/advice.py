@@ -1,0 +1,202 @@
+"""From what a run has shown to changes that help, ranked, each with what the plan predicts of it.
+
+    advise(config, observations) -> Advice      a table; advice.use(1, "new.yaml") writes the changed run
+
+`Observations` are plain figures out of a run's records (jobs/observe.py reads them). Each of them asks
+for some changes (advice_rules.py). Every change is loaded as a run: what a rule of the configuration refuses
+is no advice. Its memory and step time come from the plan, scaled by what the run itself showed: a run that
+needed 1.1 times the planned memory is expected to need 1.1 times after a change too.
+"""
+
+import difflib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import flatten, load
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.advice_rules import Proposal, proposals
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.observations import Observations, needed_bytes
+from nbtrain.planner.run_file import write_run
+
+# A change that is predicted to save less of a step is not worth a restart.
+LEAST_GAIN = 0.02
+# What a plan may be wrong by without being called wrong: the factor of its memory is kept within.
+_MOST_FACTOR = 3.0
+# docs/plan-accuracy.md: memory within 10 % in most cases.
+ROOM_FRACTION = 0.95
+
+
+@dataclass(frozen=True)
+class Change:
+    """One advice: what to set, why, and what the plan predicts."""
+
+    title: str
+    overrides: dict[str, Any]
+    reason: str
+    memory_bytes: int | None = None
+    """Of one rank, after the change."""
+    memory_fraction: float | None = None
+    step_seconds: float | None = None
+    gain: float | None = None
+    """How much shorter a step gets: 0.1 is 10 % less; negative if it gets longer."""
+    fits: bool | None = None
+
+    @property
+    def effect(self) -> str:
+        """The prediction in words."""
+        words = []
+        if self.memory_bytes is not None:
+            share = f" ({self.memory_fraction:.0%})" if self.memory_fraction is not None else ""
+            words.append(f"memory {amounts.size(self.memory_bytes)}{share}")
+        if self.step_seconds is not None:
+            words.append(f"step {self.step_seconds:.3g} s")
+        if self.gain is not None and abs(self.gain) >= 0.005:
+            words.append(f"{self.gain:.0%} faster" if self.gain > 0 else f"{-self.gain:.0%} slower")
+        if self.fits is False:
+            words.append("does not fit yet")
+        return ", ".join(words) or "not in the plan's figures"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change about a run, the most useful first."""
+
+    config: RunConfig
+    observations: Observations
+    changes: list[Change]
+    notes: list[str] = field(default_factory=list)
+    """What was found that no change answers."""
+
+    def __str__(self) -> str:
+        lines = [f"Advice for {self.config.name}: {self.observations.summary}"]
+        for number, change in enumerate(self.changes, start=1):
+            settings = ", ".join(f"{key}={_value(value)}" for key, value in change.overrides.items())
+            lines += [
+                "",
+                f"{number:>3}  {change.title}: {settings}",
+                f"     why     {change.reason}",
+                f"     then    {change.effect}",
+            ]
+        if self.notes:
+            lines += ["", *(f"Note: {note}" for note in self.notes)]
+        if self.changes:
+            name = self.config.name
+            lines += ["", f"`nbtrain advise {name} --use 1 -o NEW.yaml` writes the changed run."]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        changes = [{**asdict(change), "effect": change.effect} for change in self.changes]
+        return {
+            "name": self.config.name,
+            "observations": asdict(self.observations),
+            "changes": changes,
+            "notes": self.notes,
+        }
+
+    def changed(self, number: int) -> RunConfig:
+        """The run with change `number` (from 1). Raises ConfigError for a number that is not listed."""
+        if not 1 <= number <= len(self.changes):
+            has = f"has changes 1 to {len(self.changes)}" if self.changes else "has no changes"
+            raise ConfigError(f"change {number}: the advice for {self.config.name} {has}.")
+        return load(self.config, self.changes[number - 1].overrides)
+
+    def diff(self, number: int) -> str:
+        """What change `number` sets, as a diff of fields."""
+        before, after = (
+            [f"{key}: {_value(value)}" for key, value in flatten(config.model_dump())]
+            for config in (self.config, self.changed(number))
+        )
+        lines = difflib.unified_diff(before, after, self.config.name, "changed", lineterm="", n=0)
+        return "\n".join(line for line in lines if not line.startswith("@@"))
+
+    def use(self, number: int, path: str | Path) -> str:
+        """Write the run with change `number` to a new YAML; returns the diff.
+
+        Raises ConfigError, and writes nothing, if the file exists or a rule is broken.
+        """
+        change = self.changes[number - 1] if 1 <= number <= len(self.changes) else None
+        note = f"{change.title}: {change.reason}" if change else ""
+        write_run(self.changed(number), path, note)
+        return self.diff(number)
+
+
+def advise(config: RunConfig, observations: Observations) -> Advice:
+    """The changes that `observations` of a run ask for, ranked, with their predicted effects."""
+    memory = estimate_memory(config)
+    needed = needed_bytes(observations)
+    factor = min(max(needed / memory.total_bytes, 1.0), _MOST_FACTOR) if needed else 1.0
+    capacity = observations.device_bytes or memory.device_bytes
+    planned = estimate_duration(config, use_measured=False).step
+    changes, notes = [], list(observations.notes)
+    for proposal in proposals(config, observations):
+        change = _predicted(config, proposal, factor, capacity, planned.seconds if planned else None)
+        if change is not None:
+            changes.append(change)
+    if not observations.failed:
+        kept = [one for one in changes if one.gain is None or one.gain >= LEAST_GAIN]
+        if len(kept) < len(changes) and observations.memory_fraction is not None:
+            notes.append(_optimal(observations, len(changes) - len(kept)))
+        changes = kept
+    changes.sort(key=lambda change: _rank(change, observations))
+    return Advice(config, observations, changes, notes)
+
+
+def _predicted(
+    config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
+) -> Change | None:
+    """The proposal with memory and time; None if a rule of the configuration refuses it."""
+    try:
+        changed = load(config, proposal.overrides)
+    except ConfigError:
+        return None
+    if not proposal.predictable:
+        return Change(proposal.title, proposal.overrides, proposal.reason)
+    used = int(estimate_memory(changed).total_bytes * factor)
+    step = estimate_duration(changed, use_measured=False).step
+    seconds = step.seconds if step else None
+    gain = None
+    if seconds and before:
+        tokens = changed.tokens_per_step / config.tokens_per_step
+        gain = 1 - seconds / tokens / before
+    return Change(
+        proposal.title,
+        proposal.overrides,
+        proposal.reason,
+        used,
+        used / capacity if capacity else None,
+        seconds,
+        gain,
+        used <= ROOM_FRACTION * capacity if capacity else None,
+    )
+
+
+def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
+    """After running out of memory: those that fit, the fastest first; else by the time they save."""
+    gain = change.gain or 0.0
+    if observations.out_of_device_memory:
+        unknown = change.memory_bytes is None
+        return change.fits is False, unknown, -gain if change.fits else change.memory_bytes or 0
+    return change.fits is False, -gain
+
+
+def _optimal(observations: Observations, dropped: int) -> str:
+    """The words if no use of the free memory is faster."""
+    return (
+        f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
+        f"{amounts.counted(dropped, 'change')} that would use it otherwise would save less than "
+        f"{LEAST_GAIN:.0%} of a step. Free memory costs nothing."
+    )
+
+
+def _value(value: Any) -> str:
+    """A value as YAML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

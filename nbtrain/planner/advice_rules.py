@@ -1,0 +1,205 @@
+"""Which changes each observation of a run asks for; nothing here decides if they help (advice.py does).
+
+out of device memory    recomputation, smaller micro batches, a higher ZeRO stage, smaller pieces of the
+                        logits, offloading; expandable segments if torch's memory is in pieces
+out of host memory      fewer loader workers, no background saving
+hang or time-out        what tells the reason next time
+unstable                a lower and slower learning rate, clipping, bf16, passing bad steps over
+waits for data          more loader workers
+waits for stages        smaller micro batches, a larger global batch
+slower than planned,    larger micro batches, less recomputation, a lower ZeRO stage: what uses free memory
+memory left
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.observations import Observations
+
+# Above these shares of a step a wait is worth a change.
+DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10
+# torch calls memory that is reserved and not allocated fragmentation; below this share it is normal slack.
+FRAGMENTED_FRACTION = 0.05
+# Below this share of the device's memory there is room for other settings.
+ROOMY_FRACTION = 0.90
+# GPT-3 (arXiv:2005.14165, appendix B) clips at 1.0 and warms up over 375M tokens, about 0.1 % of its tokens;
+# short runs need more: 1 % of the tokens at the least.
+CLIP_GRAD, WARMUP_FRACTION = 1.0, 0.01
+LOADER_WORKERS = 4
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A change that an observation asks for."""
+
+    title: str
+    overrides: dict[str, Any]
+    reason: str
+    predictable: bool = True
+    """Whether the plan's memory and time say what it does."""
+
+
+def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    """All changes that are worth a prediction; some may be refused by the rules of a run."""
+    if seen.out_of_memory is not None:
+        yield from _less_device_memory(config, seen)
+    if seen.out_of_host_memory:
+        yield from _less_host_memory(config)
+    if seen.hang:
+        yield from _hang(config)
+    if seen.unstable or seen.loss_spikes or seen.smallest_loss_scale:
+        yield from _calmer(config, seen)
+    if (seen.data_fraction or 0.0) > DATA_FRACTION:
+        yield from _faster_loader(config, seen)
+    if (seen.bubble_fraction or 0.0) > BUBBLE_FRACTION:
+        yield from _smaller_bubble(config, seen)
+    if not seen.failed:
+        yield from _use_of_memory(config, seen)
+
+
+def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    parallel, batch, oom = config.parallel, config.batch, seen.out_of_memory
+    assert oom is not None
+    total, pieces = oom.total_bytes, oom.unallocated_bytes
+    if total and pieces and pieces > FRAGMENTED_FRACTION * total:
+        yield Proposal(
+            "Let the allocator join its pieces",
+            {"backend.env": {**config.backend.env, **EXPANDABLE}},
+            f"{pieces / total:.0%} of the device was reserved by torch in pieces too small to use",
+            predictable=False,
+        )
+    why = "the device ran out of memory"
+    granularity = parallel.activation_checkpointing.granularity
+    for kind in ("selective", "full"):
+        if granularity == "none" or (granularity, kind) == ("selective", "full"):
+            key = "parallel.activation_checkpointing.granularity"
+            yield Proposal(f"Recompute activations: {kind}", {key: kind}, why)
+    for size in _halves(batch.micro_batch_size):
+        yield Proposal("Smaller micro batches", {"batch.micro_batch_size": size}, why)
+        if granularity != "full":
+            both = {
+                "batch.micro_batch_size": size,
+                "parallel.activation_checkpointing.granularity": "full",
+            }
+            yield Proposal("Smaller micro batches, and recompute", both, why)
+    for stage in range(parallel.zero_stage + 1, 4):
+        if parallel.data_axis_size > 1:
+            yield Proposal(f"ZeRO {stage}", {"parallel.zero_stage": stage}, why)
+    if config.model.cross_entropy_chunk_tokens > 1024:
+        yield Proposal("Smaller pieces of the logits", {"model.cross_entropy_chunk_tokens": 1024}, why)
+    if parallel.offload_optimizer.device == "none":
+        stage = max(parallel.zero_stage, 2)
+        offload = {"parallel.offload_optimizer.device": "cpu", "parallel.zero_stage": stage}
+        yield Proposal("Keep optimizer state in host memory", offload, why)
+
+
+def _less_host_memory(config: RunConfig) -> Iterator[Proposal]:
+    why = "the kernel ended a rank for want of host memory"
+    if config.data.num_workers:
+        fewer = {"data.num_workers": config.data.num_workers // 2}
+        yield Proposal("Fewer loader workers", fewer, f"{why}; each worker holds batches", predictable=False)
+    if config.checkpoint.async_save:
+        direct = {"checkpoint.async_save": False}
+        yield Proposal("Save without a copy", direct, f"{why}; saving in the background keeps a host copy")
+    for size in _halves(config.batch.micro_batch_size)[:1]:
+        if config.resources.device == "cpu":
+            yield Proposal("Smaller micro batches", {"batch.micro_batch_size": size}, why)
+
+
+def _hang(config: RunConfig) -> Iterator[Proposal]:
+    why = "a rank made no progress, and the others waited for it"
+    if config.backend.debug == "none":
+        debug = "nccl" if config.resources.device == "gpu" else "distributed"
+        told = {"backend.debug": debug}
+        yield Proposal("Say more about collectives", told, f"{why}: the log then names it", predictable=False)
+    if config.parallel.process_group_timeout_seconds < 1800:
+        longer = {"parallel.process_group_timeout_seconds": 1800}
+        slow = f"{why}; if it was only slow (a save, a full disk), more time helps"
+        yield Proposal("Wait longer for a peer", longer, slow, predictable=False)
+
+
+def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    schedule, why = config.lr_schedule, "the loss was NaN or Inf, or spiked"
+    if config.precision.dtype == "fp16":
+        scaled = "no loss scale held the gradients" if seen.smallest_loss_scale else "fp16 overflowed"
+        if seen.smallest_loss_scale or seen.overflow_steps:
+            yield Proposal("Train in bf16", {"precision.dtype": "bf16"}, f"{scaled}; bf16 has fp32's range")
+    halved = {"lr_schedule.lr": schedule.lr / 2}
+    if schedule.min_lr > schedule.lr / 2:
+        halved["lr_schedule.min_lr"] = schedule.min_lr / 2
+    yield Proposal("Half the learning rate", halved, why, predictable=False)
+    least = int(WARMUP_FRACTION * config.train_tokens)
+    if config.lr_warmup_tokens < least:
+        share = f"{config.lr_warmup_tokens / config.train_tokens:.1%}"
+        warm = f"{why}; warm-up is {share} of the tokens"
+        longer = {"lr_schedule.lr_warmup_tokens": least}
+        yield Proposal("Longer warm-up", longer, warm, predictable=False)
+    clip = config.optimizer.clip_grad
+    if not 0 < clip <= CLIP_GRAD:
+        at = f"{why}; gradients are clipped at {clip:g}" if clip else f"{why}; gradients are not clipped"
+        yield Proposal("Clip gradients", {"optimizer.clip_grad": CLIP_GRAD}, at, predictable=False)
+    if config.stability.on_nan == "stop":
+        passed = {"stability.on_nan": "rollback"}
+        over = f"{why}; a rollback goes on from the newest checkpoint and passes the samples over"
+        yield Proposal("Go back and pass over", passed, over, predictable=False)
+
+
+def _faster_loader(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    ranks = min(config.ranks_per_node, config.world_size)
+    cpus = (seen.cpus or config.resources.cpus_per_node or ranks) // ranks
+    workers = min(max(2 * config.data.num_workers, LOADER_WORKERS), max(cpus - 1, 1))
+    if workers > config.data.num_workers:
+        why = f"{seen.data_fraction:.0%} of a step waits for data; {cpus} CPUs for each rank"
+        yield Proposal("More loader workers", {"data.num_workers": workers}, why, predictable=False)
+
+
+def _smaller_bubble(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    stages, batches = config.parallel.pipeline_parallel_size, config.accumulation_steps
+    why = (
+        f"{seen.bubble_fraction:.0%} of a step waits for other stages: {batches} micro batches for {stages} "
+        "stages"
+    )
+    for size in _halves(config.batch.micro_batch_size):
+        yield Proposal("Smaller micro batches", {"batch.micro_batch_size": size}, why)
+    yield Proposal(
+        "A larger global batch", {"batch.global_batch_size": 2 * config.batch.global_batch_size}, why
+    )
+    if stages % 2 == 0 and config.parallel.zero_stage <= 1:
+        fewer = {
+            "parallel.pipeline_parallel_size": stages // 2,
+            "parallel.data_parallel_size": 2 * config.parallel.data_parallel_size,
+        }
+        yield Proposal("Half the stages, twice the data ranks", fewer, why)
+
+
+def _use_of_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
+    used = seen.memory_fraction
+    if used is None or used >= ROOMY_FRACTION:
+        return
+    why = f"{used:.0%} of the device's memory is used"
+    parallel, micro = config.parallel, config.batch.micro_batch_size
+    granularity = parallel.activation_checkpointing.granularity
+    for kind in ("none", "selective"):
+        if granularity == "full" or (granularity, kind) == ("selective", "none"):
+            key = "parallel.activation_checkpointing.granularity"
+            yield Proposal(f"Recompute less: {kind}", {key: kind}, why)
+    for times in (2, 4):
+        yield Proposal("Larger micro batches", {"batch.micro_batch_size": times * micro}, why)
+    if parallel.offload_optimizer.device != "none":
+        kept = {"parallel.offload_optimizer.device": "none", "parallel.offload_param.device": "none"}
+        yield Proposal("Keep state on the device", kept, why)
+    for stage in (1, 2):
+        if parallel.zero_stage > stage:
+            yield Proposal(f"ZeRO {stage}", {"parallel.zero_stage": stage}, why)
+
+
+def _halves(size: int) -> list[int]:
+    """Half of `size`, a quarter, ... down to 1."""
+    found = []
+    while size > 1:
+        size //= 2
+        found.append(size)
+    return found

@@ -1,0 +1,100 @@
+"""What a run has shown, in plain figures: the input of advice. jobs/observe.py reads them from records."""
+
+import re
+from dataclasses import dataclass
+
+from nbtrain.base import amounts
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
+# The words of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
+_FIGURE = r"([\d.]+) (GiB|MiB|KiB|bytes)"
+_TRIED = re.compile(rf"Tried to allocate {_FIGURE}")
+_TOTAL = re.compile(rf"total capac(?:ity|ty) of {_FIGURE}")
+_ALLOCATED = re.compile(rf"{_FIGURE} is allocated by PyTorch")
+_RESERVED = re.compile(rf"{_FIGURE} is reserved by PyTorch but unallocated")
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The figures of torch's message; None: not in it."""
+
+    tried_bytes: int | None = None
+    total_bytes: int | None = None
+    allocated_bytes: int | None = None
+    unallocated_bytes: int | None = None
+    """Reserved by torch and in pieces too small: fragmentation."""
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the newest job of a run has shown; None or 0: not known, or never happened."""
+
+    state: str
+    cause: str = ""
+    steps: int = 0
+    step_seconds: float | None = None
+    planned_step_seconds: float | None = None
+    out_of_memory: OutOfMemory | None = None
+    """Device memory."""
+    out_of_host_memory: bool = False
+    hang: bool = False
+    unstable: bool = False
+    """NaN or Inf, or ended by a loss spike."""
+    loss_spikes: int = 0
+    overflow_steps: int = 0
+    smallest_loss_scale: bool = False
+    """fp16 overflowed at the smallest loss scale."""
+    data_fraction: float | None = None
+    """Shares of a step, 0 to 1."""
+    bubble_fraction: float | None = None
+    memory_fraction: float | None = None
+    """Of the device, at its peak."""
+    memory_bytes: int | None = None
+    device_bytes: int | None = None
+    mfu: float | None = None
+    cpus: int | None = None
+    """Of the machine that the run ran on."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the newest job ended in an error."""
+        return self.state in ("FAILED", "LOST")
+
+    @property
+    def out_of_device_memory(self) -> bool:
+        return self.out_of_memory is not None
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the state and what stands out."""
+        found = []
+        if self.step_seconds:
+            planned = f", planned {self.planned_step_seconds:.3g} s" if self.planned_step_seconds else ""
+            found.append(f"{self.step_seconds:.3g} s a step{planned}")
+        if self.data_fraction:
+            found.append(f"{self.data_fraction:.0%} of it waits for data")
+        if self.bubble_fraction:
+            found.append(f"{self.bubble_fraction:.0%} for other stages")
+        if self.memory_fraction:
+            found.append(f"{self.memory_fraction:.0%} of the device's memory used")
+        head = f"{self.state} after {amounts.counted(self.steps, 'step')}"
+        return f"{head}; {', '.join(found)}" if found else head
+
+
+def out_of_memory_of(message: str) -> OutOfMemory:
+    """The figures in torch's words."""
+    return OutOfMemory(*(_bytes(pattern, message) for pattern in (_TRIED, _TOTAL, _ALLOCATED, _RESERVED)))
+
+
+def needed_bytes(observations: Observations) -> int | None:
+    """The least device memory that the run is known to need; None if it showed nothing."""
+    oom = observations.out_of_memory
+    if oom is not None and oom.allocated_bytes is not None:
+        return oom.allocated_bytes + (oom.tried_bytes or 0)
+    return observations.memory_bytes
+
+
+def _bytes(pattern: re.Pattern[str], message: str) -> int | None:
+    found = pattern.search(message)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None

@@ -1,0 +1,94 @@
+"""What a run's records say, as the input of advice; and `nbtrain advise` from records to a YAML."""
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import output_root
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load
+from nbtrain.jobs.observe import observe
+from tests.lab.widgets.fake_run import FakeJob
+
+OUT_OF_MEMORY = (
+    "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+    "total capacity of 79.15 GiB of which 1.10 GiB is free. Of the allocated memory 76.00 GiB is allocated "
+    "by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def ended(workspace):
+    """A function that writes a job of 10 steps with these scalars and this end; returns its run."""
+
+    def write(state="SUCCEEDED", cause="all steps are trained and saved", **scalars):
+        job = FakeJob(RunDir(output_root() / "gpt-fake"), steps=10)
+        for _ in range(10):
+            job.one_step()
+            job.scalars(**scalars)
+        job.finish(state, cause)
+        return job.run
+
+    return write
+
+
+def test_shares_of_a_step_and_of_the_memory_are_read_from_the_scalars(ended):
+    run = ended(
+        iteration_time=2.0,
+        data_seconds=0.5,
+        pipeline_seconds=0.25,
+        device_memory_bytes=3 << 33,
+        device_memory_fraction=0.375,
+        mfu=0.41,
+        loss_spikes=2,
+    )
+    seen = observe(run)
+    assert (seen.state, seen.steps, seen.step_seconds) == ("SUCCEEDED", 10, 2.0)
+    assert (seen.data_fraction, seen.bubble_fraction, seen.memory_fraction) == (0.25, 0.125, 0.375)
+    assert (seen.memory_bytes, seen.device_bytes) == (24 << 30, 64 << 30)
+    assert seen.mfu == pytest.approx(0.41) and seen.loss_spikes == 2 and seen.planned_step_seconds > 0
+    assert not (seen.failed or seen.out_of_device_memory or seen.hang or seen.unstable)
+
+
+def test_a_run_without_scalars_has_shown_nothing(ended):
+    seen = observe(ended())
+    assert (seen.step_seconds, seen.data_fraction, seen.memory_fraction, seen.mfu) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("cause", "found"),
+    [
+        ("rank 1 hangs at step 7 since 30 s, in all_reduce", "hang"),
+        ("rank 0: Watchdog caught collective operation timeout", "hang"),
+        ("rank 0 was killed: out of host memory: the kernel ended it", "out_of_host_memory"),
+        ("step 12: the loss is NaN", "unstable"),
+        ("step 12: a loss spike of 9.1 above 2 times the mean", "unstable"),
+        ("step 5: the gradient overflowed in fp16 at the smallest loss scale", "smallest_loss_scale"),
+    ],
+)
+def test_the_cause_of_a_failure_is_told_apart(ended, cause, found):
+    seen = observe(ended("FAILED", cause))
+    kinds = ("hang", "out_of_host_memory", "unstable", "smallest_loss_scale")
+    assert seen.failed and [kind for kind in kinds if getattr(seen, kind)] == [found]
+
+
+def test_out_of_device_memory_keeps_the_figures_of_the_message(ended):
+    oom = observe(ended("FAILED", OUT_OF_MEMORY)).out_of_memory
+    assert oom is not None and oom.tried_bytes == 2 << 30 and oom.allocated_bytes == 76 << 30
+    assert oom.unallocated_bytes == 512 << 20
+
+
+def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
+    """A table; --use writes a new YAML with the diff; --use alone and an existing file are refused."""
+    ended("FAILED", OUT_OF_MEMORY)
+    assert main(["advise", "gpt-fake"]) == 0
+    assert "  1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table
+    path = workspace / "gpt-smaller.yaml"
+    assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 0
+    assert f"{path}: written; `nbtrain submit {path}` starts it." in (said := capsys.readouterr().out)
+    assert said.startswith("--- gpt-fake\n+++ changed\n-") and load(path).name == "gpt-smaller"
+    assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["advise", "gpt-fake", "--use", "1"]) == 2
+    assert "--use N and -o FILE belong together" in capsys.readouterr().err
+    assert main(["advise", "gpt-fake", "--json"]) == 0
+    assert '"reason": "the device ran out of memory"' in capsys.readouterr().out

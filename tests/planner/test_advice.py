@@ -1,0 +1,159 @@
+"""From observations to changes: what is proposed, in which order, with which words, and the YAML of one."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
+from nbtrain.planner.advice import LEAST_GAIN, advise
+from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.observations import Observations, OutOfMemory, needed_bytes, out_of_memory_of
+
+GIB = 1 << 30
+# torch 2.13's words.
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 3.18 GiB. GPU 0 has a total capacity of 39.39 GiB of which 1.10 "
+    "GiB is free. Including non-PyTorch memory, this process has 38.20 GiB memory in use. Of the allocated "
+    "memory 34.30 GiB is allocated by PyTorch, and 2.90 GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture(autouse=True)
+def examples(workspace, repository):
+    (workspace / "examples").symlink_to(repository / "examples")
+
+
+def seen(state="SUCCEEDED", **figures):
+    return Observations(state, steps=1000, **figures)
+
+
+def settings(advice):
+    return [change.overrides for change in advice.changes]
+
+
+def test_the_figures_of_torchs_message_are_read():
+    found = out_of_memory_of(MESSAGE)
+    assert found == OutOfMemory(int(3.18 * GIB), int(39.39 * GIB), int(34.3 * GIB), int(2.9 * GIB))
+    assert out_of_memory_of("CUDA error: out of memory") == OutOfMemory()
+    assert needed_bytes(seen(out_of_memory=found)) == int(34.3 * GIB) + int(3.18 * GIB)
+    assert needed_bytes(seen(out_of_memory=OutOfMemory(), memory_bytes=5)) == 5
+
+
+def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_fastest():
+    """Predictions are scaled by what the run needed; changes that do not fit come last."""
+    config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})
+    advice = advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE)))
+    known = [change for change in advice.changes if change.memory_bytes is not None]
+    fits = [change for change in known if change.fits]
+    assert fits and [change.gain for change in fits] == sorted((one.gain for one in fits), reverse=True)
+    assert known[: len(fits)] == fits
+    assert {"batch.micro_batch_size": 8} in settings(advice) and {"parallel.zero_stage": 3} in settings(
+        advice
+    )
+    assert all(change.memory_fraction <= 0.95 for change in fits)
+    pieces = next(change for change in advice.changes if change.memory_bytes is None)
+    assert pieces.overrides["backend.env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert pieces.reason == "7% of the device was reserved by torch in pieces too small to use"
+    assert pieces.effect == "not in the plan's figures"
+
+
+def test_a_run_that_needed_more_than_planned_is_expected_to_again():
+    """Twice the planned memory before a change is twice the planned memory after it."""
+    config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})
+    plain = advise(config, seen("FAILED", out_of_memory=OutOfMemory()))
+    planned = {str(change.overrides): change.memory_bytes for change in plain.changes}
+    twice = OutOfMemory(allocated_bytes=2 * estimate_memory(config).total_bytes)
+    for change in advise(config, seen("FAILED", out_of_memory=twice)).changes:
+        assert change.memory_bytes == pytest.approx(2 * planned[str(change.overrides)], rel=1e-6)
+
+
+def test_waiting_for_data_asks_for_loader_workers():
+    advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
+    (change,) = advice.changes
+    assert change.overrides == {"data.num_workers": 4}
+    assert change.reason == "20% of a step waits for data; 16 CPUs for each rank"
+    assert advise(load("gpt-125m"), seen(data_fraction=0.05, cpus=16)).changes == []
+
+
+def test_waiting_for_stages_asks_for_more_micro_batches():
+    advice = advise(load("gpt-13b-4xdp-8xpp"), seen(bubble_fraction=0.25))
+    best = advice.changes[0]
+    assert best.title == "Smaller micro batches" and best.gain > 0.1
+    assert best.reason == "25% of a step waits for other stages: 16 micro batches for 8 stages"
+    gains = [change.gain for change in advice.changes]
+    assert gains == sorted(gains, reverse=True) and min(gains) >= LEAST_GAIN
+    doubled = next(one for one in advice.changes if "batch.global_batch_size" in one.overrides)
+    # Twice the tokens: what counts is the time of a token.
+    assert doubled.step_seconds > best.step_seconds and doubled.gain > 0
+
+
+def test_free_memory_may_already_be_optimal():
+    """gpt-125m at 75 %: no larger micro batch is predicted to save two per cent."""
+    used = seen(memory_fraction=0.75, memory_bytes=30 * GIB, device_bytes=40 * GIB)
+    advice = advise(load("gpt-125m"), used)
+    assert advice.changes == []
+    assert advice.notes[0].startswith("75% of the memory is used, and that may already be optimal: ")
+    assert advice.notes[0].endswith("would save less than 2% of a step. Free memory costs nothing.")
+
+
+def test_free_memory_is_used_if_recomputation_can_go():
+    config = load("gpt-125m", {"parallel.activation_checkpointing.granularity": "full"})
+    advice = advise(config, seen(memory_fraction=0.3))
+    assert advice.changes[0].overrides == {"parallel.activation_checkpointing.granularity": "none"}
+    assert advice.changes[0].gain > 0.1
+
+
+def test_an_unstable_run_gets_calmer():
+    """Halved rate, longer warm-up, clipping; bf16 if fp16 found no loss scale."""
+    changes = {
+        "lr_schedule.lr_warmup_tokens": 1_000_000,
+        "optimizer.clip_grad": 5.0,
+        "precision.dtype": "fp16",
+    }
+    config = load("gpt-125m", changes)
+    found = settings(advise(config, seen("FAILED", unstable=True, smallest_loss_scale=True)))
+    assert {"precision.dtype": "bf16"} in found and {"optimizer.clip_grad": 1.0} in found
+    assert {"lr_schedule.lr": config.lr_schedule.lr / 2} in found
+    assert {"lr_schedule.lr_warmup_tokens": int(0.01 * config.train_tokens)} in found
+    assert {"stability.on_nan": "rollback"} in found
+
+
+def test_a_hang_and_a_lack_of_host_memory():
+    config = load("gpt-125m-2xdp", {"data.num_workers": 8, "checkpoint.async_save": True})
+    hang = settings(advise(config, seen("FAILED", hang=True)))
+    assert {"backend.debug": "nccl"} in hang
+    host = settings(advise(config, seen("FAILED", out_of_host_memory=True)))
+    assert {"data.num_workers": 4} in host and {"checkpoint.async_save": False} in host
+
+
+def test_nothing_seen_is_no_advice():
+    advice = advise(load("gpt-125m"), seen())
+    assert str(advice) == "Advice for gpt-125m: SUCCEEDED after 1,000 steps"
+
+
+def test_the_table_names_settings_reason_and_effect():
+    text = str(advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16, step_seconds=6.0)))
+    assert text.splitlines() == [
+        "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step, 20% of it waits for data",
+        "",
+        "  1  More loader workers: data.num_workers=4",
+        "     why     20% of a step waits for data; 16 CPUs for each rank",
+        "     then    not in the plan's figures",
+        "",
+        "`nbtrain advise gpt-125m --use 1 -o NEW.yaml` writes the changed run.",
+    ]
+
+
+def test_using_a_change_writes_a_new_yaml_and_shows_the_diff(workspace):
+    """The file is a run that passes every rule; one that exists is never overwritten."""
+    advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
+    path = workspace / "more-workers.yaml"
+    before = load("gpt-125m").data.num_workers
+    assert advice.use(1, path) == (
+        f"--- gpt-125m\n+++ changed\n-data.num_workers: {before}\n+data.num_workers: 4"
+    )
+    assert load(path).data.num_workers == 4 and load(path).name == "more-workers"
+    with pytest.raises(ConfigError, match=r"more-workers\.yaml: exists already"):
+        advice.use(1, path)
+    with pytest.raises(ConfigError, match=r"^change 2: the advice for gpt-125m has changes 1 to 1\.$"):
+        advice.use(2, workspace / "other.yaml")
+    assert not (workspace / "other.yaml").exists()

@@ -35,6 +35,9 @@ def add_verbs(under: Any) -> None:
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one.add_argument(
+        "--why", action="store_true", help="every figure with its formula, and where that is from"
+    )
     one = add_verb(under, "advise", advise, "What to change about a run, from what its last job has shown.")
     one.add_argument("run", metavar="RUN")
     one.add_argument(
@@ -172,6 +175,6 @@ def plan(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
     result = api.plan(options.run, options.overrides)
-    print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+    print(json.dumps(result.to_dict(), indent=2) if options.json else result.why() if options.why else result)
     if options.picture:
         save_picture(api.plan_picture(result), options.picture)

@@ -5,7 +5,7 @@ plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML,
 
 import html
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.flops import model_flops_per_token
@@ -24,6 +24,9 @@ from nbtrain.planner.memory import MemoryEstimate, estimate_memory
 from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.explain import traffic
+
+if TYPE_CHECKING:
+    from nbtrain.planner.why import Why
 
 SCHEMA_VERSION = 1
 
@@ -45,6 +48,8 @@ class Plan:
     """What does not fit or will disappoint, in numbers, the dearest first."""
     compared: list[Comparison] = field(default_factory=list)
     """What the run's last job measured, beside what is planned; empty if it ran otherwise or not at all."""
+    use_measured: bool = True
+    """Whether rates measured on this machine count."""
 
     @property
     def warnings(self) -> list[str]:
@@ -184,6 +189,12 @@ class Plan:
         made = dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
         return made | ({"Last job": compared_rows(self.compared)} if self.compared else {})
 
+    def why(self) -> "Why":
+        """Every figure with its formula, numbers put in, and its source."""
+        from nbtrain.planner.why import why
+
+        return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.use_measured)
+
     def lines(self) -> list[str]:
         """The plan as text, one line per figure."""
         sections = self.sections()
@@ -219,7 +230,9 @@ class Plan:
             for finding in self.findings
         )
         listed = f"<p><b>Findings</b></p><ul>{''.join(items)}</ul>" if self.findings else ""
-        return f"<p><b>Plan of {html.escape(self.config.name)}</b></p><table>{''.join(rows)}</table>{listed}"
+        reasons = f"<details><summary>Why: every formula</summary>{self.why()._repr_html_()}</details>"
+        head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
+        return f"{head}<table>{''.join(rows)}</table>{listed}{reasons}"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""
@@ -271,4 +284,6 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
         bubble = duration.bubble_fraction
         compared = compare(config, step.seconds if step else None, memory.total_bytes, bubble)
     counted = count_parameters(config)
-    return Plan(config, counted, memory, duration, disk, subject.epochs, cost, findings, compared)
+    return Plan(
+        config, counted, memory, duration, disk, subject.epochs, cost, findings, compared, use_measured
+    )

@@ -5,6 +5,8 @@ Those in bytes are what one rank sends in a step, by kind of parallelism. Formul
 step.py; here they are written out with the numbers put in, when someone asks.
 """
 
+import math
+
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import Term
@@ -162,16 +164,21 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     kept = compute.kept_bytes(setup)
     times = f"{micro:,} micro batches x {layers:g} blocks"
     memory = rates.memory_bytes_per_second
+    # On a CPU the rate of products is that of training, memory included.
+    moved = f", and the matrices at {memory / 1e12:.3g} TB/s" if memory < math.inf else ""
     kernel = (
-        "its scores kept" if setup.keeps_scores else f"flash attention {engine.flash_generation}, causal half"
+        "its scores kept"
+        if setup.keeps_scores
+        else f"flash attention {engine.flash_generation}, causal half"
+        if setup.on_gpu
+        else "the causal half of all pairs"
     )
     return [
         Term(
             "compute / products",
             micro * layers * passes * block.products,
             "seconds",
-            f"{times} x ({flops / 1e12:.4g} TFLOP / {rate / 1e12:.4g} TFLOP/s, and the matrices at "
-            f"{memory / 1e12:.3g} TB/s)",
+            f"{times} x ({flops / 1e12:.4g} TFLOP / {rate / 1e12:.4g} TFLOP/s{moved})",
             "arXiv:2104.04473, section 5.1; rates: nbtrain/planner/time/rates.py",
         ),
         Term(

@@ -1,0 +1,214 @@
+"""Why the plan says what it says: every figure with its formula, numbers put in, and its source.
+
+    print(nb.plan("gpt-13b-4xdp").why())       in a notebook each figure opens to its formula
+    nbtrain plan RUN --why
+
+The Terms of memory, of a step and of its traffic come from the estimates themselves (memory/explain.py,
+time/explain.py); here are those of parameters, batch, run, cost and disk.
+"""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.flops import model_flops
+from nbtrain.config.arithmetic.parameters import Parameters
+from nbtrain.config.arithmetic.shape import Shape, shape_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
+from nbtrain.planner.disk import DiskEstimate
+from nbtrain.planner.duration import DurationEstimate, rates_of_run
+from nbtrain.planner.memory.explain import explain as explain_memory
+from nbtrain.planner.setup import setup_of
+from nbtrain.planner.terms import Term
+from nbtrain.planner.time.explain import explain as explain_step
+from nbtrain.planner.time.step import forward_seconds
+
+_CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"
+_SHAPE = "nbtrain/config/arithmetic/shape.py; arXiv:2104.04473, section 5.1"
+
+
+@dataclass(frozen=True)
+class Why:
+    """The figures of one plan by section, each a Term."""
+
+    name: str
+    sections: Mapping[str, list[Term]]
+
+    def lines(self) -> list[str]:
+        """One figure and its formula a line, the source below it."""
+        lines = [f"Why the plan of {self.name} says so"]
+        for title, terms in self.sections.items():
+            width = max(len(term.name) for term in terms) + 2
+            lines += ["", title]
+            for term in terms:
+                lines += [f"  {term.name:<{width}}{shown(term)} = {term.formula}"]
+                lines += [f"  {'':<{width}}[{term.source}]"]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>"]
+        for title, terms in self.sections.items():
+            parts.append(f"<details open><summary><b>{html.escape(title)}</b></summary>")
+            parts += [_opened(term) for term in terms]
+            parts.append("</details>")
+        return "".join(parts)
+
+
+def _opened(term: Term) -> str:
+    name, value = html.escape(term.name), html.escape(shown(term))
+    return (
+        f'<details style="margin-left:1.5em"><summary>{name}: {value}</summary>'
+        f'<div style="margin-left:1.5em">= {html.escape(term.formula)}<br>'
+        f"<small>{html.escape(term.source)}</small></div></details>"
+    )
+
+
+def shown(term: Term) -> str:
+    """A Term's value in its unit, for readers: "1.6 GiB", "33.2 s", "1,240 kWh"."""
+    if term.unit == "bytes":
+        return amounts.size(term.value)
+    if term.unit == "seconds":
+        return amounts.duration(term.value) if term.value >= 90 else f"{term.value:.3g} s"
+    value = f"{term.value:,.0f}" if abs(term.value) >= 100 else f"{term.value:.3g}"
+    return f"{value} {term.unit}".rstrip()
+
+
+def why(
+    config: RunConfig,
+    parameters: Parameters,
+    duration: DurationEstimate,
+    disk: DiskEstimate,
+    cost: CostEstimate,
+    use_measured: bool = True,
+) -> Why:
+    """The Terms of a plan's figures; sections about which nothing is known are left out."""
+    setup = setup_of(config)
+    memory = explain_memory(setup)
+    step = explain_step(setup, rates_of_run(config, use_measured))
+    sections = {
+        "Model": _model(shape_of(config), parameters),
+        "Batch": _batch(config, parameters),
+        "Memory of the fullest rank": memory,
+        "A step": [term for term in step if term.unit == "seconds"],
+        "Traffic: what one rank sends in a step": [term for term in step if term.unit == "bytes"],
+        "The run": _run(config, duration),
+        "Cost": _cost(config, duration, cost),
+        "Disk": _disk(config, disk),
+    }
+    found = {title: [term for term in terms if term.value] for title, terms in sections.items()}
+    return Why(config.name, {title: terms for title, terms in found.items() if terms})
+
+
+def _model(shape: Shape, parameters: Parameters) -> list[Term]:
+    hidden, ffn, layers = shape.hidden_size, shape.ffn_hidden_size, shape.num_layers
+    query, key = shape.query_width, shape.kv_width
+    formulas = {
+        "word_embeddings": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden",
+        "position_embeddings": f"{shape.learned_positions:,} positions x {hidden:,} hidden",
+        "attention": f"{layers} layers x ({hidden:,} x ({query:,} + 2 x {key:,}) query, key and value + "
+        f"{query:,} x {hidden:,} projection + {query + 2 * key + hidden:,} biases)",
+        "mlp": f"{layers} layers x (2 x {hidden:,} x {ffn:,} + {ffn + hidden:,} biases)",
+        "layernorm": f"(2 x {layers} layers + 1) norms x 2 x {hidden:,}",
+    }
+    terms = [
+        Term(part, count, "parameters", formulas[part], _SHAPE)
+        for part, count in parameters.to_dict().items()
+        if part in formulas
+    ]
+    matrices = layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
+    flops = (
+        f"6 x {matrices:,} weights of matrices + 12 x {layers} layers x {shape.seq_length:,} positions x "
+        f"{query:,}"
+    )
+    return [
+        *terms,
+        Term("FLOPs a token", model_flops(shape), "", flops, "nbtrain/config/arithmetic/flops.py"),
+    ]
+
+
+def _batch(config: RunConfig, parameters: Parameters) -> list[Term]:
+    batch, data = config.batch, config.parallel.data_parallel_size
+    product = (
+        f"{batch.global_batch_size:,} sequences x {config.model.seq_length:,} tokens; as "
+        f"{batch.micro_batch_size} micro batch x {data} data parallel x {config.accumulation_steps} "
+        "accumulation"
+    )
+    ratio = f"{config.train_tokens:,} tokens / {parameters.total:,} parameters"
+    steps = f"{config.train_tokens:,} tokens / {config.tokens_per_step:,} a step, rounded up"
+    if config.ramp is not None:
+        steps += ", with the ramp-up's smaller steps"
+    here = "nbtrain/config/arithmetic/batch.py"
+    return [
+        Term("tokens a step", config.tokens_per_step, "tokens", product, here),
+        Term("steps", config.scheduled_steps, "steps", steps, here),
+        Term("tokens a parameter", config.train_tokens / parameters.total, "", ratio, _CHINCHILLA),
+    ]
+
+
+def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
+    if duration.seconds is None or duration.step is None:
+        return []
+    evaluation, one = config.evaluation, duration.step.seconds
+    forward = f"{forward_seconds(duration.step):.3g} s"
+    saves = -(-config.train_steps // config.checkpoint.save_interval_steps)
+    formulas = {
+        "steps": f"{config.train_steps:,} steps x {one:.4g} s as planned",
+        "validation": f"once every {evaluation.eval_interval_steps:,} steps: {evaluation.eval_iters:,} "
+        f"batches forward x {forward}",
+        "validation and test": f"2 x {evaluation.eval_iters:,} batches forward x {forward}",
+        "checkpoints": f"{saves:,} checkpoints that the run waits for",
+    }
+    terms = []
+    for name, seconds in duration.parts.items():
+        formula = formulas[name]
+        if name == "steps" and abs(seconds - config.train_steps * one) > 0.005 * seconds:
+            factor = seconds / (config.train_steps * one)
+            formula += f" x {factor:.3g}: {'the ramp-up' if config.ramp else duration.basis}"
+        terms.append(Term(name, seconds, "seconds", formula, "nbtrain/planner/duration.py"))
+    return terms
+
+
+def _cost(config: RunConfig, duration: DurationEstimate, cost: CostEstimate) -> list[Term]:
+    if not cost.device_hours or duration.seconds is None:
+        return []
+    devices = round(cost.device_hours * 3600 / duration.seconds)
+    hours = f"{devices:,} GPUs x {duration.seconds / 3600:,.1f} h"
+    terms = [Term("GPU hours", cost.device_hours, "hours", hours, "the time above")]
+    if cost.price is not None:
+        price = cost.price
+        formula = f"{cost.device_hours:,.0f} GPU hours x {price.usual:.2f}"
+        value = cost.device_hours * price.usual
+        terms.append(Term("GPUs", value, price.currency, formula, f"{price.file}, {price.date}"))
+    if cost.energy_kwh is not None:
+        watts = cost.energy_kwh * 1000 / cost.device_hours / MACHINE_FACTOR / COOLING_FACTOR
+        formula = (
+            f"{cost.device_hours:,.0f} GPU hours x {watts:g} W x {MACHINE_FACTOR:g} for the machine x "
+            f"{COOLING_FACTOR:g} for cooling"
+        )
+        terms.append(Term("energy", cost.energy_kwh, "kWh", formula, "nbtrain/planner/cost.py"))
+    return terms
+
+
+def _disk(config: RunConfig, disk: DiskEstimate) -> list[Term]:
+    if not disk.num_checkpoints:
+        return []
+    return [
+        Term(
+            "checkpoints",
+            disk.checkpoints_bytes,
+            "bytes",
+            f"{disk.num_checkpoints} at most (keep_last {config.checkpoint.keep_last}, the kept ones, one in "
+            f"writing) x {disk.checkpoint_bytes:,} bytes of weights, masters and moments",
+            "nbtrain/config/arithmetic/checkpoint_bytes.py",
+        )
+    ]

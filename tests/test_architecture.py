@@ -32,6 +32,7 @@ ORDER = [
     "dataset",
     "planner",
     "checkpoint",
+    "foreign",
     "jobs",
     "train",
     "inference",
@@ -40,7 +41,7 @@ ORDER = [
     "cli",
 ]
 GPU_SIDE = ("parallel", "model", "checkpoint", "train", "inference")
-NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "jobs", "lab"}
+NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "foreign", "jobs", "lab"}
 
 # box: (boxes of ours, packages of others) that it may import, besides base and itself
 ALLOWED = {
@@ -57,6 +58,7 @@ ALLOWED = {
     ),
     "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
+    "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
     "jobs": ({"config", "corpus", "dataset", "monitor", "planner"}, {"psutil"}),
     "lab": (
         {"monitor", "jobs", "planner", "config", "dataset"},
@@ -213,7 +215,7 @@ def test_the_files_to_open_are_there():
 
 
 def test_no_file_and_no_folder_outgrows_its_room():
-    """A file holds one noun in at most 450 lines; no top folder holds over 24 % of the code."""
+    """A file holds one noun in at most 450 lines; no top folder holds over 17 % of the code."""
     lines = {
         path: len(path.read_text(encoding="utf-8").splitlines())
         for path in PACKAGE.rglob("*")
@@ -224,7 +226,7 @@ def test_no_file_and_no_folder_outgrows_its_room():
     for path, count in lines.items():
         shares[path.relative_to(PACKAGE).parts[0]] += count
     total = sum(lines.values())
-    assert {folder: count / total for folder, count in shares.items() if count > 0.24 * total} == {}
+    assert {folder: count / total for folder, count in shares.items() if count > 0.17 * total} == {}
 
 
 def test_nobody_imports_across_a_wall():

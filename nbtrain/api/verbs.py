@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from nbtrain.dataset.look.card import BlendCard, DataCard
     from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
+    from nbtrain.foreign.exporting import Exported
+    from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibrate import Calibrated
     from nbtrain.jobs.twin.report import TwinReport
     from nbtrain.lab.widgets.launcher import LaunchForm
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
     from nbtrain.planner.advice import Advice
-    from nbtrain.planner.foreign.exporting import Exported
-    from nbtrain.planner.foreign.importing import Imported
     from nbtrain.planner.plan import Plan
 
 
@@ -146,7 +146,7 @@ def import_run(
     `.write(path)` makes the file. `overrides` say what the files do not, `onto` names the run that a
     DeepSpeed JSON alone is put on, `program` the version of the flags ("megatron-lm@040eac94").
     """
-    from nbtrain.planner.foreign.importing import import_files
+    from nbtrain.foreign.importing import import_files
 
     return import_files(files, overrides, onto, program)
 
@@ -157,7 +157,7 @@ def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported"
     `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, or the newest) or "deepspeed". Shown in a
     cell it is the script; `.notes` says what the program has no word for, `.write(path)` makes the file.
     """
-    from nbtrain.planner.foreign.exporting import export
+    from nbtrain.foreign.exporting import export
 
     return export(load(run, overrides), to)
 

@@ -107,7 +107,7 @@ def init(options: argparse.Namespace) -> None:
 
 
 def import_run(options: argparse.Namespace) -> None:
-    from nbtrain.planner.foreign.importing import import_files
+    from nbtrain.foreign.importing import import_files
 
     words = [*options.words, *options.overrides]
     overrides = [word for word in words if "=" in word and not Path(word).exists()]
@@ -124,7 +124,7 @@ def import_run(options: argparse.Namespace) -> None:
 def check(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
     from nbtrain.config.load import load, to_yaml
-    from nbtrain.planner.foreign.read import is_foreign
+    from nbtrain.foreign.read import is_foreign
 
     files = [options.run, *(word for word in options.overrides if "=" not in word)]
     if any(is_foreign(file) for file in files):
@@ -144,7 +144,7 @@ def check(options: argparse.Namespace) -> int:
 
 def check_files(files: list[str], overrides: list[str]) -> int:
     """Findings about files of other programs; 2 if one of them is an error."""
-    from nbtrain.planner.foreign.lint import lint
+    from nbtrain.foreign.lint import lint
 
     findings = lint(files, overrides)
     found = f"{len(findings)} findings, the dearest first:" if findings else "nothing stands against it."

@@ -1,7 +1,7 @@
 """nbtrain import, export and check of other programs' files on the command line."""
 
 from nbtrain.cli import __main__ as cli
-from tests.planner.foreign.upstream import write
+from tests.foreign.upstream import write
 
 
 def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):

@@ -4,7 +4,7 @@
     docs/metrics.md                    every scalar                       from metrics.py
     docs/run.schema.json               JSON Schema for editors            from config/schema.py
     docs/parallelism.md                what stands between its markers    from config/rules/combinations.py
-    docs/import.md                     what stands between its markers    from planner/foreign/
+    docs/import.md                     what stands between its markers    from foreign/
     examples/megatron-gpt/README.md    the table between its two markers  from the run YAMLs and the planner
 
 tests/docs/test_generated.py says when one of them is stale. All are written from the repository's own files

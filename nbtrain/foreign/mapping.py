@@ -6,9 +6,9 @@ and cannot be taken over: then its default is what nbtrain does, and any other v
 
 import re
 
-from nbtrain.planner.foreign.rows_layout import LAYOUT_ROWS
-from nbtrain.planner.foreign.rows_model import MODEL_ROWS, Row
-from nbtrain.planner.foreign.rows_schedule import SCHEDULE_ROWS
+from nbtrain.foreign.rows_layout import LAYOUT_ROWS
+from nbtrain.foreign.rows_model import MODEL_ROWS, Row
+from nbtrain.foreign.rows_schedule import SCHEDULE_ROWS
 
 # Rows are read in this order: the layout needs the number of ranks, ZeRO the number format.
 ROWS: tuple[Row, ...] = (*MODEL_ROWS, *SCHEDULE_ROWS, *LAYOUT_ROWS)

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.foreign.importing import import_files
+from nbtrain.foreign.importing import import_files
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, script_deepspeed, write
 

@@ -8,8 +8,8 @@ in tokens as well: training ends at --train-tokens or at --train-samples, whiche
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.foreign.rows_model import Row
-from nbtrain.planner.foreign.sides import Reading, Writing
+from nbtrain.foreign.rows_model import Row
+from nbtrain.foreign.sides import Reading, Writing
 
 ITERATIONS = {"tokens": "tokens", "samples": "samples", "steps": "iters"}
 GROWTH = ("start_batch_size", "batch_size_increment", "ramp_samples")

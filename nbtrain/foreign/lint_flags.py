@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 from nbtrain.base import amounts
 from nbtrain.config.rules.wording import join, nearest_divisors, nearest_multiples
+from nbtrain.foreign.flags import Setting
+from nbtrain.foreign.sides import Reading
+from nbtrain.foreign.words import Value
 from nbtrain.planner.findings import Cost, Finding
-from nbtrain.planner.foreign.flags import Setting
-from nbtrain.planner.foreign.sides import Reading
-from nbtrain.planner.foreign.words import Value
 
 FATAL = Cost(fatal=True)
 

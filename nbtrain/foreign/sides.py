@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.foreign.flags import Arguments, Setting, Table
-from nbtrain.planner.foreign.job import Job
+from nbtrain.foreign.flags import Arguments, Setting, Table
+from nbtrain.foreign.job import Job
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from nbtrain.planner.foreign.words import Word
+from nbtrain.foreign.words import Word
 
 LAUNCHERS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", "python", "python3"}
 PROGRAM = re.compile(r".*\.py$")

@@ -10,16 +10,16 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import BatchSchedule, StepSizes
 from nbtrain.config.load import load
-from nbtrain.planner.foreign.exporting import export
-from nbtrain.planner.foreign.flags import VERSIONS, find_table, parse
-from nbtrain.planner.foreign.importing import import_files
-from nbtrain.planner.foreign.mapping import MAPPED, ROWS, SAID, without_meaning
-from nbtrain.planner.foreign.read import jobs_of_script
-from nbtrain.planner.foreign.rows_schedule import as_ramp, schedule_text
-from nbtrain.planner.foreign.shell import read_script
+from nbtrain.foreign.exporting import export
+from nbtrain.foreign.flags import VERSIONS, find_table, parse
+from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.mapping import MAPPED, ROWS, SAID, without_meaning
+from nbtrain.foreign.read import jobs_of_script
+from nbtrain.foreign.rows_schedule import as_ramp, schedule_text
+from nbtrain.foreign.shell import read_script
 
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
-EXAMPLES = Path(__file__).parents[3] / "examples" / "megatron-gpt" / "training"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training"
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 # Runs that differ from the examples in everything that a flag may say, and in what none can.

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from nbtrain.planner.foreign.json_comments import Document
-from nbtrain.planner.foreign.words import Value, Word
+from nbtrain.foreign.json_comments import Document
+from nbtrain.foreign.words import Value, Word
 
 
 @dataclass(slots=True)

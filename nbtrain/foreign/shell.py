@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nbtrain.planner.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
-from nbtrain.planner.foreign.words import OUTSIDE, Word
+from nbtrain.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
+from nbtrain.foreign.words import OUTSIDE, Word
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.DOTALL)

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.foreign.importing import import_files
-from nbtrain.planner.foreign.lint import lint
+from nbtrain.foreign.importing import import_files
+from nbtrain.foreign.lint import lint
 
 from .upstream import deepspeed_json, manifest, script_175b, script_deepspeed
 

@@ -6,11 +6,11 @@ from typing import Any
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.foreign.json_comments import Document
+from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number
+from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
+from nbtrain.foreign.sides import Reading
 from nbtrain.planner.findings import Cost, Finding
-from nbtrain.planner.foreign.json_comments import Document
-from nbtrain.planner.foreign.lint_flags import FATAL, data_parallel_size, number
-from nbtrain.planner.foreign.rows_layout import DEEPSPEED_SCALE
-from nbtrain.planner.foreign.sides import Reading
 
 STAGE = "zero_optimization.stage"
 

@@ -10,10 +10,10 @@ from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.foreign.json_comments import Document
-from nbtrain.planner.foreign.rows_layout import DEEPSPEED_SCALE
-from nbtrain.planner.foreign.rows_model import value_of
-from nbtrain.planner.foreign.sides import Reading
+from nbtrain.foreign.json_comments import Document
+from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
+from nbtrain.foreign.rows_model import value_of
+from nbtrain.foreign.sides import Reading
 
 ZERO = "zero_optimization"
 # Field: key; the value is the same on both sides.

@@ -22,15 +22,15 @@ from nbtrain.config.load import Overrides, flatten, load, override_layer, valida
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
-from nbtrain.planner.foreign.deepspeed_keys import drop_auto, read_alone, read_keys
-from nbtrain.planner.foreign.flags import Arguments, Table, choose_table, find_table, parse
-from nbtrain.planner.foreign.job import Job
-from nbtrain.planner.foreign.json_comments import read_json
-from nbtrain.planner.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
-from nbtrain.planner.foreign.read import read_files
-from nbtrain.planner.foreign.rows_model import clean_name
-from nbtrain.planner.foreign.sides import Note, Reading
-from nbtrain.planner.foreign.words import Word
+from nbtrain.foreign.deepspeed_keys import drop_auto, read_alone, read_keys
+from nbtrain.foreign.flags import Arguments, Table, choose_table, find_table, parse
+from nbtrain.foreign.job import Job
+from nbtrain.foreign.json_comments import read_json
+from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.foreign.read import read_files
+from nbtrain.foreign.rows_model import clean_name
+from nbtrain.foreign.sides import Note, Reading
+from nbtrain.foreign.words import Word
 
 # A field that a script's flags cannot say, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000",
 # or "# nbtrain: KEY=VALUE <- OTHER" for a field of which the flags say OTHER.

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
-from nbtrain.planner.foreign.words import Word
+from nbtrain.foreign.words import Word
 
 TABLES = Path(__file__).with_name("tables")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.foreign.flags import VERSIONS, choose_table, find_table, load_table, parse
-from nbtrain.planner.foreign.words import Word
+from nbtrain.foreign.flags import VERSIONS, choose_table, find_table, load_table, parse
+from nbtrain.foreign.words import Word
 
-SHARED = Path(__file__).parents[4] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.foreign.shell import read_script
+from nbtrain.foreign.shell import read_script
 
 
 def last(text: str) -> list[str]:

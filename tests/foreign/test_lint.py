@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from nbtrain.foreign.lint import lint
 from nbtrain.planner.findings import Finding
-from nbtrain.planner.foreign.lint import lint
 
 from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, write
 

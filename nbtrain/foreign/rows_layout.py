@@ -2,9 +2,9 @@
 
 import math
 
-from nbtrain.planner.foreign.rows_model import Row
-from nbtrain.planner.foreign.sides import Reading, Writing
-from nbtrain.planner.foreign.words import whole
+from nbtrain.foreign.rows_model import Row
+from nbtrain.foreign.sides import Reading, Writing
+from nbtrain.foreign.words import whole
 
 # DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
 DEEPSPEED_SCALE = {

@@ -9,13 +9,13 @@ from pathlib import Path, PurePosixPath
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import workspace
-from nbtrain.planner.foreign.flags import VERSIONS, tables
-from nbtrain.planner.foreign.job import Job
-from nbtrain.planner.foreign.json_comments import Document, read_json
-from nbtrain.planner.foreign.launch import Launch, find_launch, sbatch
-from nbtrain.planner.foreign.manifests import KINDS, read_manifest
-from nbtrain.planner.foreign.shell import Script, read_script
-from nbtrain.planner.foreign.words import Value, Word
+from nbtrain.foreign.flags import VERSIONS, tables
+from nbtrain.foreign.job import Job
+from nbtrain.foreign.json_comments import Document, read_json
+from nbtrain.foreign.launch import Launch, find_launch, sbatch
+from nbtrain.foreign.manifests import KINDS, read_manifest
+from nbtrain.foreign.shell import Script, read_script
+from nbtrain.foreign.words import Value, Word
 
 
 def _path(file: str | Path) -> Path:

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.foreign.job import Job
-from nbtrain.planner.foreign.launch import Launch, find_launch
-from nbtrain.planner.foreign.shell import read_script
-from nbtrain.planner.foreign.words import Value, Word, quantity
+from nbtrain.foreign.job import Job
+from nbtrain.foreign.launch import Launch, find_launch
+from nbtrain.foreign.shell import read_script
+from nbtrain.foreign.words import Value, Word, quantity
 
 KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
 MOST_NODES = 100_000

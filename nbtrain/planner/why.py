@@ -20,6 +20,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.cost import COOLING_FACTOR, MACHINE_FACTOR, CostEstimate
 from nbtrain.planner.disk import DiskEstimate
 from nbtrain.planner.duration import DurationEstimate, rates_of_run
+from nbtrain.planner.measured import measured_rate
 from nbtrain.planner.memory.explain import explain as explain_memory
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.terms import Term
@@ -94,7 +95,9 @@ def why(
     """The Terms of a plan's figures; sections about which nothing is known are left out."""
     setup = setup_of(config)
     memory = explain_memory(setup)
-    step = explain_step(setup, rates_of_run(config, use_measured))
+    # As duration.py: a run that has a rate of its own measures no cores.
+    cores = not use_measured or measured_rate(config) is None
+    step = explain_step(setup, rates_of_run(config, use_measured, measure_cores=cores))
     sections = {
         "Model": _model(shape_of(config), parameters),
         "Batch": _batch(config, parameters),

@@ -36,6 +36,7 @@ MAY_CONTACT = {
     "jobs/backends/local.py": {"socket"},  # a free port of 127.0.0.1
     "jobs/machine.py": {"socket"},  # the host's own name
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
+    "train/calibration/__main__.py": {"socket"},  # a free port of 127.0.0.1
     "train/twin/fork_server.py": {"socket"},  # a free port of 127.0.0.1
     "train/health/heartbeat.py": {"socket"},  # the host's own name
     "train/figures/stragglers.py": {"socket"},  # the host's own name

@@ -32,9 +32,8 @@ from nbtrain.jobs.preflight_tools import (
     packages_are_there,
 )
 from nbtrain.planner.disk import estimate_disk
-from nbtrain.planner.lint.memory import SPARE_FRACTION
 from nbtrain.planner.lint.remedies import cheapest_remedy
-from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 
 # The memory estimate is no measurement: only what is over by more than this is refused.
 ESTIMATE_SLACK = 1.1

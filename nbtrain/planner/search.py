@@ -39,13 +39,13 @@ from nbtrain.planner.legal import (
     problems,
     space_of,
 )
-from nbtrain.planner.memory import MemoryEstimate, estimate
+from nbtrain.planner.memory import SPARE_FRACTION, MemoryEstimate, estimate
 from nbtrain.planner.setup import Place, Setup
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step
 
-# A layout that leaves less than this share of the GPU is ranked as slower: fragmentation may end the run.
-ROOMY_FRACTION = 0.1
+# A layout that leaves less than this share of the GPU is ranked as slower: if the plan errs, the run ends.
+ROOMY_FRACTION = SPARE_FRACTION
 GPUS_PER_NODE = 8
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
 

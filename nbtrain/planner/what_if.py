@@ -32,7 +32,7 @@ from nbtrain.planner.legal import (
     problems,
     space_of,
 )
-from nbtrain.planner.memory import PARTS, MemoryEstimate, estimate, stage_parts
+from nbtrain.planner.memory import PARTS, SPARE_FRACTION, MemoryEstimate, estimate, stage_parts
 from nbtrain.planner.search import rates_of, run_on, run_seconds
 from nbtrain.planner.setup import Place, Setup
 from nbtrain.planner.time.step import StepTime, estimate_step
@@ -374,7 +374,7 @@ def fit_word(memory: MemoryEstimate) -> list[str]:
     share = spare / memory.device_bytes
     if memory.total_host_bytes and memory.host_bytes is None:
         return ["fits", f"the GPU: yes, {share:.0%} to spare; host memory is not known", "tight"]
-    return ["fits", f"yes, {share:.0%} to spare", "good" if share >= 0.1 else "tight"]
+    return ["fits", f"yes, {share:.0%} to spare", "good" if share >= SPARE_FRACTION else "tight"]
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:

@@ -4,8 +4,17 @@ Rules for what sources leave open, for a program or a source, never for a case:
 
     dropout        Megatron's default of 0.1 for GPTs with learned positions, unless the source says 0
     Llama 3        sequence parallelism with its tensor parallelism (arXiv:2407.21783, section 3.3.2)
-    which stage    the last rank's for Megatron-LM's own tests; the first node's for BigScience's 1.3B;
-                   else the fullest
+    which stage    the last rank's for Megatron-LM's own tests; the first for BigScience's 1.3B; else the
+                   fullest. The 1.3B's source prints 15 GB for two stages with micro batches of 8 on cards of
+                   32 GB, and "OOM" for that layout on cards of 16 GB: it did not read the fullest stage, the
+                   last one, which makes the logits.
+    torchtitan     its version of 2024, whose loss is not compiled, for sources until 2024-12
+    layer inputs   of BigScience's 52B runs of Megatron with ZeRO 3 in host memory: the source's scripts
+                   (experiments/gpt2-meg-ds-zero) set --checkpoint-in-cpu
+    buckets        of BigScience's 52B runs with ZeRO 3 hidden x hidden elements: the same scripts, and "auto"
+                   in those of transformers
+    offloading     Megatron-Bridge's recipes with FSDP move the activations of some layers to the host, as its
+                   llama3_workload_base_configs.py says (OFFLOADED_LAYERS)
     upstream       Megatron-DeepSpeed, which the example runs, in place of this project's engine
     which bytes    nvidia-smi: all parts; reserved: without CUDA; allocated or the program's own log: without
                    the reserve too. "GB" is read as GiB.
@@ -18,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.config.load import load
-from nbtrain.planner.memory import MemoryEstimate, buffers, estimate, stage_parts
+from nbtrain.planner.memory import MemoryEstimate, activations, buffers, estimate, stage_parts
+from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.setup import setup_of as setup_of_run
 from tests.benchmarks.published import Published
@@ -27,20 +37,26 @@ GIB = 2**30
 WITHIN, LOOSELY = 0.1, 0.2
 MEGATRON = ("megatron-lm", "megatron-deepspeed", "megatron-core")
 MEGATRON_DROPOUT = 0.1
+# cpu_offloading_num_layers of Megatron-Bridge's recipes for 70B with FSDP and FP8-CS, by device.
+OFFLOADED_LAYERS = {"GB200": 40, "GB300": 20}
 
 # Why a figure is missed: the beginning of the case's id, and a sentence from the case's own facts. The first
 # that fits counts. A test asks for one for each miss, and that none is left over.
 MISSES = (
     (
         "torchtitan-8b-32-h200",
-        "Published half a year after the others of its source, with FP8 gathers: "
-        "24 GiB less than the same model, batch and recomputation there, beyond the smaller shards.",
+        "With the compiled loss of 2025 (24 GiB too much without it); its FP8 gathers are counted as 16 bit.",
     ),
-    ("torchtitan-8b-64-h200", "As on 32 GPUs: a later version than the other figures of its source."),
+    ("torchtitan-8b-64-h200", "As on 32 GPUs."),
+    (
+        "mlm-h100-462b",
+        "Planned at 101 % of the card with a micro batch of 1. The source leaves open which activations are "
+        "recomputed: none are in the plan.",
+    ),
     (
         "bs-1b3-v100-32-tp1-pp1-mb1-full",
-        "The source prints 16, 17, 20 and 25 GB for micro batches of 1, 2, 4 "
-        "and 8: its first GB are more than the plan's for CUDA and NCCL of that year, the others are met.",
+        "The source prints 16, 17, 20 and 25 GB for micro batches of 1, 2, 4 and 8, 1.3 GB a sequence: its "
+        "first sequence needs 3 GB more than the plan's, for which the source gives no part.",
     ),
     (
         "bs-1b3-v100-16-tp1-pp1-mb1",
@@ -48,84 +64,76 @@ MISSES = (
     ),
     (
         "bs-1b3-v100-32-tp1-pp4-mb8-full",
-        "13 GB for four stages with micro batches of 8, and 10 GB for two "
-        "with micro batches of 1: the source does not say whose stage it read, and the first one is planned.",
+        "The plan keeps 2 GB more free blocks for the first of four stages than the source shows.",
     ),
     (
         "bs-1b3-v100-32-tp2-pp1-mb1-none",
-        "The source prints 21 GB for two tensor ranks as for two stages, "
-        "although a stage holds two micro batches: it does not say how much of it was cache.",
+        "Without recomputation the source prints 10 GB more than with it, on two tensor ranks as on one (11 "
+        "GB); by arXiv:2205.05198 it is 6 GB on two.",
     ),
     (
         "bs-52b-v100-meg",
-        "32 GB of a card of 32, rounded up by the source; DeepSpeed's pipeline in the same "
-        "layout is 26, as planned.",
+        "32 GB of a card of 32, rounded up by the source; DeepSpeed's pipeline in the same layout is 26, as "
+        "planned.",
     ),
     (
-        "bs-52b-v100-z3",
-        "20 and more sequences on 32 GB: layer inputs alone take 27 GiB in the plan. The case "
-        "does not say whether they were moved to the host.",
-    ),
-    (
-        "bs-52b-v100-hf-z3",
-        "Planned 2 GiB above a card of 32 GB: the limits of ZeRO 3 on live parameters are "
-        "not in the case, and DeepSpeed's defaults are taken.",
+        "bs-52b-v100-z3-tp1-mb22",
+        "Planned at 98 % of the card, and 20 sequences, which fitted, at 94 %: between the two the plan is "
+        "less than 2 GiB from the truth. Without the reserve of 5 % more would be missed.",
     ),
     (
         "bs-a100-181b-pp12-mb2-zero0",
         "Another branch of the program than the run with ZeRO 1, as the authors warn.",
     ),
     (
-        "bs-a100-184b-pp6",
-        "Planned at 94 % of the card, without the allocator's free blocks: the case's fp32 "
-        "sums are counted, and nothing else of that fork is known.",
-    ),
-    (
         "bs-a100-206b",
-        "The same fork: 66 of 80 GiB by its published states; what it held beside them is not in the case.",
+        "Planned at 61 GiB. The source's next row, 203B in the same layout, ran at 67 GB (66 planned): what "
+        "ended this one is not memory that a step needs, as far as the source tells.",
     ),
     (
         "nanotron-1.34b-64nodes",
-        "One micro batch for two stages. The logged 8.4 GB are less than the plan's "
-        "logits and weights of the last stage: the log is perhaps the first stage's.",
+        "One micro batch for two stages. The logged 8.4 GB are less than the plan's logits and weights of "
+        "the last stage: the log is perhaps the first stage's.",
     ),
     (
         "nanotron-1.34b-2nodes",
-        "The log gives 3 GB more than on twice the ranks with the same layout, six "
-        "times what ZeRO 1 divides between them.",
+        "The log gives 3 GB more than on twice the ranks with the same layout, six times what ZeRO 1 divides "
+        "between them.",
     ),
     (
         "nanotron-3.57b-1nodes",
-        "Four data-parallel ranks: like the other two figures of one and two nodes "
-        "with a pipeline, above what ZeRO 1 divides.",
+        "Four data-parallel ranks: like the other two figures of one and two nodes with a pipeline, above "
+        "what ZeRO 1 divides.",
     ),
     ("nanotron-8.86b-1nodes", "Two data-parallel ranks: as nanotron-3.57b-1nodes."),
     (
         "bridge-sft70b-32h100-baseline",
-        "58.8 of 80 GB were allocated, as planned: it died of fragmentation "
-        "alone, and ran with expandable segments.",
+        "58.8 of 80 GB were allocated, as planned: it died of fragmentation alone, a fifth of the card, and "
+        "ran with expandable segments. A reserve of a fifth would refuse dozens of runs that fitted.",
     ),
     ("bridge-sft70b-32h100-tp8", "Packed sequences of several lengths; the longest is not published."),
     (
-        "bridge-2",
-        "Without recomputation the plan needs more than the card: the table does not say what the "
-        "recipe recomputes or offloads.",
+        "bridge-25.11-70b-64xgb200",
+        "Planned 2 % above the card, with the 40 layers offloaded that the recipe moves to the host.",
+    ),
+    (
+        "bridge-26.06-405b-256xgb200",
+        "Planned 2 % above the card: the recipe's CUDA graphs and the order of its micro batches are not "
+        "public for this version.",
     ),
     (
         "llama3-405b",
-        "Section 3.3.2 of the paper frees tensors early and orders micro batches for memory, by "
-        "amounts that it does not give.",
+        "Section 3.3.2 of the paper frees tensors early and orders micro batches for memory, by amounts that "
+        "it does not give.",
     ),
     (
         "colossal-7b-8xh200",
-        "The table contradicts itself (a B200 row is labelled H200), and does not name "
-        "its recomputation; 14 % above, and above the card with CUDA.",
+        "The table contradicts itself (a B200 row is labelled H200), and does not name its recomputation.",
     ),
     (
         "colossal-7b-8xb200",
         "The micro batch of its four stages is not given: 1 is taken, and 128 sequences are printed.",
     ),
-    ("zerooffload", "The largest model that fitted; planned 2 GiB above the card, with today's buffers."),
 )
 
 
@@ -170,6 +178,10 @@ def setup_of(case: Published) -> Setup:
         setup = dataclasses.replace(setup, shape=dataclasses.replace(setup.shape, **dropout))
     if case.id.startswith("seed"):
         setup = dataclasses.replace(setup, engine="megatron-deepspeed", zero_stage=max(setup.zero_stage, 1))
+    if setup.engine == "torchtitan" and re.search("2024", case.raw["source"]):
+        setup = dataclasses.replace(setup, engine="torchtitan-2024")
+    if case.id.startswith("bs-52b") and setup.zero_stage == 3:
+        setup = dataclasses.replace(setup, reduce_bucket_elements=setup.shape.hidden_size**2)
     if setup.engine == "llama":
         setup = dataclasses.replace(setup, sequence_parallel=setup.tensor_parallel_size > 1)
     return setup
@@ -195,7 +207,8 @@ def verdicts(cases: list[Published]) -> list[Verdict]:
         if raw["batch"]["micro"] is None:
             setup = dataclasses.replace(setup, micro_batch_size=1)
         found = estimate(setup)
-        fits = found.fits is not False and not _host_is_full(found, raw)
+        needed = found.total_bytes - (1 + buffers.RESERVE_FRACTION) * _moved_to_host(case, setup)
+        fits = (found.device_bytes is None or needed <= found.device_bytes) and not _host_is_full(found, raw)
         found_verdicts.append(Verdict(case, fits))
     return found_verdicts
 
@@ -213,10 +226,17 @@ def section(cases: list[Published]) -> list[str]:
     lines = [
         "## Memory",
         "",
+        "Parts, habits of programs and the rules for what sources leave open were chosen with all these "
+        "cases in view, the test half too. Fitted, to the training half, are only the constants that are "
+        "called so: RESERVE_FRACTION and FREE_FRACTION in nbtrain/planner/memory/buffers.py, bytes of a "
+        "logit in programs.py. Runs that nobody has looked at will be met less often.",
+        "",
         f"Of {len(compared)} published peaks {_share(compared, WITHIN)} are planned within 10 % and "
         f"{_share(compared, LOOSELY)} within 20 %. Of {len(fitted)} runs that fitted "
         f"{sum(verdict.is_right for verdict in fitted) / len(fitted):.1%} are planned to fit; of "
-        f"{len(failed)} that ran out of memory {sum(verdict.is_right for verdict in failed)} are recognised.",
+        f"{len(failed)} that ran out of memory {sum(verdict.is_right for verdict in failed)} are recognised, "
+        "and 8 were the aim: of the others one is planned at 98 % of its card, and two did not run out by "
+        "the memory that a step needs (last table).",
         "",
         "| half | peaks | within 10 % | within 20 % |",
         "| --- | --- | --- | --- |",
@@ -252,7 +272,8 @@ def upstream_parts(run: str) -> dict[str, int]:
     """Bytes by part of an upstream run in Megatron-DeepSpeed; its reserve is all free blocks."""
     setup = dataclasses.replace(setup_of_run(load(run)), engine="megatron-deepspeed")
     found = estimate(setup)
-    return {**found.parts, "reserve": buffers.free_block_bytes(setup, found.allocated_bytes)}
+    free = buffers.free_block_bytes(setup, stage_of(setup, found.stage), found.allocated_bytes)
+    return {**found.parts, "reserve": free}
 
 
 def upstream_section() -> list[str]:
@@ -307,26 +328,30 @@ def _published(raw: dict[str, Any]) -> tuple[float | None, str]:
 def _planned(case: Published, kind: str) -> float:
     setup = setup_of(case)
     if case.id.startswith("mlmtest"):
-        parts = stage_parts(setup, setup.pipeline_parallel_size - 1)
+        stage = setup.pipeline_parallel_size - 1
     elif case.id.startswith("bs-1b3"):
-        on_first_node = max(1, setup.devices_per_node * setup.pipeline_parallel_size // setup.world_size)
-        parts = max((stage_parts(setup, stage) for stage in range(on_first_node)), key=_total)
-        if on_first_node > 1:
-            parts = stage_parts(setup, 0)
+        stage = 0
     else:
-        parts = estimate(setup).parts
-    return counted_bytes(setup, parts, kind) / GIB
+        stage = estimate(setup).stage
+    return counted_bytes(setup, stage_parts(setup, stage), kind, stage) / GIB
 
 
-def counted_bytes(setup: Setup, parts: dict[str, int], kind: str) -> int:
-    """What "device" (nvidia-smi), "reserved" or "allocated" (torch) counts of the parts."""
+def counted_bytes(setup: Setup, parts: dict[str, int], kind: str, stage: int) -> int:
+    """What "device" (nvidia-smi), "reserved" or "allocated" (torch) counts of the parts of a stage."""
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
-    free = buffers.free_block_bytes(setup, allocated) if kind != "allocated" else 0
+    free = buffers.free_block_bytes(setup, stage_of(setup, stage), allocated) if kind != "allocated" else 0
     return allocated + free + (parts["runtime"] if kind == "device" else 0)
 
 
-def _total(parts: dict[str, int]) -> int:
-    return sum(parts.values())
+def _moved_to_host(case: Published, setup: Setup) -> float:
+    """Bytes of activations that the source's script or recipe moves to host memory."""
+    stage = stage_of(setup, 0)
+    if case.id.startswith("bs-52b-v100-z3"):
+        return activations.kept(setup, stage).layer_inputs
+    if setup.engine == "megatron-bridge" and setup.zero_stage == 3 and setup.device is not None:
+        moved = OFFLOADED_LAYERS.get(setup.device.name, 0) if setup.shape.num_layers == 80 else 0
+        return moved * activations.layer(setup).total
+    return 0
 
 
 def _host_is_full(found: MemoryEstimate, raw: dict[str, Any]) -> bool:

@@ -13,19 +13,19 @@ VERDICTS = plan_memory.verdicts(CASES)
 
 
 def test_four_of_five_published_peaks_are_met():
-    """Within 10 %; the constants of programs were read or fitted in the training half alone."""
+    """Within 10 % and 20 %; constants were read, assumed, or fitted to the training half alone."""
     assert len(PEAKS) == 83
     assert plan_memory.share_within(PEAKS, 0.1) >= 0.8
-    assert plan_memory.share_within(PEAKS, 0.2) >= 0.93
+    assert plan_memory.share_within(PEAKS, 0.2) >= 0.95
     test = [peak for peak in PEAKS if peak.case.source.half == "test"]
     assert plan_memory.share_within(test, 0.1) >= 0.6
-    assert plan_memory.share_within(test, 0.2) >= 0.8
+    assert plan_memory.share_within(test, 0.2) >= 0.9
 
 
 def test_whether_a_run_fits():
     fitted = [verdict.is_right for verdict in VERDICTS if verdict.case.fits]
     failed = [verdict.is_right for verdict in VERDICTS if not verdict.case.fits]
-    assert sum(fitted) / len(fitted) >= 0.94
+    assert sum(fitted) / len(fitted) >= 0.95
     assert (sum(failed), len(failed)) == (6, 9)
 
 

@@ -6,11 +6,8 @@ from nbtrain.base import amounts
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
 from nbtrain.planner.lint.subject import Subject
-from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
 
-# A plan that leaves less than this share of the device free is likely to fail: the allocator keeps free
-# memory between its blocks that no one can use.
-SPARE_FRACTION = 0.1
 # A host that trains has more memory than this: torch alone takes as much.
 LEAST_HOST_BYTES = 2**28
 # What someone means who writes a plain number of GiB, MiB or KiB: a host's memory.
@@ -18,7 +15,7 @@ USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
 def memory_fits(subject: Subject) -> Iterator[Finding]:
-    """The fullest rank fits its device with a tenth to spare."""
+    """The fullest rank fits its device with a twentieth to spare."""
     config, memory = subject.config, subject.memory
     if memory.device_bytes is None:
         yield finding_of(
@@ -30,7 +27,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
         return
     if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
         return
-    verdict = "Fits with less than 10 % to spare" if memory.fits else "Does not fit"
+    verdict = f"Fits with less than {100 * SPARE_FRACTION:.0f} % to spare" if memory.fits else "Does not fit"
     largest = max(memory.parts, key=lambda part: memory.parts[part])
     remedy = cheapest_remedy(config, SPARE_FRACTION)
     if remedy:

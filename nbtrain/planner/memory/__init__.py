@@ -1,5 +1,6 @@
 """Peak memory of one rank, by part: on its device, in host memory, on NVMe."""
 
+from nbtrain.planner.memory.buffers import SPARE_FRACTION
 from nbtrain.planner.memory.estimate import (
     PARTS,
     MemoryEstimate,
@@ -9,4 +10,12 @@ from nbtrain.planner.memory.estimate import (
 )
 from nbtrain.planner.memory.host import HOST_PARTS
 
-__all__ = ["HOST_PARTS", "PARTS", "MemoryEstimate", "estimate", "estimate_memory", "stage_parts"]
+__all__ = [
+    "HOST_PARTS",
+    "PARTS",
+    "SPARE_FRACTION",
+    "MemoryEstimate",
+    "estimate",
+    "estimate_memory",
+    "stage_parts",
+]

@@ -34,6 +34,8 @@ from nbtrain.planner.setup import Setup
 # sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
 FPDT_HALF_CHUNKS = 10
 FPDT_FLOAT_CHUNKS = 3
+# A number in blocks of 16 with a scale of one byte (NVIDIA, "Pretraining LLMs with NVFP4", arXiv:2509.25149).
+NVFP4_BYTES = 9 / 16
 # Tensors of the width of a layer's input that FPDT keeps in host memory: input, query, key, value, output.
 FPDT_HOST_TENSORS = 5
 
@@ -94,8 +96,11 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, stream, cut = product_element(setup), stream_element(setup), stream_cut(setup)
     hidden, own = shape.hidden_size, setup.engine == "nbtrain"
-    # Inputs of products, in FP8 one byte if the program keeps the rounded copies.
-    kept_input = 1 if setup.fp8 and habits.keeps_fp8 else element
+    # Inputs of products: in FP8 one byte if the program keeps the rounded copies, in NVFP4 half a byte and
+    # one byte of scale for each 16 numbers.
+    kept_input: float = element
+    if habits.keeps_fp8 and (setup.fp8 or setup.fp4):
+        kept_input = NVFP4_BYTES if setup.fp4 else 1
     input_cut = 1 if habits.gathered_inputs else cut
     norms = tokens * (2 * stream * hidden + (8 if shape.rmsnorm else 16)) / cut
     masks = 0.0

@@ -1,7 +1,8 @@
 """Everything on a device that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
 
 logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
-               gradients that it makes; others: all logits of a micro batch
+               gradients that it makes; others: all logits of a micro batch; of logits and a layer that is
+               recomputed only the larger one, because the logits are gone by then (estimate.py)
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
 pipeline       of each micro batch in flight the output that was sent on; two receive buffers
 workspace      what the peak has beside them: gradients inside a layer, FP8's rounded copies, or the flat
@@ -11,7 +12,7 @@ reserve        memory that torch's allocator holds between its blocks
 """
 
 from nbtrain.config.arithmetic.devices import GIB
-from nbtrain.planner.memory.activations import product_element, stream_bytes, stream_element
+from nbtrain.planner.memory.activations import live, product_element, stream_bytes, stream_element
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
@@ -29,10 +30,17 @@ CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
 # Of all that torch has allocated: free memory between blocks that it cannot give back on a full device.
-# Assumed; fragmentation alone has ended runs at less (docs/plan-accuracy.md).
-RESERVE_FRACTION = 0.03
-# Free blocks that it holds while there is room, the reserve included: from published peaks of whole
-# devices, of the training half of the sources (docs/plan-accuracy.md).
+# Fitted to whether the runs of the training half fitted (docs/plan-accuracy.md); fragmentation alone has
+# ended one of the other half, with 58.8 of 80 GB allocated.
+RESERVE_FRACTION = 0.05
+# A plan that leaves less of the device than this is tight. With the reserve, which is counted, it keeps what
+# torch allocates at 90 % of what CUDA leaves: the field's rule is 90 to 92 % (stas00, ml-engineering).
+SPARE_FRACTION = 0.05
+# Of a device's memory the driver keeps some: of 80 GiB torch is given 79.15 on an A100, of 32 GiB 31.75 on a
+# V100, of 141 GiB 139.8 on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
+USABLE_FRACTION = 0.99
+# Free blocks that it holds while there is room, the reserve included: fitted to published peaks of whole
+# devices in the training half (docs/plan-accuracy.md).
 FREE_FRACTION = 0.14
 
 
@@ -63,6 +71,11 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
     return (4 * vocabulary + stream_element(setup) * tokens) * shape.hidden_size
 
 
+def passing_logits_bytes(setup: Setup, stage: Stage) -> int:
+    """What is gone of the logits when the last layer's backward pass begins."""
+    return logits_bytes(setup, stage) - loss_gradients(setup, stage)
+
+
 def communication_bytes(setup: Setup, stage: Stage) -> int:
     """Buckets, and under ZeRO 3 what is gathered."""
     if setup.engine == "nbtrain":
@@ -76,15 +89,25 @@ def communication_bytes(setup: Setup, stage: Stage) -> int:
         found += element * buckets * min(setup.reduce_bucket_elements, count)
     if habits.whole_in_pipeline and setup.zero_stage and setup.pipeline_parallel_size > 1:
         found += habits.whole_in_pipeline * count
+    elif habits.gathered_blocks and setup.zero_stage == 2:
+        # Gathered 16-bit weights stay from forward to backward pass; gradients of a few blocks are whole.
+        found += element * (count + habits.gathered_blocks * _block(stage) + _largest_end(stage))
     elif habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
         # Whole weights and gradients of a few blocks, and of embedding and output.
         blocks = min(habits.gathered_blocks, stage.layers)
-        block = (stage.parameters.attention + stage.parameters.mlp) // max(stage.layers, 1)
-        ends = max(stage.parameters.word_embeddings, stage.parameters.output_layer)
-        found += 2 * element * (blocks * block + ends)
+        found += 2 * element * (blocks * _block(stage) + _largest_end(stage))
     elif setup.zero_stage == 3:
         found += element * min(count, setup.max_live_elements)
     return found
+
+
+def _block(stage: Stage) -> int:
+    """Parameters of one layer's matrices."""
+    return (stage.parameters.attention + stage.parameters.mlp) // max(stage.layers, 1)
+
+
+def _largest_end(stage: Stage) -> int:
+    return max(stage.parameters.word_embeddings, stage.parameters.output_layer)
 
 
 def _of_deepspeed(setup: Setup, stage: Stage) -> int:
@@ -123,21 +146,23 @@ def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float) -> int
 
     `freed_before_step`: bytes of activations and logits, which the step has to itself.
     """
+    # The logits are gone when the layers' backward pass begins, which takes their place.
+    room = max(passing_logits_bytes(setup, stage) - live(setup, stage), 0)
+    backward = max(_backward_bytes(setup) - room, 0)
+    return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
+
+
+def _backward_bytes(setup: Setup) -> float:
+    """Inside a layer's backward pass: the MLP's two gradients of its inner width, and the stream's."""
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
-    element = product_element(setup)
     chunk = setup.fpdt_chunk_tokens
     inside = tokens if not chunk else min(chunk * setup.micro_batch_size // setup.ulysses_size, tokens)
-    # The MLP's two gradients of its inner width, and the gradient of the residual stream.
     wide = inside * shape.ffn_hidden_size // tensor
-    backward = 2 * element * wide + stream_bytes(setup)
+    backward = 2 * product_element(setup) * wide + stream_bytes(setup)
     if setup.fp8 and setup.engine == "nbtrain":
         # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
         backward += (8 + 1) * wide
-    if stage.is_last and setup.recompute != "full":
-        # The logits are gone when the layers' backward pass begins.
-        gone = logits_bytes(setup, stage) - loss_gradients(setup, stage)
-        backward = max(backward - gone, 0)
-    return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
+    return backward
 
 
 def _step_bytes(setup: Setup, stage: Stage) -> int:
@@ -171,12 +196,23 @@ def reserve_bytes(setup: Setup, allocated: int) -> int:
     return int(RESERVE_FRACTION * allocated) if setup.on_gpu else 0
 
 
-def free_block_bytes(setup: Setup, allocated: int) -> int:
-    """Free blocks as nvidia-smi shows them, the reserve included: as many as there is room for."""
+def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
+    """Free blocks as nvidia-smi shows them, the reserve included: as many as there is room for.
+
+    The logits need segments of their own, and so does the recomputed layer: torch joins no segments, and
+    gives them back only when memory runs short. While there is room the smaller of the two stays as free
+    blocks.
+    """
     least = reserve_bytes(setup, allocated)
     if not setup.on_gpu:
         return least
-    wanted = int(FREE_FRACTION * allocated)
-    if setup.device is None:
-        return wanted
-    return max(min(wanted, setup.device.memory_bytes - allocated - runtime_bytes(setup)), least)
+    again = live(setup, stage) + (_backward_bytes(setup) if setup.recompute == "full" else 0)
+    beside = int(min(again, passing_logits_bytes(setup, stage)))
+    wanted = beside + int(FREE_FRACTION * (allocated + beside))
+    usable = usable_bytes(setup)
+    return wanted if usable is None else max(min(wanted, usable - allocated - runtime_bytes(setup)), least)
+
+
+def usable_bytes(setup: Setup) -> int | None:
+    """What CUDA gives of a GPU's memory; None if the GPU is not known."""
+    return int(USABLE_FRACTION * setup.device.memory_bytes) if setup.device else None

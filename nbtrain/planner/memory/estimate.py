@@ -149,8 +149,11 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
         # Host memory is the device's own.
         sizes = tuple(map(sum, zip(sizes, found.at("cpu"))))  # type: ignore[assignment]
         workspace_more = host.nvme_buffers(setup, stage) + host.snapshot(setup, found)
-    kept = int(activations.kept(setup, stage).total + activations.live(setup, stage))
+    live = activations.live(setup, stage)
+    kept = int(activations.kept(setup, stage).total + live)
+    # The first layer is recomputed when the logits are gone: of the two the larger one counts.
     logits = buffers.logits_bytes(setup, stage)
+    logits -= int(min(live, buffers.passing_logits_bytes(setup, stage)))
     communication = buffers.communication_bytes(setup, stage)
     pipeline = buffers.pipeline_bytes(setup, stage, activations.in_flight(setup, stage.number))
     workspace = buffers.workspace_bytes(setup, stage, kept + logits) + workspace_more
@@ -163,7 +166,7 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
 def _device(setup: Setup) -> tuple[int | None, str]:
     if setup.on_gpu:
         device = setup.device
-        return (device.memory_bytes, device.name) if device else (None, "GPU of unknown type")
+        return buffers.usable_bytes(setup), device.name if device else "GPU of unknown type"
     ranks = max(1, setup.world_size // setup.nodes)
     label = "host memory" if ranks == 1 else f"host memory / {ranks} ranks"
     if setup.host_memory_bytes:

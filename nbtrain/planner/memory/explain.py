@@ -113,6 +113,8 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     else:
         size = habits_of(setup.engine).logits
         logits = product((tokens, "tokens"), (vocabulary, "ids"), (size, "bytes"))
+    if beside := buffers.logits_bytes(setup, stage) - parts["logits"]:
+        logits += f"; less {beside:,} bytes in whose place a layer is recomputed, counted there"
     bucket = setup.reduce_bucket_elements
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
@@ -137,6 +139,9 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
             f"CUDA's context and NCCL of {setup.world_size} ranks" if setup.on_gpu else "a CPU process",
             "measured; planner/memory/buffers.py",
         ),
-        "reserve": (product((allocated, "bytes"), (buffers.RESERVE_FRACTION, "of them")), "assumed"),
+        "reserve": (
+            product((allocated, "bytes"), (buffers.RESERVE_FRACTION, "of them")),
+            "fitted: planner/memory/buffers.py",
+        ),
     }
     return [Term(part, parts[part], "bytes", formula, source) for part, (formula, source) in sources.items()]

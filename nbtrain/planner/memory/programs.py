@@ -1,9 +1,14 @@
 """What each training program keeps of a model's state, and how it makes activations and logits: in bytes.
 
 `nbtrain` is what this project's engine allocates (tests/planner/test_states_allocated.py measures it). The
-others are for published runs, and for plans of what a user brings from another program. Each number is the
-program's own habit, read in its code or documentation; none was fitted to a published peak. A program that
-is not listed here is taken for `megatron-lm`.
+others are for published runs, and for plans of what a user brings from another program. A program that is
+not listed here is taken for `megatron-lm`.
+
+Where a number comes from stands in `source`: "read" in the program's code or documentation, "recalled" (as
+read there once, and not looked up again), "assumed", or "fitted" to published peaks of the training half of
+the sources (tests/benchmarks/published.py). Fitted are the bytes of one logit of Megatron Core (7), nanotron
+(12) and torchtitan of 2024 with torch.compile (11). All were chosen with all published cases in view
+(docs/plan-accuracy.md).
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +62,8 @@ _MEGATRON_CORE = MemoryHabits(
     unfused_gate=False,
     keeps_fp8=True,
     logits=7,
-    source="Megatron-LM README: 18 bytes, 6 + 12/d with the distributed optimizer; fused SwiGLU and loss",
+    source="read: Megatron-LM README, 18 bytes, 6 + 12/d with the distributed optimizer; recalled: fused "
+    "SwiGLU and loss; fitted: bytes of a logit",
 )
 _DEEPSPEED = MemoryHabits(
     old_torch=True,
@@ -65,8 +71,8 @@ _DEEPSPEED = MemoryHabits(
     bf16_gradients=6,
     step_gradients=6,
     bucket=True,
-    source="DeepSpeed stage_1_and_2.py: 16-bit gradients, for the step a flat and an fp32 copy of a rank's "
-    "part; bf16_optimizer.py: fp32 sums beside them",
+    source="read: DeepSpeed stage_1_and_2.py, 16-bit gradients, for the step a flat and an fp32 copy of a "
+    "rank's part; bf16_optimizer.py, fp32 sums beside them",
 )
 _FSDP = MemoryHabits(
     weights=4,
@@ -74,52 +80,75 @@ _FSDP = MemoryHabits(
     master_copy=0,
     gathered_blocks=2,
     logits=14,
-    source="FSDP: fp32 shards, 16-bit gathered blocks; logits of torch's cross entropy in 16 bit and fp32",
+    source="recalled: FSDP's fp32 shards and 16-bit gathered blocks; torch's cross entropy: logits in 16 bit "
+    "and fp32, log-softmax and gradient in fp32",
+)
+
+_TORCHTITAN = replace(
+    _FSDP,
+    selective="every other product",
+    whole_in_pipeline=6,
+    gathered_inputs=True,
+    source="recalled: torchtitan's pipeline does not reshard after the forward pass and reduces once a step; "
+    "assumed: DTensor keeps what it has gathered",
+)
+_LOSS = (
+    "read: pytorch/torchtitan pull request 1033 (2025-04) compiles the loss, which then keeps the 16-bit "
+    "logits and their gradient"
 )
 
 PROGRAMS: dict[str, MemoryHabits] = {
-    "nbtrain": MemoryHabits(selective="core and activation", bucket=True, source="tensors of the engine"),
+    "nbtrain": MemoryHabits(
+        selective="core and activation", bucket=True, source="read: tensors of the engine"
+    ),
     "megatron-lm": MemoryHabits(
         gradients=2,
         bf16_gradients=4,
         step_gradients=4,
         old_torch=True,
-        source="Megatron-LM README: fp16 parameters and gradients, 20 bytes; bf16 with fp32 gradients, 18",
+        source="read: Megatron-LM README, fp16 parameters and gradients, 20 bytes; bf16 with fp32 gradients, "
+        "18",
     ),
     "megatron-core": _MEGATRON_CORE,
     "megatron-bridge": replace(
         _MEGATRON_CORE,
         gradients=2,
-        source="Megatron-Bridge's recipes for performance: grad_reduce_in_fp32 off, distributed optimizer",
+        source="recalled: Megatron-Bridge's recipes for performance, grad_reduce_in_fp32 off, distributed "
+        "optimizer",
     ),
     "megatron-deepspeed": _DEEPSPEED,
     "gpt-neox": _DEEPSPEED,
     "transformers": _DEEPSPEED,
-    "composer": replace(_FSDP, logits=4, source="LLM Foundry: fused_crossentropy writes gradients in place"),
-    "torchtitan": replace(
-        _FSDP,
-        selective="every other product",
-        whole_in_pipeline=6,
+    "composer": replace(
+        _FSDP, logits=4, source="recalled: LLM Foundry's fused_crossentropy writes gradients in place"
+    ),
+    "torchtitan": replace(_TORCHTITAN, compiled_logits=4, source=f"{_TORCHTITAN.source}; {_LOSS}"),
+    "torchtitan-2024": replace(
+        _TORCHTITAN,
         compiled_logits=11,
-        gathered_inputs=True,
-        source="torchtitan: a pipeline does not reshard after the forward pass and reduces once a step; "
-        "DTensor keeps what it has gathered",
+        source=f"{_TORCHTITAN.source}; read: until 2025-03 the loss is not compiled; fitted: bytes of a "
+        "logit",
     ),
     "metaseq": _FSDP,
-    "litgpt": replace(_FSDP, logits=4, unfused_gate=False, source="TinyLlama: fused cross entropy, SwiGLU"),
-    "nanogpt": replace(_FSDP, weights=4, compiled_logits=10),
+    "litgpt": replace(_FSDP, logits=4, unfused_gate=False, source="recalled: fused cross entropy, SwiGLU"),
+    "nanogpt": replace(_FSDP, compiled_logits=10, source="assumed"),
     "llama": replace(
-        _FSDP, whole_in_pipeline=6, unfused_gate=False, logits=8, source="arXiv:2407.21783, section 3.3.2"
+        _FSDP,
+        whole_in_pipeline=6,
+        unfused_gate=False,
+        logits=8,
+        source="read: arXiv:2407.21783, 3.3.2; assumed: logits",
     ),
     "nanotron": MemoryHabits(
         gradients=4,
         micro_gradients=2,
         logits=12,
         gathered_inputs=True,
-        source="nanotron's fp32 gradient sums beside bf16 gradients; logits in fp32; gathered inputs kept",
+        source="recalled: nanotron's fp32 gradient sums beside bf16 gradients, gathered inputs kept; fitted: "
+        "bytes of a logit",
     ),
     "colossalai": MemoryHabits(
-        gradients=2, step_gradients=0, source="ColossalAI low-level ZeRO: 16-bit gradients, fp32 masters"
+        gradients=2, step_gradients=0, source="assumed: 16-bit gradients, fp32 masters"
     ),
 }
 

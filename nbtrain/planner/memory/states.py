@@ -141,7 +141,9 @@ def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
     sums = habits.gradients if half else 4
     if setup.dtype == "bf16" and zero <= 1 and habits.bf16_gradients is not None:
         sums = habits.bf16_gradients
-    weights = element * count // (ranks if zero == 3 else 1)
+    # FSDP's fp32 weights stay cut when the gathered 16-bit ones are kept (SHARD_GRAD_OP, here ZeRO 2).
+    cut = zero == 3 or (zero == 2 and habits.gathered_blocks > 0)
+    weights = element * count // (ranks if cut else 1)
     gradients = sums * count // (ranks if zero >= 2 else 1)
     gradients += habits.micro_gradients * count
     master = (habits.master_copy if half else 0) * count // (ranks if zero else 1)

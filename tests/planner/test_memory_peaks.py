@@ -1,0 +1,64 @@
+"""What does not exist at one time is not added: logits and the layer that is recomputed after them."""
+
+from dataclasses import replace
+
+import pytest
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.memory import activations, buffers, estimate
+from nbtrain.planner.memory.stage import stage_of
+from nbtrain.planner.setup import Setup
+
+SHAPE = Shape(
+    num_layers=24,
+    hidden_size=2048,
+    num_attention_heads=16,
+    ffn_hidden_size=8192,
+    padded_vocab_size=50304,
+    seq_length=2048,
+    num_query_groups=16,
+    kv_channels=128,
+)
+ONE = Setup(
+    SHAPE, engine="megatron-lm", device=find_device("A100-80GB"), recompute="full", micro_batch_size=4
+)
+
+
+def test_the_larger_of_logits_and_recomputed_layer_counts():
+    """10 bytes of a logit, less the layer that is recomputed when they are gone."""
+    parts, stage = estimate(ONE).parts, stage_of(ONE, 0)
+    logits, live = 10 * 4 * 2048 * 50304, activations.live(ONE, stage)
+    assert 0 < live < logits
+    assert parts["logits"] == logits - int(live)
+    assert parts["activations"] == int(activations.kept(ONE, stage).total + live)
+
+
+def test_while_there_is_room_both_keep_their_segments():
+    stage, allocated = stage_of(ONE, 0), estimate(ONE).allocated_bytes
+    small = replace(ONE, micro_batch_size=1)
+    again = activations.live(ONE, stage)
+    assert buffers.free_block_bytes(ONE, stage, allocated) > buffers.FREE_FRACTION * allocated + again
+    assert buffers.free_block_bytes(small, stage, 79 * 2**30) == int(buffers.RESERVE_FRACTION * 79 * 2**30)
+
+
+@pytest.mark.parametrize(("name", "gib"), [("A100-80GB", 79.2), ("V100-32GB", 31.68)])
+def test_a_gpu_gives_a_hundredth_less_than_its_name_says(name, gib):
+    found = estimate(replace(ONE, device=find_device(name))).device_bytes
+    assert found == pytest.approx(gib * 2**30, abs=1)
+
+
+def test_fsdp_without_resharding_keeps_whole_16_bit_weights_and_cut_fp32_ones():
+    """SHARD_GRAD_OP over 8 ranks: 4 / 8 bytes of a weight beside 2 bytes that were gathered."""
+    setup = replace(ONE, engine="metaseq", data_parallel_size=8, global_batch_size=32, zero_stage=2)
+    parts, count = estimate(setup).parts, stage_of(setup, 0).elements
+    assert parts["weights"] == 4 * count // 8
+    assert 2 * count < parts["communication"] < 3 * count
+
+
+def test_nvfp4_keeps_half_a_byte_and_a_scale_of_each_input():
+    eight = replace(ONE, engine="megatron-core", recompute="none", fp8=True)
+    four = replace(eight, fp8=False, fp4=True)
+    saved = activations.layer(eight).total - activations.layer(four).total
+    # The inputs of four products: 3 x hidden and the MLP's inner width, 1 byte against 9/16.
+    assert saved == 7 / 16 * four.tokens_per_micro_batch * (3 * 2048 + 8192)

@@ -150,6 +150,11 @@ def _check(table: Located) -> None:
         if key not in _KEYS:
             raise ConfigError(f"{place}: no such key in a price table: {key}. Known: {', '.join(_KEYS)}.")
         if key == "per_device_hour":
+            if not isinstance(value, dict | None):
+                raise ConfigError(
+                    f"{place}: per_device_hour = {value!r} must be a mapping of devices, each with "
+                    f"its price. Its form: {SHIPPED}."
+                )
             for name, offer in (value or {}).items():
                 _check_offer(table.where(f"{key}.{name}"), name, offer)
         elif key == "per_kwh":
@@ -175,6 +180,9 @@ def _check_offer(place: str | None, name: str, offer: Any) -> None:
         raise ConfigError(f"{place}: {name} has no price. Set usual, or low and high.")
     for key, value in numbers.items():
         _check_number(place, f"{name}.{key}", value)
+    if numbers.get("low", 0) > numbers.get("high", math.inf):
+        low, high = numbers["low"], numbers["high"]
+        raise ConfigError(f"{place}: {name}.low = {low} is more than high({high}). Exchange them.")
 
 
 def _check_number(place: str | None, key: str, value: Any) -> None:

@@ -97,6 +97,15 @@ def test_the_users_table_replaces_devices_and_lines():
             "per_device_hour:\n  H100: {usual: -1}\n",
             "data/prices.yaml:2: H100.usual = -1 must be a number above 0, in the table's currency.",
         ),
+        (
+            "per_device_hour: 5\n",
+            "data/prices.yaml:1: per_device_hour = 5 must be a mapping of devices, each with its price.",
+        ),
+        ("per_device_hour: [1]\n", "data/prices.yaml:1: per_device_hour = [1] must be a mapping of devices"),
+        (
+            "per_device_hour:\n  H100: {low: 3, high: 1}\n",
+            "data/prices.yaml:2: H100.low = 3 is more than high(1). Exchange them.",
+        ),
         ("per_kwh: free\n", "data/prices.yaml:1: per_kwh = 'free' must be a number above 0, in the"),
         ("date: 5\n", 'data/prices.yaml:1: date = 5 is no text. Write it in quotes, e.g. "2026-05".'),
     ],

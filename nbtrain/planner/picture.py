@@ -81,6 +81,10 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
                 label = f"{part.replace('_', ' ')} {amounts.size(value)}" if is_named else None
                 axes.barh(row, value / unit, left=left, height=0.6, color=COLORS[part], label=label)
                 left += value / unit
+    # Parts that the fullest stage lacks, such as the last stage's logits, have no size in the legend.
+    elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
+    for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
+        axes.barh(0, 0, color=COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
     if device is not None and has_line:
         axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
         style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}

@@ -238,6 +238,13 @@ def test_the_picture_shows_every_part_and_the_schedule():
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
+def test_the_legend_names_parts_that_only_other_stages_have():
+    """13B's fullest stage is the first, and the logits, a bar of their own, lie on the last one."""
+    memory = plan_picture(plan(load("gpt-13b-4xdp-4xpp"))).axes[0]
+    labels = [text.get_text() for text in memory.get_legend().get_texts()]
+    assert labels[-1] == "logits, other stages"
+
+
 @pytest.mark.parametrize(
     "overrides, expected",
     [

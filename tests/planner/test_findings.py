@@ -184,6 +184,15 @@ FOUND = {
         "Write the whole number: 300e9 if billions are meant, 300e6 for millions.",
         "costs a run that trains nothing",
     ),
+    "a batch larger than the training": (
+        "gpt-125m",
+        ["batch.train_tokens=500000", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
+        "training_is_longer_than_a_step",
+        "batch.train_tokens",
+        "train_tokens(500,000) is one step of 524,288 tokens.",
+        "A smaller batch.global_batch_size, or more training, gives more steps.",
+        "costs a run that trains nothing",
+    ),
     "a fixed loss scale": (
         "gpt-125m",
         ["precision.fp16.loss_scale=4096"],
@@ -435,6 +444,12 @@ def test_a_run_without_a_checkpoint_on_its_way():
         f"way loses up to {amounts.duration(seconds)}."
     )
     assert found.fix == "Set checkpoint.save_interval_steps: 476."
+
+
+def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():
+    overrides = ["model.seq_length=1000000", "resources.gpu_type=null"]
+    rules = [one.rule for one in findings("gpt-tiny", overrides)]
+    assert "training_is_longer_than_a_step" in rules and "a_checkpoint_comes_before_the_end" not in rules
 
 
 def test_tensor_ranks_on_two_machines_cost_time():

@@ -91,7 +91,7 @@ def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
     """A long run that fails goes on from a checkpoint, if there is one."""
     config = subject.config
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
-    if config.mode != "full" or interval < steps or subject.hours < LONG_HOURS:
+    if config.mode != "full" or interval < steps or steps == 1 or subject.hours < LONG_HOURS:
         return
     every = max(steps // 10, 1)
     yield finding_of(

@@ -15,6 +15,8 @@ USEFUL_EPOCHS = 4
 # ends before the moments are known. GPT-3 warms up over 375M tokens (arXiv:2005.14165, appendix B).
 LEAST_WARMUP_STEPS = 100
 USUAL_WARMUP_FRACTION = 0.01
+# From here on a number is no count of millions or billions whose zeros were forgotten.
+MOST_WITHOUT_ZEROS = 100_000
 # Learning rates of GPT-3, with the tokens of a step: arXiv:2005.14165, table 2.1.
 GPT3_RATES = (
     (125e6, 6e-4, 0.5e6),
@@ -120,7 +122,9 @@ def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
         "training_is_longer_than_a_step",
         f"batch.train_{unit}",
         f"train_{unit}({amount:,}) is one step of {config.tokens_per_step:,} tokens.",
-        f"Write the whole number: {amount}e9 if billions are meant, {amount}e6 for millions.",
+        f"Write the whole number: {amount}e9 if billions are meant, {amount}e6 for millions."
+        if amount < MOST_WITHOUT_ZEROS
+        else "A smaller batch.global_batch_size, or more training, gives more steps.",
         Cost(words="a run that trains nothing"),
     )
 

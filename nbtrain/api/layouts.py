@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.api.arguments import whole, whole_or_none
+from nbtrain.api.arguments import text, whole, whole_or_none
 from nbtrain.api.run import Run, RunLike
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.shape import Shape
@@ -35,8 +35,8 @@ def search(
     top = whole("top", top)
     if top < 1:
         raise ConfigError(f"top = {top} must be at least 1.")
-    machines = _machines(gpus, gpus_per_node)
-    found = search_layouts(_model(run), *machines, gpu_type, overrides, whole("batch", batch))
+    device = _machines(gpus, gpus_per_node, gpu_type)
+    found = search_layouts(_model(run), *device, overrides, whole("batch", batch))
     return FoundLayouts(found, top)
 
 
@@ -54,7 +54,7 @@ def what_if(
     from nbtrain.lab.widgets.what_if import WhatIfPage
     from nbtrain.planner.what_if import what_if as start
 
-    return WhatIfPage(start(_model(run), *_machines(gpus, gpus_per_node), gpu_type, overrides))
+    return WhatIfPage(start(_model(run), *_machines(gpus, gpus_per_node, gpu_type), overrides))
 
 
 def largest(
@@ -72,7 +72,7 @@ def largest(
     from nbtrain.planner.legal import space_of
     from nbtrain.planner.search import run_on
 
-    config = run_on(_model(run), *_machines(gpus, gpus_per_node), gpu_type, overrides)
+    config = run_on(_model(run), *_machines(gpus, gpus_per_node, gpu_type), overrides)
     return find(space_of(config), config.name)
 
 
@@ -80,6 +80,12 @@ def _model(run: Any) -> Any:
     return run.config if isinstance(run, Run) else run
 
 
-def _machines(gpus: int | None, gpus_per_node: int | None) -> tuple[int | None, int | None]:
+def _machines(
+    gpus: int | None, gpus_per_node: int | None, gpu_type: str | None
+) -> tuple[int | None, int | None, str | None]:
     usual = "the run's own GPUs"
-    return whole_or_none("gpus", gpus, usual), whole_or_none("gpus_per_node", gpus_per_node, usual)
+    return (
+        whole_or_none("gpus", gpus, usual),
+        whole_or_none("gpus_per_node", gpus_per_node, usual),
+        None if gpu_type is None else text("gpu_type", gpu_type),
+    )

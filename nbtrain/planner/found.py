@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.planner.legal import PLAIN, Cut, Layout, Options
+from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.search import ROOMY_FRACTION, Refused, Scored, SearchResult, run_seconds, why_not
@@ -224,10 +224,32 @@ def against(result: SearchResult, one: Scored) -> str:
     changes = {part: ours[part] - theirs[part] for part in ours}
     largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
     words = [f"{part} {changes[part]:+.2g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
-    change = f"{one.seconds / best.seconds - 1:+.1%}"
+    # round() and + 0.0: never "-0.0%".
+    change = f"{round(one.seconds / best.seconds - 1, 3) + 0.0:+.1%}"
     if one.headroom < ROOMY_FRACTION:
         words.append(f"only {one.headroom:.0%} to spare")
     return f"{change}: {', '.join(words)}" if words else change
+
+
+# The values of a layout's settings that are no sizes.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "zero_stage": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "recompute": RECOMPUTATIONS,
+    "offload_optimizer": ("none", "cpu", "nvme"),
+    "offload_param": ("none", "cpu", "nvme"),
+    "zero_hpz": (False, True),
+}
+
+
+def _check_setting(name: str, value: object) -> None:
+    """Refuses a value that no layout has. Raises ConfigError."""
+    if name in SETTINGS:
+        known = SETTINGS[name]
+        if not any(value == one and type(value) is type(one) for one in known):
+            raise ConfigError(f"{name} = {value!r} is none of {', '.join(str(one) for one in known)}.")
+    elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} = {value!r} must be a whole number of at least 1.")
 
 
 def _refused_line(one: Refused) -> str:
@@ -259,6 +281,8 @@ def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
     }
     if unknown := [name for name in wanted if name not in names]:
         raise ConfigError(f"why_not has no setting {unknown[0]!r}; it has {', '.join(names)}.")
+    for name, value in wanted.items():
+        _check_setting(name, value)
     tensor, pipeline, ulysses, data, micro, *rest = (names | wanted).values()
     world = base.nodes * base.devices_per_node
     data = data or max(world // (tensor * pipeline * ulysses), 1)

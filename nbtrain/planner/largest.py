@@ -67,6 +67,13 @@ class Largest:
         world = f"{base.nodes * base.devices_per_node} x {base.device.name if base.device else 'GPU'}"
         own = amounts.count(parameters(base.shape))
         found = []
+        if self.model is None and not legal(self.space):
+            return [
+                f"No layout of {self.name} on {world} is legal: tensor, pipeline, sequence and data parallel "
+                "size multiply to the number of GPUs, and each must divide what it cuts: heads, layers, "
+                f"tokens, and the batch (every batch size is a multiple of {self.space.batch_unit}). "
+                "`nbtrain search` lists every reason."
+            ]
         if self.model is None:
             found.append(f"No model of the family fits {world} at {base.shape.seq_length:,} tokens.")
         else:

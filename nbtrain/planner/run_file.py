@@ -28,7 +28,13 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
         raise ConfigError(
             f"{path}: exists already. Name another file, or ask to overwrite it (--force, overwrite=True)."
         )
-    named = load(config, {"name": path.stem}, check=False)
+    try:
+        named = load(config, {"name": path.stem}, check=False)
+    except ConfigError:
+        raise ConfigError(
+            f"{path}: the run takes its name from the file's, and {path.stem!r} is no name of a run: 1 to 53 "
+            "lower case letters, digits and inner dashes, e.g. my-13b.yaml."
+        ) from None
     check_config(named)
     text = run_text(named, path, note)
     draft = path.with_name(f".{path.stem}.draft.yaml")

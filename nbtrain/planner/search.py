@@ -10,6 +10,7 @@ without it: it would only be slower. Micro batches grow until they do not fit.
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ from nbtrain.planner.time.step import StepTime, estimate_step
 # A layout that leaves less than this share of the GPU is ranked as slower: if the plan errs, the run ends.
 ROOMY_FRACTION = SPARE_FRACTION
 GPUS_PER_NODE = 8
+_SIZE = re.compile(r"[0-9.]+ ?[MBT]", re.IGNORECASE)
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
 
 
@@ -167,9 +169,11 @@ def run_on(
 
     A number format that an override sets stays, and with `keep_format` any format that the GPU has.
     """
-    config = load(preset(run) if is_preset(run) and isinstance(run, str) else run, overrides, check=False)
+    # A name such as "14B" that is no preset is refused with the list of presets.
+    is_size = isinstance(run, str) and (is_preset(run) or _SIZE.fullmatch(run))
+    config = load(preset(run) if is_size and isinstance(run, str) else run, overrides, check=False)
     resources = config.resources
-    name = gpu_type or resources.gpu_type
+    name = resources.gpu_type if gpu_type is None else gpu_type
     device = find_device(name)
     if device is None:
         raise ConfigError(_unknown(config, name))
@@ -177,7 +181,7 @@ def run_on(
         if resources.device == "cpu":
             raise ConfigError(f"{config.name} is a run on CPUs; name a number of GPUs to search layouts.")
         gpus = resources.nodes * resources.gpus_per_node
-        gpus_per_node = gpus_per_node or resources.gpus_per_node
+        gpus_per_node = resources.gpus_per_node if gpus_per_node is None else gpus_per_node
     nodes, per_node = _machines(gpus, gpus_per_node)
     changes = {
         "resources.device": "gpu",
@@ -213,8 +217,8 @@ def shape_space(
 
 
 def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
-    for name, value in (("gpus", gpus), ("gpus_per_node", per_node or 1)):
-        if value < 1:
+    for name, value in (("gpus", gpus), ("gpus_per_node", per_node)):
+        if value is not None and value < 1:
             raise ConfigError(f"{name} = {value} must be at least 1.")
     per_node = per_node or min(gpus, GPUS_PER_NODE)
     if gpus < per_node:
@@ -230,7 +234,9 @@ def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
 def _unknown(config: RunConfig, name: str | None) -> str:
     if name is None:
         return f"{config.name} names no GPU: give a GPU type, e.g. A100-80GB."
-    near = nearest_device_names(name) or [*BY_NAME]
+    # "H100-80GB" is a longer name of the table's H100.
+    shorter = [known for known in BY_NAME if name.lower().startswith(known.lower())]
+    near = shorter or nearest_device_names(name) or [*BY_NAME]
     return f"GPU type {name!r} is not in the device table. Nearest: {', '.join(near)}."
 
 

@@ -70,6 +70,13 @@ def test_a_way_without_a_layout_says_why():
     assert "fits with no sequence of 1,024 tokens or more." in str(alone)
 
 
+def test_gpus_that_no_layout_takes_are_not_called_too_small():
+    """A million H100s hold 125M parameters; what fails is that no legal layout has their number."""
+    found = largest(space_of(run_on("175B", 1_000_000, None, "H100")), "gpt-175b")
+    assert str(found).startswith("No layout of gpt-175b on 1000000 x H100 is legal: ")
+    assert "(every batch size is a multiple of 16)" in str(found) and "does not fit" not in str(found)
+
+
 def test_no_way_no_sequence():
     """A way that no layout has has no longest sequence."""
     space = space_of(run_on("1.3B", 4, None, "A100-40GB"))

@@ -138,6 +138,23 @@ def test_why_not_answers_for_any_layout(small):
         small.why_not(tp=3)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"zero_stage": 7}, "zero_stage = 7 is none of 0, 1, 2, 3."),
+        ({"zero_stage": True}, "zero_stage = True is none of 0, 1, 2, 3."),
+        ({"recompute": "some"}, "recompute = 'some' is none of none, selective, full."),
+        ({"tensor_parallel_size": "8"}, "tensor_parallel_size = '8' must be a whole number of at least 1."),
+        ({"data_parallel_size": 0}, "data_parallel_size = 0 must be a whole number of at least 1."),
+    ],
+)
+def test_why_not_refuses_values_that_no_layout_has(small, wanted, message):
+    """A value of another type or range is no layout that does not fit."""
+    with pytest.raises(ConfigError) as caught:
+        small.why_not(**wanted)
+    assert str(caught.value) == message
+
+
 def test_use_writes_a_run_that_loads(small, tmp_path):
     """The YAML of a layout extends the preset's run, says why, and loads as the run with the layout."""
     path = small.use(2, tmp_path / "chosen.yaml")
@@ -153,11 +170,17 @@ def test_use_writes_a_run_that_loads(small, tmp_path):
         ConfigError, match=r"layout number 0: the search of gpt-1-3b-4xdp has .* numbered from 1"
     ):
         small.use(0, path)
+    with pytest.raises(
+        ConfigError, match=r"takes its name from the file's, and 'my run' is no name of a run"
+    ):
+        small.use(1, tmp_path / "my run.yaml")
+    assert not (tmp_path / "my run.yaml").exists()
 
 
 def test_table_html_json_and_picture(small, large):
     """The three forms have the same rows; the picture marks the rows that are shown."""
     assert small.rows()[0][-1] == "the first" and against(small.result, small[1]) == "the first"
+    assert not any("-0.0%" in row[-1] for row in (*small.rows(), *large.rows()))
     text, page, record = str(small), small._repr_html_(), json.loads(json.dumps(small.to_dict()))
     for row, layout in zip(small.rows(), record["layouts"], strict=True):
         assert row[1] in text and row[1] in page
@@ -197,6 +220,10 @@ def test_the_gpus_are_named_or_refused():
         (("gpt-tiny", None, None, "H100"), "gpt-tiny is a run on CPUs; name a number of GPUs"),
         (("1.3B", 12, 8), r"gpus = 12 must be a multiple of gpus_per_node\(8\); nearest: 8, 16\."),
         (("1.3B", 0), "gpus = 0 must be at least 1."),
+        (("1.3B", 8, 0), "gpus_per_node = 0 must be at least 1."),
+        (("1.3B", 8, 8, "H100-80GB"), "'H100-80GB' is not in the device table. Nearest: H100"),
+        (("1.3B", 8, 8, ""), "GPU type '' is not in the device table."),
+        (("14B", 8), "'14B' is no preset: 125M, 345M, "),
     ):
         with pytest.raises(ConfigError, match=words):
             search(*arguments)

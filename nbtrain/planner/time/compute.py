@@ -17,6 +17,7 @@ T: tokens of a micro batch on a rank, t: tensor ranks, s: sequence, q: width of 
 from dataclasses import dataclass
 
 from nbtrain.planner.engines import Engine
+from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.traffic import DTYPE_BYTES
@@ -88,10 +89,23 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
         recompute = engine.selective_share * forward
     elif setup.recompute == "selective":
         mlp = 2 * tokens * shape.mlp_weights / tensor / rate if setup.recomputes_mlp else 0.0
-        recompute = mlp + (attention if setup.keeps_scores else 0.0)
+        recompute = mlp + (attention if setup.keeps_scores else 0.0) + _activation_again(setup, bandwidth)
     else:
         recompute = 0.0
     return BlockTimes(products, attention, memory, backward, recompute)
+
+
+def _activation_again(setup: Setup, bandwidth: float) -> float:
+    """Seconds in which selective recomputation makes the MLP's activation again, if the program drops it.
+
+    Its input is read (gated: two of them) and its output written (model/recompute.py). With torch.compile the
+    compiler decides what is made again, and nothing is counted.
+    """
+    if habits_of(setup.engine).selective != "core and activation" or setup.compiled:
+        return 0.0
+    shape = setup.shape
+    moved = (3 if shape.gated else 2) * DTYPE_BYTES[setup.dtype] * shape.ffn_hidden_size
+    return setup.tokens_per_micro_batch * moved / setup.tensor_parallel_size / bandwidth
 
 
 def traffic(setup: Setup, engine: Engine) -> float:

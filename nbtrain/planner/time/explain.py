@@ -130,24 +130,35 @@ def traffic(setup: Setup) -> list[Term]:
 
 def _data_traffic(setup: Setup) -> tuple[float, str]:
     """Bytes of data parallelism and ZeRO, and their formula."""
-    parameters, data, zero = rank_parameters(setup), setup.data_axis_size, setup.zero_stage
-    share = (data - 1) / data
-    weight = DTYPE_BYTES[setup.dtype] * parameters
-    gradient = (
-        DTYPE_BYTES[setup.communication_dtype] * parameters * (0.25 if setup.quantized_gradients else 1)
-    )
+    data, zero = setup.data_axis_size, setup.zero_stage
+    # Without HYBRID_SHARD the ranks that share state are all of the axis.
+    sharing = setup.zero_size if zero else data
+    weight = DTYPE_BYTES[setup.dtype] * (rank_parameters(setup) if zero == 3 else _trained(setup))
+    quantized = 0.25 if setup.quantized_gradients else 1
+    gradient = DTYPE_BYTES[setup.communication_dtype] * _trained(setup) * quantized
     one_stage = setup.pipeline_parallel_size == 1
     times = setup.accumulation_steps if zero >= 2 and one_stage else 1
     if zero == 0:
-        return 2 * gradient * share, f"all-reduce: 2 x {data - 1}/{data} x {gradient:,.0f} bytes"
+        size = 2 * gradient * (data - 1) / data
+        return size, f"all-reduce: 2 x {data - 1}/{data} x {gradient:,.0f} bytes"
+    share, words = (sharing - 1) / sharing, f"{sharing - 1}/{sharing}"
+    summed, more = _between_copies(gradient, sharing, data // sharing, times)
     if zero < 3:
         sent = f"{times:,} scatters x {gradient:,.0f} + 1 gather x {weight:,.0f} bytes"
-        return (times * gradient + weight) * share, f"{data - 1}/{data} x ({sent})"
+        return (times * gradient + weight) * share + summed, f"{words} x ({sent}){more}"
     gathers = 1.0 + one_stage - (0.5 if setup.quantized_weights else 0)
     # hpZ's second gather stays inside a machine.
     gathers -= 1 if setup.hpz_size > 1 and one_stage else 0
     sent = f"{gathers:g} gathers x {weight:,.0f} + 1 scatter x {gradient:,.0f} bytes"
-    return times * (gathers * weight + gradient) * share, f"{data - 1}/{data} x {times:,} x ({sent})"
+    return times * (gathers * weight + gradient) * share + summed, f"{words} x {times:,} x ({sent}){more}"
+
+
+def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> tuple[float, str]:
+    """HYBRID_SHARD sums every shard of the gradients over the groups that hold it: bytes, and the formula."""
+    if copies == 1:
+        return 0.0, ""
+    size = times * 2 * (copies - 1) / copies * gradient / sharing
+    return size, f" + {times:,} x 2 x {copies - 1}/{copies} x {gradient / sharing:,.0f} bytes between copies"
 
 
 def _compute(setup: Setup, rates: Rates) -> list[Term]:

@@ -83,3 +83,18 @@ def test_40b_on_two_nodes_sends_120_gigabytes_a_node():
 
 def test_nothing_is_explained_without_a_device():
     assert explain(Setup(SHAPE)) == []
+
+
+def test_hybrid_shards_send_less_of_the_weights_and_sum_their_gradients_between_copies():
+    """8 ranks share, 2 copies: 7/8 of two gathers and a scatter; each shard's fp32 gradient is summed."""
+    (sent,) = (term for term in traffic(setup("hybrid")) if term.name == "traffic / data")
+    one = 7 / 8 * (2 * 2 + 4) * PARAMETERS + 2 * 1 / 2 * 4 * PARAMETERS / 8
+    assert sent.value == pytest.approx(2 * one, rel=1e-12)
+    assert sent.formula.startswith("7/8 x 2 x (2 gathers x ")
+    assert sent.formula.endswith(" bytes between copies")
+
+
+def test_lora_sends_the_adapters_alone():
+    lora = setup("lora")
+    (sent,) = (term for term in traffic(lora) if term.name == "traffic / data")
+    assert sent.value == pytest.approx(7 / 8 * (4 + 2) * lora.adapter_parameters, rel=1e-12)

@@ -77,7 +77,7 @@ def test_the_parts_add_up():
 
 
 def test_full_recomputation_makes_the_blocks_forward_pass_again():
-    """A third of the blocks' work, attention at its forward cost; selective: nothing with flash attention."""
+    """A third of the blocks' work, attention at its forward cost; selective with flash: no product."""
     full = step(recompute="full").recompute
     blocks = 8 * block_forward(SHAPE) * TOKENS / 1e12 - ATTENTION
     assert full == pytest.approx(blocks, rel=1e-12)
@@ -86,6 +86,16 @@ def test_full_recomputation_makes_the_blocks_forward_pass_again():
     assert kept.recompute == pytest.approx(2 * ATTENTION / 0.6, rel=1e-12)
     with_mlp = step(recompute="selective", recomputes_mlp=True).recompute
     assert with_mlp == pytest.approx(8 * 2 * SHAPE.mlp_weights * TOKENS / 1e12, rel=1e-12)
+
+
+def test_selective_recomputation_moves_the_mlps_activation_again():
+    """4 h numbers of 2 bytes read and written for each token and block; other programs keep them."""
+    slow = replace(PRODUCTS, memory_bytes_per_second=1e9)
+    moved = 8 * 2 * 2 * SHAPE.ffn_hidden_size * TOKENS / 1e9
+    assert step(slow, recompute="selective").recompute == pytest.approx(moved, rel=1e-12)
+    assert step(slow, recompute="selective", tensor_parallel_size=2).recompute == pytest.approx(moved / 2)
+    assert step(slow, recompute="selective", engine="megatron-core").recompute == 0
+    assert step(slow, recompute="selective", compiled=True).recompute == 0
 
 
 def test_fp8_is_for_the_blocks_products():

@@ -317,7 +317,11 @@ def test_a_finding_says_what_why_where_and_what_it_costs(what):
 def test_every_rule_finds_something_in_a_case():
     """A rule that no case of this file reaches has no pinned message."""
     computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
-    computed |= {"sequence_ranks_hold_all_weights", "full_saves_more_than_selective"}
+    computed |= {
+        "data_traffic_is_hidden",
+        "sequence_ranks_hold_all_weights",
+        "full_saves_more_than_selective",
+    }
     computed |= {"model_is_made_in_host_memory", "checkpoints_are_few", "tensor_ranks_share_a_machine"}
     computed |= {"a_checkpoint_comes_before_the_end", "dataset_is_not_repeated_too_often"}
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
@@ -450,6 +454,25 @@ def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():
     overrides = ["model.seq_length=1000000", "resources.gpu_type=null"]
     rules = [one.rule for one in findings("gpt-tiny", overrides)]
     assert "training_is_longer_than_a_step" in rules and "a_checkpoint_comes_before_the_end" not in rules
+
+
+def test_zero_3_that_waits_for_its_weights_is_told_of_larger_micro_batches():
+    """48.8B with ZeRO 3 on two machines: two thirds of a step are traffic, and larger micro batches fit."""
+    overrides = ["parallel={zero_stage: 3, pipeline_parallel_size: 1, data_parallel_size: 16}"]
+    overrides += ["model={num_layers: 48, hidden_size: 9216, num_attention_heads: 72}"]
+    found = finding("gpt-13b-4xdp-4xpp", [*overrides, "batch.micro_batch_size=1"], "data_traffic_is_hidden")
+    before = plan(load("gpt-13b-4xdp-4xpp", [*overrides, "batch.micro_batch_size=1"]), use_measured=False)
+    step = before.duration.step
+    assert found.message == (
+        f"{step.data / step.seconds:.0%} of each step waits for data-parallel traffic: ZeRO 3 over 16 ranks, "
+        "64 micro batches of 1 in a step."
+    )
+    size = int(found.fix.removeprefix("Set batch.micro_batch_size: ").split(":")[0])
+    after = plan(
+        load("gpt-13b-4xdp-4xpp", [*overrides, f"batch.micro_batch_size={size}"]), use_measured=False
+    )
+    assert size > 1 and after.memory.fits and after.duration.step.seconds < step.seconds
+    assert f"takes {after.duration.step.seconds:.3g} s instead of {step.seconds:.3g} s." in found.fix
 
 
 def test_tensor_ranks_on_two_machines_cost_time():

@@ -11,11 +11,14 @@ from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.legal import divisors
 from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
 from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.step import estimate_step
 
 # A share of each step from which on a bubble is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
+# A share of each step that waits for gradients and ZeRO's weights; logging.alerts warns of as much in a run.
+LARGE_TRAFFIC_FRACTION = 0.3
 
 
 def bubble_is_small(subject: Subject) -> Iterator[Finding]:
@@ -98,6 +101,42 @@ def _waiting(subject: Subject) -> float:
     return max(1 - faster.seconds / step.seconds, 0.0) if faster else 0.0
 
 
+def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
+    """Gradients, and under ZeRO 3 the weights of each micro batch, are sent behind the computation.
+
+    arXiv:1910.02054, section 7: volumes of ZeRO; larger micro batches gather weights less often.
+    """
+    config, step = subject.config, subject.duration.step
+    rates = rates_of_run(config, use_measured=False)
+    if step is None or rates is None or step.data / step.seconds < LARGE_TRAFFIC_FRACTION:
+        return
+    parallel, micro = config.parallel, config.batch.micro_batch_size
+    fix = "`nbtrain search` ranks layouts that send less: tensor parallelism inside a machine, or a pipeline."
+    key, saved = "parallel.zero_stage", step.data / step.seconds
+    better = []
+    for size in divisors(config.batch.global_batch_size // parallel.data_parallel_size):
+        if size > micro and not find_problems(changed := with_changes(config, {MICRO_BATCH: size})):
+            setup = setup_of(changed)
+            faster = estimate_step(setup, rates) if estimate(setup).fits else None
+            if faster and faster.seconds < step.seconds:
+                better.append((faster.seconds, size))
+    if better:
+        seconds, size = min(better)
+        key, saved = MICRO_BATCH, 1 - seconds / step.seconds
+        times = f"a step then takes {seconds:.3g} s instead of {step.seconds:.3g} s"
+        fix = f"Set {MICRO_BATCH}: {size}: {times}. {fix}"
+    yield finding_of(
+        config,
+        "data_traffic_is_hidden",
+        key,
+        f"{step.data / step.seconds:.0%} of each step waits for data-parallel traffic: ZeRO "
+        f"{parallel.zero_stage} over {config.world_size // parallel.tensor_parallel_size} ranks, "
+        f"{config.accumulation_steps:,} micro batches of {micro} in a step.",
+        fix,
+        subject.share(saved, "time that computes nothing"),
+    )
+
+
 def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
     """ZeRO++'s second copy saves traffic between machines only if it is shared inside one."""
     config = subject.config
@@ -155,6 +194,7 @@ def estimates_see_everything(subject: Subject) -> Iterator[Finding]:
 
 LAYOUT_RULES = (
     bubble_is_small,
+    data_traffic_is_hidden,
     tensor_ranks_share_a_machine,
     hpz_stays_inside_a_machine,
     quantized_gradients_cross_machines,

@@ -7,7 +7,9 @@ known only by its full name.
 """
 
 import functools
+import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
-from nbtrain.foreign.words import Word
+from nbtrain.foreign.words import OUTSIDE, Word
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -185,6 +187,8 @@ class Arguments:
     settings: tuple[Setting, ...]
     """In their order; the last of a dest wins, as in argparse."""
     complaints: tuple[Complaint, ...]
+    lists: tuple[Word, ...] = ()
+    """Words that only the shell knows, in the place of flags: $@, $EXTRA_ARGS."""
 
     def get(self, dest: str) -> Setting | None:
         """The flag that sets `dest`; None if the default holds."""
@@ -200,6 +204,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
     """Parse an argument list as argparse would: `--flag=value`, `--flag value`, several values, switches."""
     settings: list[Setting] = []
     complaints: list[Complaint] = []
+    lists: list[Word] = []
     position = 0
     while position < len(words):
         word = words[position]
@@ -207,7 +212,9 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         flag, equals, inline = word.text.partition("=")
         if not word.text.startswith("--") or len(word.text) == 2:
             # A list of options that the shell fills in, or a value without a flag.
-            if not word.from_outside:
+            if word.from_outside:
+                lists.append(word)
+            else:
                 complaints.append(
                     Complaint(word.text, word.place, f"{word.text}: belongs to no flag.", False)
                 )
@@ -244,7 +251,14 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         several = option.nargs not in (None, "?")
         first = taken[0] if taken else Word("", word.place)
         settings.append(Setting(flag, option, values if several else values[0], word.place, first))
-    return Arguments(table, tuple(settings), tuple(complaints))
+    return Arguments(table, tuple(settings), tuple(complaints), tuple(lists))
+
+
+def _may_be_flags(before: Word, word: Word) -> bool:
+    """Whether an unknown word behind a value may hold flags: not if it is the prefix behind a weight."""
+    weighs = re.fullmatch(r"[\d.]+", before.text)
+    every = re.search(r"[@*]\]?\}?$", word.text)
+    return bool(OUTSIDE.fullmatch(word.text) and (every or not weighs))
 
 
 def _is_value(word: Word) -> bool:
@@ -258,7 +272,8 @@ def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[lis
     if option.nargs in ("*", "+"):
         if option.nargs == "+" and not given:
             return [], Complaint(flag, place, f"{flag}: needs at least one value.", False)
-        return given, None
+        pairs = enumerate(itertools.pairwise(given), 1)
+        return given[: next((at for at, pair in pairs if _may_be_flags(*pair)), len(given))], None
     wanted = int(option.nargs) if option.nargs not in (None, "?") else 1
     if option.nargs == "?" and not given:
         return [Word("", place)], None

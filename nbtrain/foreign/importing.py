@@ -144,6 +144,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         source.fail("", f"{job.label}: no training program was found in the command.")
     for complaint in source.arguments.complaints:
         source.fail("", f"{complaint.place}: {complaint.message}")
+    _lists(source)
     for row in ROWS:
         row.read(source)
     _compare_batch(source)
@@ -166,6 +167,21 @@ def _table(job: Job, target: str) -> Table:
 
 def _name(job: Job) -> str:
     return clean_name(job.name.text if job.name else Path(job.label).stem, "imported-run")
+
+
+def _lists(source: Reading) -> None:
+    """Lists of flags that only the shell knows: empty if nobody sets them, else refused."""
+    for word in source.arguments.lists:
+        names = [name for name in source.job.undecided if re.search(rf"\b{name}\b", word.text)]
+        if names:
+            source.fail(
+                "",
+                f"{source.job.undecided[names[0]]}: {word.text}: set in a loop, in a function or under a "
+                "condition that only the shell knows; its flags may change the run. Write them out, or take "
+                f"{word.text} out.",
+            )
+        else:
+            source.note(word.place, f"{word.text}: nothing in the file sets it; taken as empty.")
 
 
 def _other_flags(source: Reading) -> None:
@@ -197,7 +213,9 @@ def _holds(source: Reading, dest: str, value: Any) -> bool:
     hidden, heads = values.get("model.hidden_size"), values.get("model.num_attention_heads")
     if dest == "kv_channels" and isinstance(hidden, int) and isinstance(heads, int):
         return bool(heads * value == hidden)
-    if dest in ("num_query_groups", "num_key_value_heads"):
+    if dest == "num_key_value_heads":  # Megatron-DeepSpeed needs no second flag
+        return bool(value == heads)
+    if dest == "num_query_groups":
         return bool(value == heads) or not source.value("group_query_attention")
     if dest == "encoder_num_layers":
         return bool(value == values.get("model.num_layers"))

@@ -40,6 +40,8 @@ class Job:
     """JSON files that the script or a ConfigMap writes, by name."""
     substitutions: list[tuple[str, str]] = field(default_factory=list)
     """sed's replacements, for a template of the JSON."""
+    undecided: dict[str, str] = field(default_factory=dict)
+    """Variables of the script that are set only if the shell says so: where."""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def flag(self, *names: str) -> Word | None:

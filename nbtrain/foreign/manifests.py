@@ -129,7 +129,7 @@ def _deepspeed_job(tree: Tree) -> Job:
     for form in ("python", "module", "exec"):
         words = tree.words(f"spec.config.run.{form}")
         if len(words) == 1 and " " in words[0].text:
-            words = _script_words(words[0], tree.label)
+            words = _script_words(words[0], job)
         if not words:
             continue
         if form == "exec":
@@ -137,7 +137,7 @@ def _deepspeed_job(tree: Tree) -> Job:
         else:
             job.program, job.flags = words[0], words[1:]
     if custom := tree.word("spec.config.customCommand"):
-        _take(job, find_launch(_script_words(custom, tree.label)))
+        _take(job, find_launch(_script_words(custom, job)))
     return job
 
 
@@ -175,7 +175,7 @@ def _train_job(tree: Tree) -> Job:
     job.image = tree.find("spec.trainer.image")
     _environment(tree, job, "spec.trainer.env")
     _resources(tree, job, "spec.trainer.resourcesPerNode")
-    _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")], tree.label)
+    _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")])
     job.gpus_per_node = tree.find("spec.trainer.numProcPerNode") or job.gpus_per_node or job.gpus_asked
     return job
 
@@ -204,7 +204,7 @@ def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
         _environment(tree, job, f"{container}.env")
         _resources(tree, job, f"{container}.resources")
         words = [*tree.words(f"{container}.command"), *tree.words(f"{container}.args")]
-        _take_words(job, words, tree.label)
+        _take_words(job, words)
     selector = tree.find(f"{pod}.nodeSelector")
     product = selector.value.get(PRODUCT) if selector and isinstance(selector.value, dict) else None
     if product:
@@ -237,11 +237,11 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.gpus_asked = one
 
 
-def _take_words(job: Job, words: list[Word], label: str) -> None:
+def _take_words(job: Job, words: list[Word]) -> None:
     """A container's command: the words of a launcher, or bash -c and a script."""
     texts = [word.text for word in words]
     if "-c" in texts or "-lc" in texts or (texts and texts[0] in ("bash", "sh")) or len(words) == 1:
-        words = _script_words(words[-1], label) if words else []
+        words = _script_words(words[-1], job) if words else []
     _take(job, find_launch(words))
 
 
@@ -254,14 +254,16 @@ def _take(job: Job, launch: Launch | None) -> None:
         job.gpus_per_node = Value(int(launch.gpus_per_node.text), launch.gpus_per_node.place)
 
 
-def _script_words(word: Word, label: str) -> list[Word]:
+def _script_words(word: Word, job: Job) -> list[Word]:
     """The words of the launching command of a script inside a manifest, with the manifest's lines."""
     first = int(word.place.rpartition(":")[2]) - 1
-    script = read_script(word.text, label)
+    script = read_script(word.text, job.label)
+    places = {name: place.rpartition(":")[2] for name, place in script.undecided.items()}
+    job.undecided = {name: f"{job.label}:{int(line) + first}" for name, line in places.items()}
     for command in script.commands:
         if find_launch(command.words):
             return [
-                Word(one.text, f"{label}:{int(one.place.rpartition(':')[2]) + first}")
+                Word(one.text, f"{job.label}:{int(one.place.rpartition(':')[2]) + first}")
                 for one in command.words
             ]
     return []

@@ -27,6 +27,8 @@ def _path(file: str | Path) -> Path:
 MOST_BYTES = 10_000_000
 # Another program may have a flag or two of Megatron's names.
 FEWEST_FLAGS = 5
+# Keys of GPT-NeoX's configuration files, which have _ or - between their words.
+NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 
@@ -59,6 +61,11 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
             found, maps = read_manifest(text, label)
             if not found and not maps:
                 known = ", ".join(KINDS)
+                if re.search(NEOX, text):
+                    raise ConfigError(
+                        f"{label}: a configuration of GPT-NeoX, which is not read. Read are {known}, shell "
+                        "scripts of Megatron-LM and Megatron-DeepSpeed, and a DeepSpeed JSON."
+                    )
                 raise ConfigError(f"{label}: holds no job; kinds that are read: {known}, and ConfigMap.")
             jobs += found
             texts |= maps
@@ -73,12 +80,20 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
 
 def _text(path: Path) -> str:
     try:
+        if not path.is_file() and path.exists():
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise ConfigError(f"{path}: is {kind}; give a manifest, a shell script or a DeepSpeed JSON.")
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
+            f"iconv -f utf-16 -t utf-8 {path.name} if Windows wrote it."
+        ) from None
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
@@ -150,7 +165,7 @@ def _job_of(
     job.cpus = _value(asked.get("cpus-per-task"))
     job.environment = script.exported | launch.environment
     job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}
-    job.substitutions, job.comments = substitutions, script.comments
+    job.substitutions, job.comments, job.undecided = substitutions, script.comments, script.undecided
     return job
 
 

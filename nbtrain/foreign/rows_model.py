@@ -28,6 +28,10 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
+# More than batch.exit_duration_minutes may be; upstream writes 30000000 for "never".
+MOST_MINUTES = 10 * 365 * 1440
+
+
 def same(key: str, dest: str, factor: int = 1) -> Row:
     """A field and a flag of one meaning; the field is `factor` times the flag."""
 
@@ -35,6 +39,9 @@ def same(key: str, dest: str, factor: int = 1) -> Row:
         if not source.has(dest):
             return
         value = source.value(dest)
+        if dest == "exit_duration_in_mins" and isinstance(value, int) and value > MOST_MINUTES:
+            source.note(source.place(dest), f"--exit-duration-in-mins {value}: over 10 years: never reached.")
+            return
         if value is not None and (source.setting(dest) or value is not False):
             source.set(key, value * factor if factor != 1 and isinstance(value, int) else value, dest)
 

@@ -5,6 +5,8 @@ iterations only if every amount of the run is in steps and the batch does not gr
 in tokens as well: training ends at --train-tokens or at --train-samples, whichever comes first.
 """
 
+import re
+
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
@@ -23,7 +25,7 @@ def _read_batch(source: Reading) -> None:
         source.set("batch.global_batch_size", source.value("global_batch_size"), "global_batch_size")
     ramp = source.setting("rampup_batch_size")
     if ramp:
-        if len(ramp.value) != 3 or not all(str(one).isdigit() for one in ramp.value):
+        if len(ramp.value) != 3 or not all(re.fullmatch(r"\d+(_\d+)*", str(one)) for one in ramp.value):
             source.fail(
                 "batch.rampup",
                 f"{ramp.place}: {ramp.text}: must be three whole numbers: the first size, the increment, and "
@@ -221,6 +223,10 @@ def _read_decay(source: Reading) -> None:
     style = source.value("weight_decay_incr_style")
     if style == "constant":
         source.set("optimizer.weight_decay", source.value("weight_decay"), "weight_decay")
+        for dest in ("start_weight_decay", "end_weight_decay"):
+            if setting := source.setting(dest):
+                text = f"{setting.place}: {setting.text}: needs --weight-decay-incr-style linear or cosine"
+                source.fail("optimizer.weight_decay", f"{text}; the program refuses it beside constant.")
         return
     source.set("optimizer.weight_decay_incr_style", style, "weight_decay_incr_style")
     for key, dest in (("start_weight_decay", "start_weight_decay"), ("weight_decay", "end_weight_decay")):

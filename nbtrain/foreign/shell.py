@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from nbtrain.foreign.shell_answers import chain, evaluate, joined, succeeds
 from nbtrain.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
 from nbtrain.foreign.words import OUTSIDE, Word
 
@@ -48,6 +49,8 @@ class Script:
     exported: dict[str, Word] = field(default_factory=dict)
     documents: dict[str, Word] = field(default_factory=dict)
     """Here-documents by the file that they are written to; the place is their first line."""
+    undecided: dict[str, str] = field(default_factory=dict)
+    """Variables that are set in a loop, a function or under a condition that only the shell knows: where."""
     comments: list[tuple[str, str]] = field(default_factory=list)
     """(place, text)."""
 
@@ -70,6 +73,8 @@ class _Branch:
     """Whether this part runs; None if that cannot be known."""
     done: bool = False
     """An earlier part of the if has run."""
+    opened: bool = False
+    """The { of a group or a function was read."""
 
 
 class _Walk:
@@ -80,30 +85,24 @@ class _Walk:
         self.variables: dict[str, list[Runs]] = {}
         self.branches: list[_Branch] = []
         self.condition: list[Command] | None = None
+        self.guard: bool | None = True
+        """Whether the && and || before the statement let it run."""
+        self.answer: bool | None = True
+        self.status: bool | None = True
+        """Of the commands before the last && or ||, and of the last command."""
+        self.operator = "&&"
 
     def walk(self) -> None:
         statement: list[Token] = []
         for token in self.tokens:
-            if isinstance(token, Operator) and token.text in (
-                "\n",
-                ";",
-                "&&",
-                "||",
-                "|",
-                "&",
-                ";;",
-                "(",
-                ")",
-                "|&",
-            ):
+            if isinstance(token, Operator) and token.text in SEPARATORS:
                 if token.text == "(" and len(statement) == 1 and _plain(statement[0]):
                     self.branches.append(_Branch("}"))  # a function: NAME () { ... }
                     statement = []
                 elif statement:
                     self._statement(statement)
                     statement = []
-                if token.text in ("&&", "||") and self.condition is not None:
-                    self.condition.append(Command([Word("&&", token.place)]))
+                self._separate(token)
             elif isinstance(token, HereDocument):
                 self._here_document(token)
             else:
@@ -111,10 +110,24 @@ class _Walk:
         if statement:
             self._statement(statement)
 
+    def _separate(self, operator: Operator) -> None:
+        """What stands behind && and || is run if the answer before it allows it."""
+        if operator.text not in ("&&", "||"):
+            self.guard = self.answer = self.status = True
+            self.operator = "&&"
+        elif self.condition is not None:
+            self.condition.append(Command([Word(operator.text, operator.place)]))
+        else:
+            self.answer = joined(self.answer, self.operator, self.status)
+            self.guard, self.operator = self.answer, operator.text
+            if operator.text == "||" and self.answer is not None:
+                self.guard = not self.answer
+            self.status = True
+
     @property
     def runs(self) -> bool | None:
         """Whether the statement here is run; None if that cannot be known."""
-        states = [branch.decided for branch in self.branches]
+        states = [self.guard, *(branch.decided for branch in self.branches)]
         return False if False in states else (None if None in states else True)
 
     def _statement(self, tokens: list[Token]) -> None:
@@ -133,10 +146,18 @@ class _Walk:
             branch.decided = None if branch.decided is None else not branch.done
             self._rest(tokens)
         elif head in ("for", "while", "until", "select", "case", "function"):
-            self.branches.append(_Branch({"case": "esac", "function": "}"}.get(head, "done")))
+            opened = any(_plain(token) == "{" for token in tokens)
+            self.branches.append(_Branch({"case": "esac", "function": "}"}.get(head, "done"), opened=opened))
+        elif head == "{":
+            last = self.branches[-1] if self.branches else None
+            if last and last.closing == "}" and not last.opened:
+                last.opened = True
+            else:
+                self.branches.append(_Branch("}", self.guard, opened=True))
+            self._rest(tokens)
         elif self.branches and head == self.branches[-1].closing:
             self.branches.pop()
-        elif head in ("do", "{", "}", "fi", "done", "esac"):
+        elif head in ("do", "}", "fi", "done", "esac"):
             self._rest(tokens)
         else:
             self._simple(tokens)
@@ -150,7 +171,7 @@ class _Walk:
         if not self.branches:
             return
         branch = self.branches[-1]
-        result = _test(condition[0].words) if len(condition) == 1 else None
+        result = chain([command.words for command in condition])
         if branch.done:
             result = False
         branch.done = branch.done or bool(result)
@@ -193,6 +214,7 @@ class _Walk:
                 self.script.exported |= exported
         elif words and not exporting:
             command = Command(words, environment, written_to)
+            self.status = succeeds(words)
             if self.condition is not None:
                 self.condition.append(command)
             elif self.runs is not False:
@@ -218,6 +240,7 @@ class _Walk:
         old = self.variables.get(name, [[]]) if adds else []
         if self.runs is None:
             self.variables[name] = [[(f"${{{name}}}", raw.place)]]
+            self.script.undecided.setdefault(name, raw.place)
         elif raw.elements is not None:
             elements = [[(word.text, word.place)] for one in raw.elements for word in self._expand(one)]
             self.variables[name] = [*(one for one in old if one), *elements]
@@ -272,7 +295,7 @@ class _Walk:
         value = self.variables.get(name)
         empty = value is None or ((operator or "").startswith(":") and not _joined(value))
         if empty and operator:
-            return [self._runs(_pieces_of(default, piece.place))]
+            return [self._runs(_pieces_of(_unquoted(default), piece.place))]
         if value is None:
             return unknown
         if index in ("@", "*"):
@@ -292,7 +315,7 @@ class _Walk:
                 value = "".join(part for part, _ in _joined(self.variables[name]))
                 text = re.sub(rf"\b{name}\b", f"({value or 0})", text)
         try:
-            return _evaluate(ast.parse(text.strip(), mode="eval").body)
+            return evaluate(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return None
 
@@ -317,6 +340,13 @@ def _pieces_of(text: str, place: str) -> list[Piece]:
     reader = Reader(text.replace('"', '\\"') + '"', label)
     reader.line = int(line)
     return reader.double_quoted()
+
+
+def _unquoted(text: str) -> str:
+    """The default of ${NAME:-"text"} without its quotes."""
+    quote = text[:1]
+    plain = quote in ("'", '"') and len(text) > 1 and text[-1] == quote and text.count(quote) == 2
+    return text[1:-1] if plain else text
 
 
 def _joined(values: list[Runs]) -> Runs:
@@ -362,64 +392,3 @@ def _split(runs: Runs) -> Iterator[tuple[bool, Runs]]:
             yield number > 0, [(part.replace("\0", " "), place)]
         if protected[-1].isspace() and protected.strip():
             yield True, []
-
-
-_OPERATIONS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    # The shell rounds towards zero.
-    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-}
-# The shell counts in 64 bits.
-MOST_VALUE = 2**63
-
-
-def _evaluate(node: ast.expr) -> int:
-    """Whole-number arithmetic. Raises ValueError for anything else."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = _evaluate(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp):
-        left, right = _evaluate(node.left), _evaluate(node.right)
-        if abs(left) > MOST_VALUE or abs(right) > MOST_VALUE:
-            raise ValueError("more than the shell's numbers hold")
-        if type(node.op) in _OPERATIONS:
-            return _OPERATIONS[type(node.op)](left, right)
-        if isinstance(node.op, ast.Pow) and 0 <= right <= 64:
-            return left**right
-    raise ValueError("not arithmetic of whole numbers")
-
-
-_COMPARISONS = {
-    "-eq": lambda a, b: a == b,
-    "-ne": lambda a, b: a != b,
-    "-lt": lambda a, b: a < b,
-    "-le": lambda a, b: a <= b,
-    "-gt": lambda a, b: a > b,
-    "-ge": lambda a, b: a >= b,
-}
-
-
-def _test(words: list[Word]) -> bool | None:
-    """Whether `[ ... ]` holds; None if that cannot be known here."""
-    texts = [word.text for word in words]
-    if not texts or texts[0] not in ("[", "[[", "test") or any(word.from_outside for word in words):
-        return None
-    texts = texts[1:-1] if texts[-1] in ("]", "]]") else texts[1:]
-    negated = bool(texts) and texts[0] == "!"
-    texts = texts[1:] if negated else texts
-    result: bool | None = None
-    if len(texts) == 3 and texts[1] in ("=", "==", "!="):
-        result = (texts[0] == texts[2]) == (texts[1] != "!=")
-    elif len(texts) == 3 and texts[1] in _COMPARISONS:
-        try:
-            result = _COMPARISONS[texts[1]](int(texts[0]), int(texts[2]))
-        except ValueError:
-            return None
-    elif len(texts) == 2 and texts[0] in ("-z", "-n"):
-        result = (texts[1] == "") == (texts[0] == "-z")
-    return None if result is None else result != negated

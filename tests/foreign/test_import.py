@@ -1,6 +1,7 @@
 """Files of other programs become the runs that they are: upstream's nine jobs, scripts, Kubeflow, JSON."""
 
 import json
+import os
 
 import pytest
 
@@ -159,6 +160,11 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         ),
         (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
         (["--tokenizer-type=SentencePieceTokenizer"], "no tokenizer of this kind is read"),
+        (["--num-key-value-heads=4"], "--num-key-value-heads 4: changes the run"),
+        (
+            ["--end-weight-decay=0.2"],
+            "--end-weight-decay 0.2: needs --weight-decay-incr-style linear or cosine",
+        ),
     ],
 )
 def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, message, tmp_path):
@@ -172,6 +178,7 @@ def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, mess
     "flags",
     [
         ["--kv-channels=64"],
+        ["--num-key-value-heads=12"],
         ["--num-experts=1"],
         ["--no-masked-softmax-fusion", "--no-async-tensor-model-parallel-allreduce"],
         ["--attention-softmax-in-fp32", "--partition-activations"],
@@ -470,6 +477,8 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
         ("a.json", '{"a": }', "a.json:1: not JSON: a value is missing for a."),
         ("a.json", "[]", "a.json:1: a DeepSpeed configuration is a JSON object"),
         ("a.yaml", "kind: DeepspeedJob\n", "the kind is spelled DeepSpeedJob"),
+        ("a.yml", "# 19M\npipe_parallel_size: 1\n", "a.yml: a configuration of GPT-NeoX, which is not read."),
+        ("a.yml", '{\n  "pipe-parallel-size": 1,\n}\n', "a.yml: a configuration of GPT-NeoX"),
     ],
 )
 def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
@@ -487,3 +496,70 @@ def test_several_jobs_are_imported_one_by_one(tmp_path):
         ConfigError, match=r"2 jobs in these files: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
     ):
         import_files(paths)
+
+
+def script_of(tmp_path, lines: str, tail: str):
+    """A script of Megatron-LM: lines, then the launch with `tail` behind its flags."""
+    flags = " ".join(word for word in flags_of("gpt-125m")[1:] if "deepspeed" not in word)
+    for unknown in ("--train-tokens=2500000000", "--zero-stage=0", "--lr-decay-tokens=2500000000"):
+        flags = flags.replace(unknown, "")
+    flags = flags.replace("--lr-warmup-tokens=25000000", "").replace("--no-pipeline-parallel", "")
+    launch = f"torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py {flags} {tail}"
+    (tmp_path / "a.sh").write_bytes(f"{lines}\n{launch}\n".encode())
+    return import_files([tmp_path / "a.sh"], {"tokenizer.vocab_size": 52000})
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (1, 'if [ -f /etc/moe ]; then EXTRA="--num-experts 8"; fi'),
+        (1, '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
+        (2, 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
+        (2, 'EXTRA=""\nfor one in --num-experts 8; do EXTRA="$EXTRA $one"; done'),
+    ],
+)
+@pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])
+def test_a_list_of_flags_that_cannot_be_decided_makes_the_import_fail(line, lines, tail, tmp_path):
+    """Its flags could change the model: they are never left out in silence."""
+    with pytest.raises(ConfigError) as error:
+        script_of(tmp_path, lines, tail)
+    words = (
+        "set in a loop, in a function or under a condition that only the shell knows; its flags may change"
+    )
+    assert f"a.sh:{line}: ${{EXTRA}}: {words}" in str(error.value)
+
+
+def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
+    """As in the shell; it is no part of --data-path either."""
+    found = script_of(tmp_path, "", '--data-path d/x_text_document $EXTRA "$@"')
+    assert found.config.data.name == "d"
+    said = [str(note) for note in found.notes if "taken as empty" in note.text]
+    assert said == [
+        f"a.sh:2: {one}: nothing in the file sets it; taken as empty." for one in ("${EXTRA}", "$@")
+    ]
+
+
+def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
+    """A pipe or a device would be read without end; UTF-16 and a byte order mark are known."""
+    os.mkfifo(tmp_path / "a.sh")
+    (tmp_path / "b.sh").symlink_to("/dev/zero")
+    (tmp_path / "c.sh").mkdir()
+    (tmp_path / "d.sh").write_text("torchrun a.py", encoding="utf-16")
+    for name, words in (
+        ("a.sh", "a.sh: is no regular file; give a manifest, a shell script or a DeepSpeed JSON."),
+        ("b.sh", "b.sh: is no regular file"),
+        ("c.sh", "c.sh: is a folder"),
+        ("d.sh", "d.sh: byte 1 is not UTF-8. Save the file as UTF-8 text: iconv -f utf-16 -t utf-8 d.sh"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            import_files([tmp_path / name])
+        assert words in str(error.value)
+    assert script_of(tmp_path / "c.sh", "\ufeffA=1", "").config.batch.micro_batch_size == 16
+
+
+def test_numbers_as_upstream_scripts_write_them(tmp_path):
+    """Python's int reads 1_000, and a stop after 57 years never comes."""
+    found = script_of(tmp_path, "", "--rampup-batch-size 128 128 1_000_000 --exit-duration-in-mins 30000000")
+    assert found.config.batch.rampup.ramp_samples == 1_000_000
+    assert found.config.batch.exit_duration_minutes is None
+    assert "a.sh:2: --exit-duration-in-mins 30000000: over 10 years: never reached." in map(str, found.notes)

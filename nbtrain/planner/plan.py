@@ -230,7 +230,7 @@ class Plan:
             for finding in self.findings
         )
         listed = f"<p><b>Findings</b></p><ul>{''.join(items)}</ul>" if self.findings else ""
-        reasons = f"<details><summary>Why: every formula</summary>{self.why()._repr_html_()}</details>"
+        reasons = f"<details><summary>Why: every formula</summary>{self.why().folds()}</details>"
         head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
         return f"{head}<table>{''.join(rows)}</table>{listed}{reasons}"
 

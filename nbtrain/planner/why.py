@@ -57,7 +57,11 @@ class Why:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>"]
+        return f"<p><b>Why the plan of {html.escape(self.name)} says so</b></p>{self.folds()}"
+
+    def folds(self) -> str:
+        """HTML: each section opens to its figures, each figure to its formula."""
+        parts = []
         for title, terms in self.sections.items():
             parts.append(f"<details open><summary><b>{html.escape(title)}</b></summary>")
             parts += [_opened(term) for term in terms]

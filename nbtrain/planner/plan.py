@@ -21,6 +21,7 @@ from nbtrain.planner.findings import Finding
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+from nbtrain.planner.memory.lora import USUAL_RANK, estimate_lora
 from nbtrain.planner.second_opinion import second_opinion
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.explain import traffic
@@ -167,6 +168,11 @@ class Plan:
         if opinion := second_opinion(setup_of(config), memory):
             states = f"{amounts.size(opinion.device_bytes)} of states by its own formula"
             memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} here"
+        if memory.fits is False:
+            lora = amounts.size(estimate_lora(setup_of(config), USUAL_RANK).total_bytes)
+            memory_rows["LoRA"] = (
+                f"{lora} a rank with adapters of rank {USUAL_RANK}, which this version does not train"
+            )
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
         seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes

@@ -6,8 +6,10 @@ import pytest
 
 from nbtrain.config.arithmetic.devices import GIB, find_device
 from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.load import load
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
+from nbtrain.planner.plan import plan
 from nbtrain.planner.setup import Setup
 
 GPT3 = Shape(96, 12288, 96, 49152, 50304, 2048, 96, 128, learned_positions=2048)
@@ -48,3 +50,11 @@ def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
     assert lora.parts["weights"] / GIB == pytest.approx(42, abs=1)
     assert lora.fits is True
     assert estimate(setup).states_bytes / GIB > 370
+
+
+def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
+    """1.3B in fp32 on one T4; a plan that fits has no such row."""
+    alone = ["parallel.data_parallel_size=1", "resources.gpus_per_node=1", "resources.gpu_type=T4"]
+    text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
+    assert "a rank with adapters of rank 16, which this version does not train" in text
+    assert "adapters" not in str(plan(load("gpt-125m"), use_measured=False))

@@ -16,6 +16,9 @@ from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.setup import Setup
 
+# Of published adapters most have 8 to 64: the plan's answer if nobody names a rank.
+USUAL_RANK = 16
+
 Block = Literal["attention", "mlp"]
 
 

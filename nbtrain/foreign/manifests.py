@@ -143,16 +143,31 @@ def _deepspeed_job(tree: Tree) -> Job:
 
 def _pytorch_job(tree: Tree) -> Job:
     job = _job(tree, "PyTorchJob")
-    replicas = 0
+    replicas, master = 0, job.flags
     for role in ("Master", "Worker"):
         if tree.find(f"spec.pytorchReplicaSpecs.{role}"):
             found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
             replicas += int(found.value) if found else 1
             job.nodes = Value(replicas, found.place if found else tree.label)
             _container(tree, job, f"spec.pytorchReplicaSpecs.{role}.template.spec", "pytorch")
+            _same_flags(master, job.flags)
+            master = job.flags
     if ranks := tree.find("spec.nprocPerNode"):
         job.gpus_per_node = ranks if str(ranks.value).isdigit() else job.gpus_asked
     return job
+
+
+def _same_flags(master: list[Word], worker: list[Word]) -> None:
+    """Raises ConfigError if master and worker would train with different flags."""
+    if not master or not worker:
+        return
+    for here, there in ((worker, master), (master, worker)):
+        texts = {word.text for word in there}
+        if one := next((word for word in here if word.text not in texts), None):
+            raise ConfigError(
+                f"{one.place}: {one.text}: only one of Master and Worker has it, but all ranks share "
+                "one list. Make both equal."
+            )
 
 
 def _mpi_job(tree: Tree) -> Job:
@@ -259,7 +274,7 @@ def _script_words(word: Word, job: Job) -> list[Word]:
     first = int(word.place.rpartition(":")[2]) - 1
     script = read_script(word.text, job.label)
     places = {name: place.rpartition(":")[2] for name, place in script.undecided.items()}
-    job.undecided = {name: f"{job.label}:{int(line) + first}" for name, line in places.items()}
+    job.undecided |= {name: f"{job.label}:{int(line) + first}" for name, line in places.items()}
     for command in script.commands:
         if find_launch(command.words):
             return [

@@ -563,3 +563,27 @@ def test_numbers_as_upstream_scripts_write_them(tmp_path):
     assert found.config.batch.rampup.ramp_samples == 1_000_000
     assert found.config.batch.exit_duration_minutes is None
     assert "a.sh:2: --exit-duration-in-mins 30000000: over 10 years: never reached." in map(str, found.notes)
+
+
+@pytest.mark.parametrize("tails", [("", "--swiglu"), ("--swiglu", "")])
+def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
+    """A flag of one of them is not left out in silence."""
+    containers = [
+        f"""    {role}:
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              command: [bash, -c, "torchrun pretrain_gpt.py --num-layers 2 --bf16 {tail}"]
+"""
+        for role, tail in zip(("Master", "Worker"), tails)
+    ]
+    head = "kind: PyTorchJob\nmetadata: {name: a}\nspec:\n  pytorchReplicaSpecs:\n"
+    (tmp_path / "a.yaml").write_text(head + "".join(containers))
+    with pytest.raises(ConfigError) as error:
+        import_files([tmp_path / "a.yaml"])
+    line = 10 if tails[0] else 16
+    assert str(error.value) == (
+        f"a.yaml:{line}: --swiglu: only one of Master and Worker has it, but all ranks share one list. "
+        "Make both equal."
+    )

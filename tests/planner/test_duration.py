@@ -72,11 +72,11 @@ def test_a_pipeline_of_four_does_not_reach_two_days():
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
 def test_recomputation_costs_time(name):
-    """Full: a fifth to a third more; selective: nothing with flash attention."""
+    """Full: a fifth to a third more; selective with flash attention: the GELU again, about a hundredth."""
     kinds = ("none", "selective", "full")
     key = "parallel.activation_checkpointing.granularity"
     none, selective, full = (step_seconds(load(name, [f"{key}={kind}"], check=False)) for kind in kinds)
-    assert selective == none
+    assert 1.001 * none < selective < 1.03 * none
     assert 1.2 * none < full < 1.4 * none
 
 

@@ -1,5 +1,6 @@
 """Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, samples."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 
@@ -85,14 +86,14 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
     nodes, gpus, model, words = ranks_of(source)
     if nodes * gpus == 0 or nodes * gpus % model == 0:
         return
-    enough = -(-model // gpus)
+    enough = model // math.gcd(model, gpus)
     yield error(
         source,
         "ranks_fill_the_machines",
         "pipeline_model_parallel_size",
         f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: no whole number of "
         "data-parallel copies.",
-        f"Take {enough} nodes, or smaller sizes whose product divides {nodes * gpus}.",
+        f"Take {enough} nodes or a multiple of that, or sizes whose product divides {nodes * gpus}.",
     )
 
 

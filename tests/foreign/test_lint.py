@@ -112,8 +112,14 @@ def test_the_175b_script_on_one_node(tmp_path):
         "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: no whole number of "
         "data-parallel "
         "copies.",
-        "  Take 16 nodes, or smaller sizes whose product divides 8.",
+        "  Take 16 nodes or a multiple of that, or sizes whose product divides 8.",
     ]
+    fives = tmp_path / "fives.sh"
+    fives.write_text(
+        script_175b().replace("--tensor-model-parallel-size 8", "--tensor-model-parallel-size 5")
+    )
+    [_, _, fix] = lines(lint([fives]), "ranks_fill_the_machines")
+    assert fix == "  Take 10 nodes or a multiple of that, or sizes whose product divides 8."
     assert lines(findings, "growth_counts_samples") == [
         "error, cannot run: train_175b.sh:30: --rampup-batch-size",
         "  with --train-iters at train_175b.sh:31: the program refuses a growing batch if it counts "

@@ -141,13 +141,12 @@ def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
     return int(sent + received * stream)
 
 
-def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float) -> int:
+def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: float) -> int:
     """Beside the activations: inside the last layer's backward pass, or in the step.
 
     `freed_before_step`: bytes of activations and logits, which the step has to itself.
+    `room`: bytes of logits that are gone when the layers' backward pass begins, which takes their place.
     """
-    # The logits are gone when the layers' backward pass begins, which takes their place.
-    room = max(passing_logits_bytes(setup, stage) - live(setup, stage), 0)
     backward = max(_backward_bytes(setup) - room, 0)
     return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
 

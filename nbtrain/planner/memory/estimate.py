@@ -152,11 +152,11 @@ def _parts(setup: Setup, stage: Stage) -> dict[str, int]:
     live = activations.live(setup, stage)
     kept = int(activations.kept(setup, stage).total + live)
     # The first layer is recomputed when the logits are gone: of the two the larger one counts.
-    logits = buffers.logits_bytes(setup, stage)
-    logits -= int(min(live, buffers.passing_logits_bytes(setup, stage)))
+    passing = buffers.passing_logits_bytes(setup, stage)
+    logits = passing + buffers.loss_gradients(setup, stage) - int(min(live, passing))
     communication = buffers.communication_bytes(setup, stage)
     pipeline = buffers.pipeline_bytes(setup, stage, activations.in_flight(setup, stage.number))
-    workspace = buffers.workspace_bytes(setup, stage, kept + logits) + workspace_more
+    workspace = buffers.workspace_bytes(setup, stage, kept + logits, max(passing - live, 0)) + workspace_more
     allocated = sum(sizes) + kept + logits + communication + pipeline + workspace
     reserve = buffers.reserve_bytes(setup, allocated)
     rest = (kept, logits, communication, pipeline, workspace, buffers.runtime_bytes(setup), reserve)

@@ -234,8 +234,8 @@ def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
 def _unknown(config: RunConfig, name: str | None) -> str:
     if name is None:
         return f"{config.name} names no GPU: give a GPU type, e.g. A100-80GB."
-    # "H100-80GB" is a longer name of the table's H100.
-    shorter = [known for known in BY_NAME if name.lower().startswith(known.lower())]
+    # "H100-80GB" is a longer name of the table's H100; A100 is none of A10.
+    shorter = [known for known in BY_NAME if name.lower().startswith(f"{known.lower()}-")]
     near = shorter or nearest_device_names(name) or [*BY_NAME]
     return f"GPU type {name!r} is not in the device table. Nearest: {', '.join(near)}."
 

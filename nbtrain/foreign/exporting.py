@@ -141,7 +141,7 @@ def _head(config: RunConfig, table: Table, writing: Writing, hints: dict[str, st
         f"# The run {config.name}, in the flags of {table.program} {table.version} ({table.date}).",
         *(f"# Caution: {warning}." for warning in writing.warnings),
         "# What the flags cannot say stands in the lines `# nbtrain:`, which nbtrain import reads back;",
-        "# behind <- stands what the flags say in its place.",
+        "# after <- stands what the flags say in its place.",
     ]
     for key, comment in hints.items():
         if reason := writing.reasons.get(key):

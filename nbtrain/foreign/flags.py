@@ -255,7 +255,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
-    """Whether an unknown word behind a value may hold flags: not if it is the prefix behind a weight."""
+    """Whether an unknown word after a value may hold flags: not if it is the prefix after a weight."""
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)
     return bool(OUTSIDE.fullmatch(word.text) and (every or not weighs))

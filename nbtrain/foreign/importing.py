@@ -43,7 +43,7 @@ class Imported:
 
     config: RunConfig
     text: str
-    """The run YAML, with the source of each value behind it."""
+    """The run YAML, with a comment after each value: its source."""
     notes: tuple[Note, ...]
     """What was left out and why, and what to do by hand."""
     program: str

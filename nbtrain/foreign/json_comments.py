@@ -132,7 +132,7 @@ class _Reader:
             dotted = f"{key}.{name}" if key else name
             self.blanks()
             if self.text[self.position : self.position + 1] != ":":
-                raise self.error(f"the colon behind {dotted} is missing")
+                raise self.error(f"the colon after {dotted} is missing")
             self.position += 1
             if name in found:
                 self.document.faults.append((place, f"{dotted} is written twice; the last one counts"))

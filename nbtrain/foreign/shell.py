@@ -111,7 +111,7 @@ class _Walk:
             self._statement(statement)
 
     def _separate(self, operator: Operator) -> None:
-        """What stands behind && and || is run if the answer before it allows it."""
+        """What stands after && and || is run if the answer before it allows it."""
         if operator.text not in ("&&", "||"):
             self.guard = self.answer = self.status = True
             self.operator = "&&"
@@ -268,7 +268,7 @@ class _Walk:
         return _words_of(parts)
 
     def _inner(self, raw: RawWord) -> list[Word]:
-        """The words of the script behind `bash -c`; the inner shell puts variables in once more."""
+        """The words of the script after `bash -c`; the inner shell puts variables in once more."""
         inner = [run for text, place in self._runs(raw.pieces) for run in self._runs(_pieces_of(text, place))]
         words = _words_of(list(_split(inner)))
         return [Word(word.text.strip("'\""), word.place) for word in words]

@@ -113,8 +113,10 @@ def _hang(config: RunConfig) -> Iterator[Proposal]:
     why = "a rank made no progress, and the others waited for it"
     if config.backend.debug == "none":
         debug = "nccl" if config.resources.device == "gpu" else "distributed"
-        told = {"backend.debug": debug}
-        yield Proposal("Say more about collectives", told, f"{why}: the log then names it", predictable=False)
+        changes = {"backend.debug": debug}
+        yield Proposal(
+            "Say more about collectives", changes, f"{why}: the log then names it", predictable=False
+        )
     if config.parallel.process_group_timeout_seconds < 1800:
         longer = {"parallel.process_group_timeout_seconds": 1800}
         slow = f"{why}; if it was only slow (a save, a full disk), more time helps"

@@ -144,7 +144,7 @@ def search(
     """Search the layouts of a run, a preset such as "13B" or a shape; None takes the run's own GPUs.
 
     `batch` is the global batch size of a shape. Raises ConfigError if the GPUs are not known, or if the run
-    breaks a rule that no layout can mend.
+    breaks a rule that no layout can fix.
     """
     if isinstance(run, Shape):
         space, name = shape_space(run, gpus, gpus_per_node, gpu_type, batch), "a model"

@@ -9,18 +9,7 @@ from nbtrain.base.workspace import data_home
 from nbtrain.config.load import load
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
-
-UPSTREAM = (
-    "gpt-125m",
-    "gpt-125m-2xdp",
-    "gpt-125m-4xdp",
-    "gpt-1-3b-4xdp",
-    "gpt-1-3b-8xdp",
-    "gpt-1-3b-4xdp-4xpp",
-    "gpt-13b-4xdp-4xpp",
-    "gpt-13b-4xdp-8xpp",
-    "gpt-13b-4xdp-4xpp-4xtp",
-)
+from tests.config.conftest import UPSTREAM
 
 
 @pytest.mark.slow

@@ -214,11 +214,21 @@ def drop_auto(source: Reading, document: Document) -> None:
                     f"{dotted}: auto is filled in by the Trainer of transformers; the run's own value stays."
                 )
                 source.note(document.place(dotted), text)
+                source.auto[dotted] = document.place(dotted)
             else:
                 found[key] = kept(inner, f"{dotted}.")
         return found
 
     document.value = kept(document.value, "")
+
+
+def two_formats(document: Document) -> str:
+    """What DeepSpeed says against fp16 and bf16 in one JSON; "" if there is one of them at most."""
+    if document.get("fp16.enabled") is not True or document.get("bf16.enabled") is not True:
+        return ""
+    return (
+        f"bf16.enabled is true too ({document.place('bf16.enabled')}): DeepSpeed refuses both. Take one out."
+    )
 
 
 def read_alone(source: Reading, document: Document) -> None:
@@ -232,12 +242,7 @@ def read_alone(source: Reading, document: Document) -> None:
             value = document.get(f"fp16.{name}", default)
             value = float(value) if name == "loss_scale" else value
             source.set(f"precision.fp16.{name}", value, comment=f"fp16.{name}", place=place(f"fp16.{name}"))
-    keys = {
-        "batch.global_batch_size": "train_batch_size",
-        "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
-        "parallel.zero_stage": f"{ZERO}.stage",
-    }
-    for key, dotted in keys.items():
+    for key, dotted in ALONE_KEYS.items():
         value = document.get(dotted)
         if isinstance(value, int):
             source.set(key, value, comment=dotted, place=place(dotted))
@@ -252,6 +257,12 @@ def read_alone(source: Reading, document: Document) -> None:
     read_keys(source, document)
 
 
+# Field: key, for those that read_alone takes beside SAME_KEYS.
+ALONE_KEYS = {
+    "batch.global_batch_size": "train_batch_size",
+    "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
+    "parallel.zero_stage": f"{ZERO}.stage",
+}
 OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay": "optimizer.weight_decay"}
 
 
@@ -276,6 +287,12 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     _read_scheduler(source, document)
 
 
+SCHEDULER = {
+    "warmup_min_lr": "lr_schedule.lr_warmup_init",
+    "warmup_max_lr": "lr_schedule.lr",
+    "warmup_num_steps": "lr_schedule.lr_warmup_steps",
+    "total_num_steps": "lr_schedule.lr_decay_steps",
+}
 STYLES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
@@ -293,12 +310,20 @@ def _read_scheduler(source: Reading, document: Document) -> None:
         return
     comment = f"scheduler {kind}"
     source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=comment, place=place)
-    for name, key in (
-        ("warmup_min_lr", "lr_schedule.lr_warmup_init"),
-        ("warmup_max_lr", "lr_schedule.lr"),
-        ("warmup_num_steps", "lr_schedule.lr_warmup_steps"),
-        ("total_num_steps", "lr_schedule.lr_decay_steps"),
-    ):
+    for name, key in SCHEDULER.items():
         if isinstance(params.get(name), int | float):
             value = int(params[name]) if key.endswith("_steps") else float(params[name])
             source.set(key, value, comment=f"scheduler.params.{name}", place=place)
+
+
+def field_of(dotted: str) -> str | None:
+    """The field of a run that says what a key of the JSON says; None if there is none."""
+    return {
+        **{key: name for name, key in (SAME_KEYS | ALONE_KEYS).items()},
+        **{f"optimizer.params.{name}": key for name, key in OPTIMIZER.items()},
+        **{f"scheduler.params.{name}": key for name, key in SCHEDULER.items()},
+        "optimizer.params.betas": "optimizer.adam_beta1",
+        "gradient_clipping": "optimizer.clip_grad",
+        "fp16.enabled": "precision.dtype",
+        "bf16.enabled": "precision.dtype",
+    }.get(dotted)

@@ -8,8 +8,10 @@ the script is imported once here, and whatever differs from the run becomes a co
 
 import json
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
@@ -41,6 +43,8 @@ class Exported:
     """{field: why the target cannot say it}; empty reasons: it has no word for it."""
     warnings: tuple[str, ...] = ()
     """What the program will do otherwise, or refuse."""
+    left: str = ""
+    """What stands neither in the text nor in a comment of it, by name."""
 
     def __str__(self) -> str:
         return self.text
@@ -51,7 +55,8 @@ class Exported:
     def notes(self) -> list[str]:
         """What the program will do otherwise, and what it cannot say for a reason worth telling."""
         reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
-        return [*(f"Caution: {warning}." for warning in self.warnings), *reasons]
+        left = [f"{self.left}; `nbtrain import FILE --onto RUN` takes it from RUN."] if self.left else []
+        return [*(f"Caution: {warning}." for warning in self.warnings), *reasons, *left]
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the script or the JSON. Raises ConfigError if the file exists, unless `overwrite` is set."""
@@ -63,6 +68,8 @@ def export(config: RunConfig, target: str) -> Exported:
 
     Raises ConfigError for another target, or for a run that no flag can name.
     """
+    if not isinstance(target, str):
+        raise ConfigError(f"to = {target!r} must be one of {', '.join([*VERSIONS, 'deepspeed'])}.")
     if target == "deepspeed":
         return _json_alone(config)
     if target.partition("@")[0] not in VERSIONS:
@@ -84,9 +91,24 @@ def export(config: RunConfig, target: str) -> Exported:
 def _json_alone(config: RunConfig) -> Exported:
     """The JSON; model, data, schedule and layout are in the program's own words."""
     text = json.dumps(write_json(config), indent=2) + "\n"
-    ours, said = dict(flatten(config.model_dump())), read_json_alone(text)
-    unsaid = {key: "" for key, value in ours.items() if said.get(key) != value}
-    return Exported("deepspeed", text, unsaid)
+    said = read_json_alone(text)
+    ours = dict(flatten(config.model_dump()))
+    unsaid = {key: "" for key, value in ours.items() if key not in said or said[key] != value}
+    names = _by_section(config.model_dump(exclude={"schema_version"}), unsaid)
+    return Exported("deepspeed", text, unsaid, left=f"Not in the JSON: {', '.join(names)}")
+
+
+def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "") -> list[str]:
+    """Unsaid fields by name; a section of which nothing is said is named alone: model, parallel.zero_hpz."""
+    named = []
+    for name, value in values.items():
+        key = prefix + name
+        inner = [one for one, _ in flatten({name: value}, prefix)]
+        if all(one in unsaid for one in inner):
+            named.append(key)
+        elif inner != [key]:
+            named += _by_section(value, unsaid, f"{key}.")
+    return named
 
 
 def _script(writing: Writing) -> str:

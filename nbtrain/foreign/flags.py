@@ -147,6 +147,14 @@ def find_table(target: str) -> Table:
     return load_table(program, version or VERSIONS[program][-1])
 
 
+# MindSpeed's flags are in no table here. These choose kernels or save memory; any other one is unknown.
+ASCEND = re.compile(
+    r"--(use-fused-(rmsnorm|swiglu|rotary-pos-emb|ring-attention-update)|use-(ascend-)?mc2|reuse-fp32-param|"
+    r"recompute-activation-function(-num-layers)?|swap-attention|swap-modules|npu-deterministic)"
+)
+ASCEND_REASON = "MindSpeed's on Ascend: which kernel computes it, or where memory is saved"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A flag of an argument list: its option, and the value that argparse would store."""
@@ -189,6 +197,8 @@ class Arguments:
     complaints: tuple[Complaint, ...]
     lists: tuple[Word, ...] = ()
     """Words that only the shell knows, in the place of flags: $@, $EXTRA_ARGS."""
+    ascend: tuple[Word, ...] = ()
+    """Flags that MindSpeed adds to Megatron-LM on Ascend and that say nothing about a run."""
 
     def get(self, dest: str) -> Setting | None:
         """The flag that sets `dest`; None if the default holds."""
@@ -205,6 +215,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
     settings: list[Setting] = []
     complaints: list[Complaint] = []
     lists: list[Word] = []
+    ascend: list[Word] = []
     position = 0
     while position < len(words):
         word = words[position]
@@ -223,6 +234,10 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         following = 0
         while position + following < len(words) and _is_value(words[position + following]):
             following += 1
+        if option is None and ASCEND.fullmatch(flag):
+            ascend.append(word)
+            position += 0 if equals else following
+            continue
         if option is None:
             complaints.append(Complaint(flag, word.place, unknown(table, flag), True))
             position += 0 if equals else following
@@ -251,7 +266,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
         several = option.nargs not in (None, "?")
         first = taken[0] if taken else Word("", word.place)
         settings.append(Setting(flag, option, values if several else values[0], word.place, first))
-    return Arguments(table, tuple(settings), tuple(complaints), tuple(lists))
+    return Arguments(table, tuple(settings), tuple(complaints), tuple(lists), tuple(ascend))
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
@@ -337,11 +352,14 @@ def _by_words(flag: str, table: Table) -> str:
 def choose_table(words: Sequence[Word], script: str = "") -> Table:
     """The program and version whose table knows most of the flags.
 
-    Of two versions that know equally many, the older one is taken: a flag list that both accept was most
-    likely written for it, and the pinned examples of this repository use it.
+    Of two versions that know equally many, the one that refuses fewer of their values is taken, and of equal
+    ones the older one: a flag list that both accept was most likely written for it, and the pinned examples
+    of this repository use it.
     """
     flags = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
     deepspeed = "deepspeed" in script.lower() or bool(flags & {"--deepspeed", "--deepspeed_config"})
     programs = ("megatron-deepspeed", "megatron-lm") if deepspeed else ("megatron-lm", "megatron-deepspeed")
     candidates = [table for program in programs for table in tables(program)]
-    return max(candidates, key=lambda table: len(flags & table.by_flag.keys()))
+    most = max(len(flags & table.by_flag.keys()) for table in candidates)
+    likely = [table for table in candidates if len(flags & table.by_flag.keys()) == most]
+    return min(likely, key=lambda table: len(parse(table, words).complaints))

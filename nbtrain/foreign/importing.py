@@ -22,15 +22,17 @@ from nbtrain.config.load import Overrides, flatten, load, override_layer, valida
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
-from nbtrain.foreign.deepspeed_keys import drop_auto, read_alone, read_keys
-from nbtrain.foreign.flags import Arguments, Table, choose_table, find_table, parse
+from nbtrain.foreign.deepspeed_keys import drop_auto, read_alone, read_keys, two_formats
+from nbtrain.foreign.flags import ASCEND_REASON, Arguments, Table, choose_table, find_table, parse
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import read_json
+from nbtrain.foreign.lint_flags import exclusive
 from nbtrain.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
 from nbtrain.foreign.read import read_files
 from nbtrain.foreign.rows_model import clean_name
 from nbtrain.foreign.sides import Note, Reading
 from nbtrain.foreign.words import Word
+from nbtrain.planner.run_file import not_written, path_of
 
 # A field that a script's flags cannot say, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000",
 # or "# nbtrain: KEY=VALUE <- OTHER" for a field of which the flags say OTHER.
@@ -56,15 +58,24 @@ class Imported:
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""
+        if path_of(path).suffix not in (".yaml", ".yml"):
+            raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
         return write_once(path, self.text, overwrite)
 
 
 def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
     """Write a file. Raises ConfigError if it exists, unless `overwrite` is set."""
-    path = Path(path)
+    path = path_of(path)
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file in it.")
     if path.exists() and not overwrite:
-        raise ConfigError(f"{path}: exists already; name another file, or ask to overwrite it.")
-    files.write_text(path, text)
+        raise ConfigError(
+            f"{path}: exists already; name another file, or overwrite it (--overwrite, overwrite=True)."
+        )
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise not_written(path, error) from None
     return path
 
 
@@ -121,13 +132,20 @@ def raise_failures(source: Reading) -> None:
         if not key or not any(one == key or one.startswith(f"{key}.") for one in source.given)
     ]
     if failures:
+        if source.job.program is None:
+            # Without a program there are no flags: what they leave open is no news.
+            del failures[1:]
         raise ConfigError("\n".join(dict.fromkeys(failures)))
 
 
 def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
     """Fields, notes and failures of a job; `given` holds the overrides by field."""
     table = _table(job, target)
-    source = Reading(job, parse(table, job.flags), dict(given or {}))
+    arguments = parse(table, job.flags)
+    if job.program is not None and _is_another_program(job.program, arguments):
+        job.other_program, job.program, job.flags = job.program, None, []
+        arguments = parse(table, [])
+    source = Reading(job, arguments, dict(given or {}))
     hints = read_hints(job)
     source.given = {key: value for key, (value, _, _) in hints.items()} | source.given
     if "name" in hints:
@@ -136,14 +154,24 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
     if job.deepspeed is not None:
         drop_auto(source, job.deepspeed)
+        if words := two_formats(job.deepspeed):
+            source.fail("precision.dtype", f"{job.deepspeed.place('fp16.enabled')}: fp16.enabled: {words}")
     if job.kind == "DeepSpeed JSON":
         assert job.deepspeed is not None
         read_alone(source, job.deepspeed)
         return source
     if job.program is None:
-        source.fail("", f"{job.label}: no training program was found in the command.")
+        _no_program(source)
+    for word in source.arguments.ascend:
+        source.note(word.place, f"{word.text}: {ASCEND_REASON}.")
     for complaint in source.arguments.complaints:
         source.fail("", f"{complaint.place}: {complaint.message}")
+    for one, other in exclusive(source):
+        source.fail(
+            "",
+            f"{one.place}: {one.text} beside {other.text} ({other.place}): the program refuses to start with "
+            "both. Take one of them out.",
+        )
     _lists(source)
     for row in ROWS:
         row.read(source)
@@ -154,6 +182,32 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     _machine(source)
     _take_hints(source, hints)
     return source
+
+
+def _is_another_program(program: Word, arguments: Arguments) -> bool:
+    """Whether a program is none of Megatron's: not by its name, and it takes flags that Megatron has not."""
+    unknown = sum(complaint.unknown for complaint in arguments.complaints)
+    return "pretrain" not in program.text and unknown > len(arguments.settings)
+
+
+def _no_program(source: Reading) -> None:
+    """Says which command launches nothing that is known."""
+    if other := source.job.other_program:
+        source.fail(
+            "",
+            f"{other.place}: runs {other.text}, most of whose flags Megatron does not have. Read are the "
+            "flags of pretrain_gpt.py of Megatron-LM and Megatron-DeepSpeed.",
+        )
+        return
+    missing = source.job.script_missing
+    if missing is None:
+        source.fail("", f"{source.job.label}: no training program was found in the command.")
+        return
+    source.fail(
+        "",
+        f"{missing.place}: runs {missing.text}, which none of these files holds. Add its ConfigMap to the "
+        "file, or import the script itself with resources.nodes=... resources.gpus_per_node=...",
+    )
 
 
 def _table(job: Job, target: str) -> Table:
@@ -176,9 +230,15 @@ def _lists(source: Reading) -> None:
         if names:
             source.fail(
                 "",
-                f"{source.job.undecided[names[0]]}: {word.text}: set in a loop, in a function or under a "
-                "condition that only the shell knows; its flags may change the run. Write them out, or take "
-                f"{word.text} out.",
+                f"{source.job.undecided[names[0]]}: {word.text}: only the shell knows its value (set in a "
+                "loop, in a function, under a condition, by a command, or used in a form that is not read); "
+                f"its flags may change the run. Write them out, or take {word.text} out.",
+            )
+        elif re.match(r"\$\(|`", word.from_outside):
+            source.fail(
+                "",
+                f"{word.place}: {word.text}: what this command prints may be flags that change the run. "
+                f"Write them out, or take {word.text} out.",
             )
         else:
             source.note(word.place, f"{word.text}: nothing in the file sets it; taken as empty.")
@@ -326,10 +386,9 @@ def said_by(source: Reading) -> dict[str, Any]:
 
 
 def read_json_alone(text: str) -> dict[str, Any]:
-    """Every field as a DeepSpeed JSON alone says it."""
-    return said_by(
-        read_job(Job("DeepSpeed JSON", "ds_config.json", deepspeed=read_json(text, "ds_config.json")))
-    )
+    """The fields of which a DeepSpeed JSON alone says something."""
+    job = Job("DeepSpeed JSON", "ds_config.json", deepspeed=read_json(text, "ds_config.json"))
+    return read_job(job).values
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

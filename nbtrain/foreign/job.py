@@ -15,6 +15,16 @@ class Job:
     label: str
     """The file."""
     name: Word | None = None
+    scripts: dict[str, Word] = field(default_factory=dict)
+    """Scripts of ConfigMaps by name, which a container may mount."""
+    script_missing: Word | None = None
+    """A script that the command runs and no file holds."""
+    other_program: Word | None = None
+    """A program that the command runs and that is none of Megatron's, by its flags."""
+    workers: Value | None = None
+    """Machines that the manifest takes, if the command starts ranks on fewer of them (`nodes`)."""
+    world_size: Value | None = None
+    """Ranks altogether, as the launcher's command says."""
     program: Word | None = None
     """The Python program, e.g. Megatron-DeepSpeed/pretrain_gpt.py."""
     flags: list[Word] = field(default_factory=list)

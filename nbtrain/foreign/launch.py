@@ -12,6 +12,12 @@ from pathlib import PurePosixPath
 from nbtrain.foreign.words import Word
 
 LAUNCHERS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", "python", "python3"}
+# Commands that start the command after them; a container's or a shell's come with -c.
+PREFIXES = {"exec", "eval", "nohup", "time", "env", "sudo", "command", "nice", "ionice", "numactl", "taskset"}
+PREFIXES |= {"stdbuf", "timeout", "setsid", "bash", "sh", "docker", "podman", "singularity", "apptainer"}
+# Launchers that start ranks on one machine if nothing says how many there are.
+ONE_MACHINE = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+MANY_MACHINES = {"srun", "mpirun", "mpiexec", "deepspeed", "accelerate"}
 PROGRAM = re.compile(r".*\.py$")
 # Options of launchers that say how many machines, and how many processes on each.
 NODES = {"--nnodes", "--num_nodes", "--nodes", "-N"}
@@ -35,18 +41,21 @@ class Launch:
     nodes: Word | None = None
     gpus_per_node: Word | None = None
     world_size: Word | None = None
+    one_machine: bool = False
+    """torchrun without --nnodes, which then takes one machine."""
     environment: dict[str, Word] = field(default_factory=dict)
 
 
 def find_launch(words: Sequence[Word]) -> Launch | None:
     """The launch in a command; None if the command launches no Python program."""
-    head = next((PurePosixPath(word.text).name for word in words if word.text != "exec"), "")
+    words, environment = _without_prefixes(words)
+    head = PurePosixPath(words[0].text).name if words else ""
     if head not in LAUNCHERS and not PROGRAM.match(head):
         return None
     number = next((at for at, word in enumerate(words) if PROGRAM.match(word.text)), None)
     if number is None:
         return None
-    launch = Launch(words[number], list(words[number + 1 :]))
+    launch = Launch(words[number], list(words[number + 1 :]), environment=environment)
     before = [_parts(word) for word in words[:number]]
     for at, (option, inline) in enumerate(before):
         value = inline or (words[at + 1] if at + 1 < number else None)
@@ -56,13 +65,32 @@ def find_launch(words: Sequence[Word]) -> Launch | None:
             launch.nodes = Word(value.text.split(":")[0], value.place)  # --nnodes 1:4
         elif option in RANKS_PER_NODE:
             launch.gpus_per_node = Word(value.text.rpartition(":")[2], value.place)
+        elif option == "-x" and "=" in value.text:  # mpirun -x NCCL_DEBUG=INFO
+            name, _, setting = value.text.partition("=")
+            launch.environment[name] = Word(setting, value.place)
         elif option in WORLD:
             launch.world_size = value
         elif option == "--include":  # localhost:0,1,2,3@other:0,1,2,3
             hosts = value.text.split("@")
             launch.nodes = Word(str(len(hosts)), value.place)
             launch.gpus_per_node = Word(str(len(hosts[0].partition(":")[2].split(","))), value.place)
+    names = {PurePosixPath(word.text).name for word in words[:number]}
+    launch.one_machine = launch.nodes is None and bool(names & ONE_MACHINE) and not names & MANY_MACHINES
     return launch
+
+
+def _without_prefixes(words: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Word]]:
+    """A command from its launcher on, and the variables that `env NAME=VALUE` sets before it."""
+    environment: dict[str, Word] = {}
+    if not words or PurePosixPath(words[0].text).name not in PREFIXES:
+        return words, environment
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if PurePosixPath(word.text).name in LAUNCHERS or PROGRAM.match(word.text):
+            return words[at:], environment
+        if equals and name.isidentifier():
+            environment[name] = Word(value, word.place)
+    return [], environment
 
 
 def _parts(word: Word) -> tuple[str, Word | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, override_layer, validate
@@ -27,11 +28,14 @@ FATAL = Cost(fatal=True)
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
 
 
-def lint(paths: Sequence[str | Path], overrides: Overrides = None) -> list[Finding]:
-    """Every finding about the files, the dearest first; `overrides` say what the files do not."""
+def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str = "") -> list[Finding]:
+    """Every finding about the files, the dearest first; `overrides` say what the files do not.
+
+    `target` names program and version if the flags leave them open.
+    """
     layer = override_layer(overrides)
     given = dict(flatten(layer.value))
-    sources = [read_job(job, given) for job in read_files(paths)]
+    sources = [read_job(job, given, target) for job in read_files(paths)]
     findings = [*names_are_their_own(sources), *folders_are_their_own(sources)]
     for source in sources:
         own = [finding for rule in RULES for finding in rule(source)]
@@ -53,6 +57,9 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     if source.job.kind == "DeepSpeed JSON":
         return []
     findings: list[Finding] = []
+    if source.job.program is None:
+        place, _, rest = source.failures[0][1].partition(": ")
+        return [Finding("error", "a_program_is_launched", "", place, rest, "", FATAL)]
     places, rules = {finding.place for finding in own}, {finding.rule for finding in own}
     if "tokenizer.vocab_size" not in {*source.values, *source.given}:
         # No file of Megatron's says it; the size decides little of what follows.
@@ -70,7 +77,12 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     if any(key for key, _ in left):
         return findings
     located = Located(nested(source.values), dict(source.origins)).merged_with(layer)
-    config = validate(located, source.job.label)
+    try:
+        config = validate(located, source.job.label)
+    except ConfigError:
+        if not source.arguments.complaints:
+            raise
+        return findings  # a complaint about a flag says why its field is missing
     if problems := find_problems(config):
         return [*findings, *(finding_of_problem(problem) for problem in problems)]
     from nbtrain.planner.plan import plan
@@ -161,6 +173,12 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
         return
     claim = f"; the claim at {room.place} has {amounts.size(room.value)}" if full and room else ""
     size = amounts.size(checkpoint_bytes(config))
+    held = min(room.value // checkpoint_bytes(config), MANY) if full and room else MANY
+    fix = f"Take a volume of more than {size}, which one checkpoint needs."
+    if held:
+        sparser = -(-config.train_steps // held) if held < MANY else max(config.train_steps // MANY, 1)
+        number = "ten" if held == MANY else str(held)
+        fix = f"Set --save-interval {sparser} for {number} of them, or remove old ones."
     yield Finding(
         "error" if full else "warning",
         "checkpoints_fit_the_volume",
@@ -168,10 +186,12 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
         source.place("save_interval"),
         f"{config.train_steps:,} steps / save-interval({interval:,}) = {count:,} checkpoints of {size}, all "
         f"of which the program keeps: {amounts.size(total)}{claim}.",
-        f"Set --save-interval {max(config.train_steps // 10, 1)} for ten of them, or remove old ones.",
+        fix,
         Cost(fatal=full, num_bytes=total if not full else total - room.value if room else 0),
     )
 
 
 # A terabyte of checkpoints is worth a sentence.
 MANY_BYTES = 10**12
+# As many checkpoints of a run are enough to go back to.
+MANY = 10

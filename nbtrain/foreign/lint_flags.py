@@ -56,6 +56,29 @@ def flags_are_given_once(source: Reading) -> Iterator[Finding]:
             )
 
 
+# Flags that exclude each other: both Megatrons assert it when they start.
+EXCLUSIVE = (
+    ("fp16", "bf16"),
+    ("lr_warmup_fraction", "lr_warmup_samples"),
+    ("lr_warmup_fraction", "lr_warmup_iters"),
+)
+
+
+def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
+    """The flags that are set although another one excludes them: (the flag, the other one)."""
+    for first, second in EXCLUSIVE:
+        one, other = source.setting(first), source.setting(second)
+        if one and other and one.value and other.value:
+            yield one, other
+
+
+def flags_go_together(source: Reading) -> Iterator[Finding]:
+    """Two formats, or two lengths of a warm-up."""
+    for one, other in exclusive(source):
+        text = f"{one.text} beside {other.text} ({other.place}): the program refuses to start with both."
+        yield Finding("error", "flags_go_together", one.flag, one.place, text, "Take one of them out.", FATAL)
+
+
 def sizes_divide(source: Reading) -> Iterator[Finding]:
     """Heads divide the width, tensor ranks the heads, pipeline stages the layers."""
     tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
@@ -84,7 +107,7 @@ def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
 def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
     """Tensor x pipeline x context ranks divide nodes x GPUs."""
     nodes, gpus, model, words = ranks_of(source)
-    if nodes * gpus == 0 or nodes * gpus % model == 0:
+    if nodes * gpus == 0 or flags_are_open(source) or nodes * gpus % model == 0:
         return
     enough = model // math.gcd(model, gpus)
     yield error(
@@ -124,7 +147,16 @@ def count(value: Value | None) -> int:
 def data_parallel_size(source: Reading) -> int:
     """Copies of the model; 0 if that is not known or not whole."""
     nodes, gpus, model, _ = ranks_of(source)
-    return 0 if nodes * gpus % model else nodes * gpus // model
+    return 0 if flags_are_open(source) or nodes * gpus % model else nodes * gpus // model
+
+
+def flags_are_open(source: Reading) -> bool:
+    """Whether flags stand in a variable whose value only the shell knows: any size may be among them."""
+    return any(
+        re.search(rf"\b{name}\b", word.text)
+        for word in source.arguments.lists
+        for name in source.job.undecided
+    )
 
 
 def batch_divides(source: Reading) -> Iterator[Finding]:
@@ -189,6 +221,16 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             "samples.",
             "Give every amount in one of both.",
         )
+    for dest in ("lr_decay_iters", "lr_warmup_iters"):
+        if source.setting("train_samples") and source.setting(dest):
+            yield error(
+                source,
+                "growth_counts_samples",
+                dest,
+                f"with --train-samples at {source.place('train_samples')}: the program counts either "
+                "iterations or samples.",
+                "Give every amount in one of both.",
+            )
 
 
 def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
@@ -221,6 +263,22 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
             f"{ranks.value} ranks on each node, but the container asks for {gpus.value} GPUs ({gpus.place}).",
             "Make the two equal.",
             Cost(fatal=True) if more else Cost(words=f"{count(gpus) - count(ranks)} idle GPUs a node"),
+        )
+
+
+def workers_have_ranks(source: Reading) -> Iterator[Finding]:
+    """mpirun starts as many ranks as it is asked for; the manifest's other workers wait and are paid."""
+    workers, nodes = source.job.workers, source.job.nodes
+    if workers is not None and nodes is not None:
+        idle = count(workers) - count(nodes)
+        yield Finding(
+            "warning",
+            "workers_have_ranks",
+            "replicas",
+            workers.place,
+            f"{workers.value} workers, but mpirun starts ranks on {nodes.value} of them ({nodes.place}).",
+            "Make mpirun's -np the workers times their slots, or take fewer workers.",
+            Cost(words=f"{idle} idle workers"),
         )
 
 
@@ -281,6 +339,7 @@ def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
 FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     flags_exist,
     flags_are_given_once,
+    flags_go_together,
     sizes_divide,
     positions_hold_the_sequence,
     ranks_fill_the_machines,
@@ -289,6 +348,7 @@ FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     growth_counts_samples,
     ramp_up_has_a_successor,
     slots_are_gpus,
+    workers_have_ranks,
     image_is_of_the_programs_time,
     context_ranks_hold_all_weights,
 )

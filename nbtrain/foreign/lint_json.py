@@ -6,6 +6,8 @@ from typing import Any
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.config.rules.wording import join, nearest_multiples
+from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
@@ -37,10 +39,31 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
     for key in document.value:
         if key not in KNOWN_KEYS:
             text = f"DeepSpeed has no such key and ignores it.{nearest(key, KNOWN_KEYS)}"
-            yield _error(document, "json_keys_are_known", key, text, "Take it out, or correct its name.")
+            fix, cost = "Take it out, or correct its name.", Cost(words="a setting that does nothing")
+            yield Finding("error", "json_keys_are_known", key, document.place(key), text, fix, cost)
     for problem in key_problems(document.value):
         text = f"{problem.words[:1].upper()}{problem.words[1:]}"
+        text = text.replace(" does not know in ", f" does not know {problem.path.rpartition('.')[2]} in ")
         yield _error(document, "json_keys_are_known", problem.path, text, "")
+
+
+def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
+    """ "auto" is a word of the Trainer of transformers, which replaces it by its own arguments."""
+    document, keys = source.job.deepspeed, list(source.auto)
+    if document is None or not keys:
+        return
+    fields = dict.fromkeys(field for key in keys if (field := field_of(key)))
+    yield Finding(
+        "warning",
+        "auto_is_filled_in",
+        "auto",
+        source.auto[keys[0]],
+        f"{', '.join(keys)}: the Trainer of transformers fills them in from its arguments; no other program "
+        "does.",
+        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and put the JSON on it: nbtrain "
+        f"import {document.label} --onto RUN.",
+        Cost(words="values that nobody fills in"),
+    )
 
 
 def json_batch_agrees(source: Reading) -> Iterator[Finding]:
@@ -59,7 +82,17 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             name = f"--{dest.replace('_', '-')}"
             text = f"{value}, but {name} is {flag} ({source.place(dest)}): DeepSpeed asserts that they agree."
             yield _error(document, "json_batch_agrees", key, text, f"Set both to {flag}.")
-    if not all(isinstance(one, int) and one for one in (batch, micro, data)):
+    if not all(isinstance(one, int) and one for one in (batch, micro)):
+        return
+    if not data:
+        # How many copies there are is not known: whole ones they are.
+        if isinstance(steps, int) and steps and batch % (micro * steps):
+            text = (
+                f"{batch} is no multiple of train_micro_batch_size_per_gpu({micro}) * "
+                f"gradient_accumulation_steps({steps}) = {micro * steps}, whatever the number of GPUs."
+            )
+            fix = f"Nearest: {join(nearest_multiples(batch, micro * steps))}."
+            yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
         return
     if isinstance(steps, int) and batch != micro * steps * data:
         text = (
@@ -140,6 +173,9 @@ def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
 def formats_agree(source: Reading) -> Iterator[Finding]:
     """--fp16 builds the model; fp16.enabled in the JSON makes DeepSpeed train it in fp16."""
     document = source.job.deepspeed
+    if document is not None and (words := two_formats(document)):
+        yield _error(document, "formats_agree", "fp16.enabled", words, "")
+        return
     if document is None or source.job.program is None:
         return
     for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
@@ -184,6 +220,7 @@ def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
 JSON_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     json_is_json,
     json_keys_are_known,
+    auto_is_filled_in,
     json_batch_agrees,
     zero_stage_agrees,
     zero_goes_with_the_pipeline,

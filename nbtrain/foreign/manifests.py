@@ -4,6 +4,8 @@ Fields as their operators define them: batch.tensorstack.dev/v1beta1 (DeepSpeedJ
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
+import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -26,6 +28,8 @@ class Tree:
     def __init__(self, node: yaml.Node | None, label: str):
         self.label, self.node, self.count = label, node, 0
         self.places: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+        self.scripts: dict[str, Word] = {}
         self.value = self._construct(node, "") if node is not None else None
 
     def _construct(self, node: yaml.Node, prefix: str) -> Any:
@@ -40,6 +44,8 @@ class Tree:
                 str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
                 for key, value in node.value
             }
+        if isinstance(node, yaml.ScalarNode):
+            self.texts[prefix] = node.value
         if isinstance(node, yaml.SequenceNode):
             return [self._construct(item, f"{prefix}.{at}") for at, item in enumerate(node.value)]
         return (
@@ -97,7 +103,10 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
     jobs: list[Job] = []
     files: dict[str, Word] = {}
     claims: dict[str, Value] = {}
-    for tree in read_documents(text, label):
+    trees = read_documents(text, label)
+    scripts = _mounted(trees)
+    for tree in trees:
+        tree.scripts = scripts
         kind = tree.word("kind")
         if kind is None:
             continue
@@ -119,6 +128,16 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
         asked = [claims[str(claim.value)] for claim in job.volumes if str(claim.value) in claims]
         job.volume_bytes = asked[0] if asked else None
     return jobs, files
+
+
+def _mounted(trees: list[Tree]) -> dict[str, Word]:
+    """What the ConfigMaps of a file hold, by name, but for JSON."""
+    found: dict[str, Word] = {}
+    for tree in trees:
+        kind, data = tree.word("kind"), tree.find("data")
+        if kind and kind.text == "ConfigMap" and data and isinstance(data.value, dict):
+            found |= {name: Word(str(text), tree.places[f"data.{name}"]) for name, text in data.value.items()}
+    return {name: word for name, word in found.items() if not name.endswith(".json")}
 
 
 def _deepspeed_job(tree: Tree) -> Job:
@@ -179,8 +198,19 @@ def _mpi_job(tree: Tree) -> Job:
     _container(tree, worker, "spec.mpiReplicaSpecs.Worker.template.spec", "")
     job.gpus_asked, job.cpus, job.memory_bytes = worker.gpus_asked, worker.cpus, worker.memory_bytes
     job.volumes += worker.volumes
+    job.gpu_product = worker.gpu_product or job.gpu_product
     job.environment = worker.environment | job.environment
-    job.gpus_per_node = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
+    job.gpus_per_node = slots = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
+    if job.world_size and str(job.nodes.value).isdigit() and str(slots.value).isdigit():
+        # mpirun fills the slots of one worker after the other.
+        world, all_slots = job.world_size.value, int(job.nodes.value) * int(slots.value)
+        if world > all_slots or world % max(int(slots.value), 1):
+            raise ConfigError(
+                f"{job.world_size.place}: mpirun starts {world} ranks, but {job.nodes.value} workers have "
+                f"{slots.value} slots each (spec.slotsPerWorker) = {all_slots}. Make both equal."
+            )
+        if world < all_slots:
+            job.workers, job.nodes = job.nodes, Value(world // int(slots.value), job.world_size.place)
     return job
 
 
@@ -192,6 +222,14 @@ def _train_job(tree: Tree) -> Job:
     _resources(tree, job, "spec.trainer.resourcesPerNode")
     _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")])
     job.gpus_per_node = tree.find("spec.trainer.numProcPerNode") or job.gpus_per_node or job.gpus_asked
+    # Pods are patched under runtimePatches, or podTemplateOverrides before it.
+    for dotted in tree.places:
+        if dotted.startswith(("spec.runtimePatches.", "spec.podTemplateOverrides.")):
+            value = Value(tree.texts.get(dotted, ""), tree.places[dotted])
+            if dotted.endswith(f".nodeSelector.{PRODUCT}"):
+                job.gpu_product = value
+            elif dotted.endswith(".persistentVolumeClaim.claimName"):
+                job.volumes.append(value)
     return job
 
 
@@ -204,7 +242,7 @@ _READERS = {
 
 
 def _job(tree: Tree, kind: str) -> Job:
-    return Job(kind, tree.label, name=tree.word("metadata.name"))
+    return Job(kind, tree.label, name=tree.word("metadata.name"), scripts=tree.scripts)
 
 
 def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
@@ -236,6 +274,9 @@ def _environment(tree: Tree, job: Job, dotted: str) -> None:
         name, value = tree.word(f"{dotted}.{at}.name"), tree.word(f"{dotted}.{at}.value")
         if name and value:
             job.environment[name.text] = value
+        elif name and (source := tree.find(f"{dotted}.{at}.valueFrom")):
+            # A secret, a ConfigMap or a field of the pod: what only the cluster knows.
+            job.environment[name.text] = Word(f"${{{name.text}}}", source.place)
 
 
 def _resources(tree: Tree, job: Job, dotted: str) -> None:
@@ -248,14 +289,20 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
                 job.cpus = Value(max(int(quantity(one, "cpu")), 1), one.place)
             elif resource == "memory":
                 job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
-            elif resource.endswith("/gpu") or "gpu" in resource.rpartition("/")[2].lower():
+            elif re.search("gpu|ascend", resource.rpartition("/")[2].lower()):
                 job.gpus_asked = one
 
 
 def _take_words(job: Job, words: list[Word]) -> None:
-    """A container's command: the words of a launcher, or bash -c and a script."""
+    """A container's command: the words of a launcher, bash -c and a script, or a script that is mounted."""
     texts = [word.text for word in words]
-    if "-c" in texts or "-lc" in texts or (texts and texts[0] in ("bash", "sh")) or len(words) == 1:
+    shell = bool(texts) and PurePosixPath(texts[0]).name in ("bash", "sh")
+    file = next((word for word in words[: 4 if shell else 1] if word.text.endswith((".sh", ".bash"))), None)
+    if file is not None and " " not in file.text:
+        script = job.scripts.get(PurePosixPath(file.text).name)
+        job.script_missing = None if script else file
+        words = _script_words(script, job) if script else []
+    elif "-c" in texts or "-lc" in texts or shell or len(words) == 1:
         words = _script_words(words[-1], job) if words else []
     _take(job, find_launch(words))
 
@@ -265,6 +312,8 @@ def _take(job: Job, launch: Launch | None) -> None:
         return
     job.program, job.flags = launch.program, launch.flags
     job.environment |= launch.environment
+    if launch.world_size and launch.world_size.text.isdigit():
+        job.world_size = Value(int(launch.world_size.text), launch.world_size.place)
     if launch.gpus_per_node and not launch.gpus_per_node.from_outside and launch.gpus_per_node.text.isdigit():
         job.gpus_per_node = Value(int(launch.gpus_per_node.text), launch.gpus_per_node.place)
 
@@ -273,6 +322,9 @@ def _script_words(word: Word, job: Job) -> list[Word]:
     """The words of the launching command of a script inside a manifest, with the manifest's lines."""
     first = int(word.place.rpartition(":")[2]) - 1
     script = read_script(word.text, job.label)
+    for name, value in script.exported.items():
+        line = int(value.place.rpartition(":")[2]) + first
+        job.environment.setdefault(name, Word(value.text, f"{job.label}:{line}"))
     places = {name: place.rpartition(":")[2] for name, place in script.undecided.items()}
     job.undecided |= {name: f"{job.label}:{int(line) + first}" for name, line in places.items()}
     for command in script.commands:

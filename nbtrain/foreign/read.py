@@ -20,15 +20,20 @@ from nbtrain.foreign.words import Value, Word
 
 def _path(file: str | Path) -> Path:
     """The file as typed, or below the workspace."""
+    if not isinstance(file, str | Path):
+        raise ConfigError(f"{file!r}: must be the path of {FILES}.")
     typed = Path(file).expanduser()
     return typed if typed.is_absolute() or typed.exists() else workspace() / typed
 
 
+FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
 # Another program may have a flag or two of Megatron's names.
 FEWEST_FLAGS = 5
 # Keys of GPT-NeoX's configuration files, which have _ or - between their words.
 NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
+# Sections of our own run YAMLs.
+OURS = r"(?m)^(extends|model|batch|lr_schedule|parallel):"
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 
@@ -49,7 +54,7 @@ def is_foreign(path: str | Path) -> bool:
 def read_files(files: Sequence[str | Path]) -> list[Job]:
     """The jobs of the files. Raises ConfigError for a file that is none of the kinds known here."""
     if not files:
-        raise ConfigError("no file is named; give a manifest, a shell script or a DeepSpeed JSON.")
+        raise ConfigError(f"no file is named; give {FILES}.")
     jobs: list[Job] = []
     texts: dict[str, Word] = {}
     for file in files:
@@ -66,6 +71,8 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
                         f"{label}: a configuration of GPT-NeoX, which is not read. Read are {known}, shell "
                         "scripts of Megatron-LM and Megatron-DeepSpeed, and a DeepSpeed JSON."
                     )
+                if re.search(OURS, text):
+                    raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
                 raise ConfigError(f"{label}: holds no job; kinds that are read: {known}, and ConfigMap.")
             jobs += found
             texts |= maps
@@ -82,12 +89,12 @@ def _text(path: Path) -> str:
     try:
         if not path.is_file() and path.exists():
             kind = "a folder" if path.is_dir() else "no regular file"
-            raise ConfigError(f"{path}: is {kind}; give a manifest, a shell script or a DeepSpeed JSON.")
+            raise ConfigError(f"{path}: is {kind}; give {FILES}.")
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file.") from None
+        raise ConfigError(f"{path}: no such file; give {FILES}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
@@ -128,7 +135,7 @@ def jobs_of_script(script: Script) -> list[Job]:
     substitutions = []
     for command in script.commands:
         if launch := find_launch(command.words):
-            launch.environment = command.environment
+            launch.environment |= command.environment
             launches.append(launch)
         elif command.words[0].text == "sed":
             for word in command.words[1:]:
@@ -139,7 +146,7 @@ def jobs_of_script(script: Script) -> list[Job]:
     if not launches:
         raise ConfigError(
             f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
-            "python with a .py program was found."
+            "python with a .py program was found. Give the script that starts the training."
         )
     asked = sbatch(script.comments)
     return [_job_of(script, launch, asked, substitutions) for launch in launches]
@@ -157,6 +164,8 @@ def _job_of(
 ) -> Job:
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
     job.nodes = _value(launch.nodes) or _value(asked.get("nodes"))
+    if launch.one_machine and "nodes" not in asked:
+        job.nodes = Value(1, launch.program.place)  # torchrun's own default
     ranks = (launch.gpus_per_node, asked.get("gpus-per-node"), asked.get("ntasks-per-node"))
     job.gpus_per_node = next((value for word in ranks if (value := _value(word))), None)
     world = _value(launch.world_size)

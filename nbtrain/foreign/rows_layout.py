@@ -279,7 +279,10 @@ def _read_pipeline(source: Reading) -> None:
         for kind in ("tensor", "pipeline", "ds_sequence")
     ]
     nodes = given.get("resources.nodes", source.values.get("resources.nodes", 0))
-    gpus = given.get("resources.gpus_per_node", source.values.get("resources.gpus_per_node", 0))
+    gpus = source.values.get("resources.gpus_per_node", 0)
+    # A CPU run's ranks are those of the launch, whatever its GPUs.
+    if not gpus or given.get("resources.device") != "cpu":
+        gpus = given.get("resources.gpus_per_node", gpus)
     tensor, pipeline, ulysses = sizes
     if not all(isinstance(size, int) for size in (*sizes, nodes, gpus)) or not nodes * gpus:
         return

@@ -290,10 +290,11 @@ def _read_dataset(source: Reading, prefix: str, place: str) -> None:
         source.set("data.json_key", ours.group(2), "data_path")
     if not ours:
         folder = f"data/dataset/{source.values['data.name']}"
+        renamed = "" if path.name == "text_document" else " as text_document.bin and .idx"
         source.note(
             place,
-            f"--data-path {prefix}: put {path.name}.bin and .idx into {folder}/ as text_document.bin and "
-            ".idx, or name the text in data.sources.",
+            f"--data-path {prefix}: put {path.name}.bin and .idx into {folder}/{renamed}, or name the text "
+            "in data.sources.",
         )
 
 

@@ -105,6 +105,13 @@ def as_ramp(sizes: StepSizes) -> Rampup | None:
 def _read_length(source: Reading) -> None:
     tokens, samples = source.value("train_tokens"), source.value("train_samples")
     steps, length = source.value("train_iters"), source.values.get("model.seq_length")
+    if source.setting("train_iters") and source.setting("train_samples"):
+        # validate_args of both programs.
+        source.fail(
+            "",
+            f"{source.place('train_samples')}: --train-samples {samples} beside --train-iters {steps} "
+            f"({source.place('train_iters')}): the program refuses to count both. Take one of them out.",
+        )
     known = all(isinstance(value, int) for value in (tokens, samples, length))
     if known and samples * length < tokens:
         source.set("batch.train_samples", samples, "train_samples")

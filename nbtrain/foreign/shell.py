@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.shell_answers import chain, evaluate, joined, succeeds
+from nbtrain.foreign.shell_sets import DECLARING, names_set, without_options
 from nbtrain.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
 from nbtrain.foreign.words import OUTSIDE, Word
 
@@ -18,6 +20,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.DOTALL)
 
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")", "|&")
+
+# All that is put in for variables: more than any command line, and little enough to hold.
+MOST_CHARACTERS = 5_000_000
 
 SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh"}
 
@@ -50,7 +55,8 @@ class Script:
     documents: dict[str, Word] = field(default_factory=dict)
     """Here-documents by the file that they are written to; the place is their first line."""
     undecided: dict[str, str] = field(default_factory=dict)
-    """Variables that are set in a loop, a function or under a condition that only the shell knows: where."""
+    """Variables whose value only the shell knows (set in a loop, a function, under a condition, by `read`),
+    or that are used in a form that is not worked out here (${X%y}): where."""
     comments: list[tuple[str, str]] = field(default_factory=list)
     """(place, text)."""
 
@@ -91,6 +97,10 @@ class _Walk:
         self.status: bool | None = True
         """Of the commands before the last && or ||, and of the last command."""
         self.operator = "&&"
+        self.sourced = ""
+        """Where another file is read, which may set any variable."""
+        self.room = MOST_CHARACTERS
+        """What may still be put in for variables."""
 
     def walk(self) -> None:
         statement: list[Token] = []
@@ -193,16 +203,22 @@ class _Walk:
                 if not skip:
                     raws.append(token)
                 skip = False
-        exporting = bool(raws) and raws[0].plain in ("export", "declare", "local", "readonly", "typeset")
+        exporting = bool(raws) and raws[0].plain in DECLARING
         environment: dict[str, Word] = {}
         words: list[Word] = []
-        for raw in raws[1:] if exporting else raws:
+        if self.runs is not False:
+            for name in names_set(raws):
+                self._forget(name, raws[0].place)
+        for raw in without_options(raws[1:]) if exporting else raws:
             match = ASSIGNMENT.match(_head(raw))
             if match and not words:
                 value = self._assign(raw, match)
                 if value is not None:
                     environment[match.group(1)] = value
-            elif words and words[-1].text in ("-c", "-lc") and SHELLS & {word.text for word in words}:
+            elif words and (
+                words[0].text == "eval"
+                or (words[-1].text in ("-c", "-lc") and SHELLS & {word.text for word in words})
+            ):
                 words += self._inner(raw)
             else:
                 words += self._expand(raw)
@@ -214,6 +230,11 @@ class _Walk:
                 self.script.exported |= exported
         elif words and not exporting:
             command = Command(words, environment, written_to)
+            if [word.text for word in words[:2]] == ["set", "--"] and self.runs is not False:
+                self.variables["@"] = self.variables["*"] = [[(one.text, one.place)] for one in words[2:]]
+                self.variables |= {str(at): [[(one.text, one.place)]] for at, one in enumerate(words[2:], 1)}
+            if words[0].text in ("source", ".") and self.runs is not False:
+                self.sourced = self.sourced or words[0].place
             self.status = succeeds(words)
             if self.condition is not None:
                 self.condition.append(command)
@@ -239,8 +260,7 @@ class _Walk:
             return None
         old = self.variables.get(name, [[]]) if adds else []
         if self.runs is None:
-            self.variables[name] = [[(f"${{{name}}}", raw.place)]]
-            self.script.undecided.setdefault(name, raw.place)
+            self._forget(name, raw.place)
         elif raw.elements is not None:
             elements = [[(word.text, word.place)] for one in raw.elements for word in self._expand(one)]
             self.variables[name] = [*(one for one in old if one), *elements]
@@ -249,6 +269,11 @@ class _Walk:
             value: Runs = self._runs(rest.pieces)
             self.variables[name] = [[*(part for one in old[:1] for part in one), *value]]
         return _one_word(self.variables[name], raw.place)
+
+    def _forget(self, name: str, place: str) -> None:
+        """From here on only the shell knows the value."""
+        self.variables[name] = [[(f"${{{name}}}", place)]]
+        self.script.undecided.setdefault(name, place)
 
     def _expand(self, raw: RawWord) -> list[Word]:
         """The words that the shell makes of one: variables put in, and split at blanks outside quotes."""
@@ -290,19 +315,40 @@ class _Walk:
         unknown = [[(f"${{{piece.text}}}" if len(piece.text) > 1 else f"${piece.text}", piece.place)]]
         match = NAME.match(piece.text)
         if not match or match.group(1):
+            self._not_worked_out(piece)
             return unknown
         _, name, index, operator, default = match.groups()
         value = self.variables.get(name)
         empty = value is None or ((operator or "").startswith(":") and not _joined(value))
         if empty and operator:
-            return [self._runs(_pieces_of(_unquoted(default), piece.place))]
+            put_in = [self._runs(_pieces_of(_unquoted(default), piece.place))]
+            if operator.endswith("=") and self.runs:
+                self.variables[name] = put_in
+            return put_in
         if value is None:
+            if self.sourced and name.isidentifier():
+                self.script.undecided.setdefault(name, self.sourced)
             return unknown
-        if index in ("@", "*"):
+        self.room -= sum(len(text) for one in value for text, _ in one)
+        if self.room < 0:
+            raise ConfigError(
+                f"{piece.place}: the script's variables, put in, are more than {MOST_CHARACTERS:,} "
+                f"characters at {name}; no command line is that long."
+            )
+        if index in ("@", "*") or name in ("@", "*"):
             return value
         if index is None or index == "0":
             return value[:1]
-        return [value[int(index)]] if index.isdigit() and int(index) < len(value) else unknown
+        if index.isdigit() and int(index) < len(value):
+            return [value[int(index)]]
+        self._not_worked_out(piece)
+        return unknown
+
+    def _not_worked_out(self, piece: Piece) -> None:
+        """A form such as ${X%y} or ${A[@]:1} of a variable that the script sets: nothing is known of it."""
+        match = re.match(r"[#!]?([A-Za-z_]\w*)", piece.text)
+        if match and match.group(1) in self.variables:
+            self.script.undecided.setdefault(match.group(1), piece.place)
 
     def _sum(self, piece: Piece) -> int | None:
         """The value of shell arithmetic on whole numbers; None if it needs more than is known."""

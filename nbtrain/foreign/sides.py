@@ -35,6 +35,8 @@ class Reading:
     """{"model.num_layers": "--num-layers 12"}: the source of each value, for the YAML."""
     notes: list[Note] = field(default_factory=list)
     """What is left out, and why that changes nothing."""
+    auto: dict[str, str] = field(default_factory=dict)
+    """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """(field, message) of what cannot be taken over; a field that is overridden does not fail."""
 

@@ -32,7 +32,7 @@ class Comparison:
     def text(self) -> str:
         """E.g. "predicted 1.21 s a step, measured 1.18 s: -2 %"."""
         if self.name == "step":
-            head = f"predicted {self.predicted:.3g} s a step, measured {self.measured:.3g} s"
+            head = f"predicted {amounts.step(self.predicted)} a step, measured {amounts.step(self.measured)}"
         elif self.name == "memory":
             head = (
                 f"predicted {amounts.size(self.predicted)}, measured {amounts.size(self.measured)} of rank 0"

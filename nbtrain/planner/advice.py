@@ -9,6 +9,7 @@ needed 1.1 times the planned memory is expected to need 1.1 times after a change
 """
 
 import difflib
+import html
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nbtrain.planner.run_file import write_run
 
 # A change that is predicted to save less of a step is not worth a restart.
 LEAST_GAIN = 0.02
+HEADS = ("", "change", "settings", "why", "then")
 # What a plan may be wrong by without being called wrong: the factor of its memory is kept within.
 _MOST_FACTOR = 3.0
 # docs/plan-accuracy.md: memory within 10 % in most cases.
@@ -54,12 +56,23 @@ class Change:
             share = f" ({self.memory_fraction:.0%})" if self.memory_fraction is not None else ""
             words.append(f"memory {amounts.size(self.memory_bytes)}{share}")
         if self.step_seconds is not None:
-            words.append(f"step {self.step_seconds:.3g} s")
+            words.append(f"step {amounts.step(self.step_seconds)}")
         if self.gain is not None and abs(self.gain) >= 0.005:
             words.append(f"{self.gain:.0%} faster" if self.gain > 0 else f"{-self.gain:.0%} slower")
         if self.fits is False:
             words.append("does not fit yet")
         return ", ".join(words) or "not in the plan's figures"
+
+
+class Diff(str):
+    """A diff; a cell and a prompt show its lines as they are."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
 
 
 @dataclass(frozen=True)
@@ -73,15 +86,9 @@ class Advice:
     """What was found that no change answers."""
 
     def __str__(self) -> str:
-        lines = [f"Advice for {self.config.name}: {self.observations.summary}"]
-        for number, change in enumerate(self.changes, start=1):
-            settings = ", ".join(f"{key}={_value(value)}" for key, value in change.overrides.items())
-            lines += [
-                "",
-                f"{number:>3}  {change.title}: {settings}",
-                f"     why     {change.reason}",
-                f"     then    {change.effect}",
-            ]
+        lines = [self.title]
+        for number, change, settings, why, then in self.rows():
+            lines += ["", f"{number:>3}  {change}: {settings}", f"     why     {why}", f"     then    {then}"]
         if self.notes:
             lines += ["", *(f"Note: {note}" for note in self.notes)]
         if self.changes:
@@ -90,6 +97,37 @@ class Advice:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    @property
+    def title(self) -> str:
+        """What the advice is about."""
+        return f"Advice for {self.config.name}: {self.observations.summary}"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, by HEADS."""
+        return [
+            (
+                str(number),
+                change.title,
+                ", ".join(f"{key}={_value(value)}" for key, value in change.overrides.items()),
+                change.reason,
+                change.effect,
+            )
+            for number, change in enumerate(self.changes, start=1)
+        ]
+
+    def _repr_html_(self) -> str:
+        escape, left = html.escape, "text-align:left"
+        body = "".join(f"<p>Note: {escape(note)}</p>" for note in self.notes)
+        if self.changes:
+            head = "".join(f'<th style="{left}">{title}</th>' for title in HEADS)
+            rows = "".join(
+                "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in row) + "</tr>"
+                for row in self.rows()
+            )
+            call = '<p><code>.use(1, "NEW.yaml")</code> writes the changed run and shows the diff.</p>'
+            body = f"<table><tr>{head}</tr>{rows}</table>{body}{call}"
+        return f"<p><b>{escape(self.title)}</b></p>{body}"
 
     def to_dict(self) -> dict[str, Any]:
         changes = [{**asdict(change), "effect": change.effect} for change in self.changes]
@@ -107,16 +145,16 @@ class Advice:
             raise ConfigError(f"change {number}: the advice for {self.config.name} {has}.")
         return load(self.config, self.changes[number - 1].overrides)
 
-    def diff(self, number: int) -> str:
+    def diff(self, number: int) -> Diff:
         """What change `number` sets, as a diff of fields."""
         before, after = (
             [f"{key}: {_value(value)}" for key, value in flatten(config.model_dump())]
             for config in (self.config, self.changed(number))
         )
         lines = difflib.unified_diff(before, after, self.config.name, "changed", lineterm="", n=0)
-        return "\n".join(line for line in lines if not line.startswith("@@"))
+        return Diff("\n".join(line for line in lines if not line.startswith("@@")))
 
-    def use(self, number: int, path: str | Path) -> str:
+    def use(self, number: int, path: str | Path) -> Diff:
         """Write the run with change `number` to a new YAML; returns the diff.
 
         Raises ConfigError, and writes nothing, if the file exists or a rule is broken.
@@ -144,6 +182,12 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
         if len(kept) < len(changes) and observations.memory_fraction is not None:
             notes.append(_optimal(observations, len(changes) - len(kept)))
         changes = kept
+    if not (observations.steps or observations.failed):
+        name = config.name
+        notes.append(
+            "no step is recorded, and advice needs a job that has run: "
+            f"`nbtrain submit {name}` starts one, `nbtrain plan {name}` predicts it."
+        )
     changes.sort(key=lambda change: _rank(change, observations))
     return Advice(config, observations, changes, notes)
 

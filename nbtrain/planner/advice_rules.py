@@ -111,9 +111,9 @@ def _less_host_memory(config: RunConfig) -> Iterator[Proposal]:
 
 def _hang(config: RunConfig) -> Iterator[Proposal]:
     why = "a rank made no progress, and the others waited for it"
-    if config.backend.debug == "none":
-        debug = "nccl" if config.resources.device == "gpu" else "distributed"
-        changes = {"backend.debug": debug}
+    debug = "nccl" if config.resources.device == "gpu" else "distributed"
+    if debug not in config.backend.debug:
+        changes = {"backend.debug": [*config.backend.debug, debug]}
         yield Proposal(
             "Say more about collectives", changes, f"{why}: the log then names it", predictable=False
         )

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
+from nbtrain.config.other_files import PRICES, is_price_table
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, read_yaml
 
@@ -23,7 +25,6 @@ SHIPPED = Path(__file__).with_name("prices.yaml")
 MACHINE_FACTOR = 1.2
 COOLING_FACTOR = 1.15
 
-_KEYS = {"currency": str, "date": str, "source": str, "per_kwh": float, "per_device_hour": dict}
 _OFFER = ("low", "usual", "high")
 
 
@@ -120,14 +121,40 @@ def read_prices() -> Located:
     table = read_yaml(SHIPPED)
     path = user_prices()
     if path.is_file():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
-            raise ConfigError(f"{display(path)}: the file is empty. Its form: {SHIPPED}.")
-        user = read_yaml(path, display(path))
-        _check(user)
-        offers = {**table.value["per_device_hour"], **(user.value.get("per_device_hour") or {})}
+        user = _read_user(path)
+        same = user.value.get("currency") in (None, table.value["currency"])
+        # Without a rate of exchange a shipped price is none in another currency.
+        offers = {
+            **(table.value["per_device_hour"] if same else {}),
+            **(user.value.get("per_device_hour") or {}),
+        }
         table = table.merged_with(user)
         table.value["per_device_hour"] = offers
+    return table
+
+
+def is_prices(path: Path) -> bool:
+    """Whether a file is a table of prices, by its keys."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return False
+    return is_price_table(read_yaml(path).value)
+
+
+def checked_prices(path: Path) -> str:
+    """One sentence about a table of prices that holds, and where plans read one. Raises ConfigError."""
+    devices = len(_read_user(path).value.get("per_device_hour") or {})
+    place = user_prices()
+    here = path.resolve() in (place.resolve(), SHIPPED.resolve())
+    where = "plans read it." if here else f"plans read {display(place)}: put it there."
+    return f"{path.name}: a table of prices, no run YAML; it holds, for {counted(devices, 'device')}; {where}"
+
+
+def _read_user(path: Path) -> Located:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
+        raise ConfigError(f"{display(path)}: the file is empty. Its form: {SHIPPED}.")
+    table = read_yaml(path, display(path))
+    _check(table)
     return table
 
 
@@ -147,8 +174,8 @@ def _check(table: Located) -> None:
     """Refuses unknown keys and devices, and prices that are no positive numbers."""
     for key, value in table.value.items():
         place = table.where(key)
-        if key not in _KEYS:
-            raise ConfigError(f"{place}: no such key in a price table: {key}. Known: {', '.join(_KEYS)}.")
+        if key not in PRICES:
+            raise ConfigError(f"{place}: no such key in a price table: {key}. Known: {', '.join(PRICES)}.")
         if key == "per_device_hour":
             if not isinstance(value, dict | None):
                 raise ConfigError(

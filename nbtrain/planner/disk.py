@@ -7,6 +7,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.planner.dataset_size import DatasetSize, dataset_size
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class DiskEstimate:
     """Kept, and one more that is being written."""
     dataset_bytes: int | None
     """None if the dataset is not prepared."""
-    dataset_tokens: int | None
+    dataset: DatasetSize | None = None
+    """None if the dataset is not prepared."""
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -40,7 +42,7 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
         checkpoint_bytes=checkpoint_bytes(config),
         num_checkpoints=num_checkpoints(config),
         dataset_bytes=sum(entry["bytes"] for entry in manifest.files.values()) if manifest else None,
-        dataset_tokens=manifest.counts["tokens"] if manifest else None,
+        dataset=dataset_size(config),
     )
 
 

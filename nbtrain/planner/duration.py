@@ -14,6 +14,7 @@ of this machine's cores (time/cores.py).
 
 from dataclasses import dataclass, field, replace
 
+from nbtrain.base import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.calibrated_rates import calibrated_rates
@@ -146,7 +147,7 @@ def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:
     if not setup.on_gpu:
         return rates.source
     used = ENGINES[setup.engine].title
-    words = f"planned from {rates.source}, for {used}: {step.seconds:.3g} s a step"
+    words = f"planned from {rates.source}, for {used}: {amounts.step(step.seconds)} a step"
     named = {
         "recomputation": step.recompute,
         "sums over tensor-parallel ranks": step.tensor,
@@ -154,6 +155,7 @@ def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:
         "data-parallel traffic": step.data,
         "the pipeline's bubble": step.bubble,
         "offloading": step.offload,
+        "FPDT's chunks": step.chunks,
     }
     shares = [
         f"{seconds / step.seconds:.0%} {name}"

@@ -1,31 +1,18 @@
 """The GPT family: the sizes that have a name, and models between them by width and depth.
 
-A preset is the model of a shipped run YAML, so that a search for "13B" can write a run. The sizes are those
-of GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of Ascend's example.
+A preset is the model of a shipped run YAML (config/presets.py), so that a search for "13B" can write a run.
 """
 
 import functools
 import itertools
 from dataclasses import replace
 
-from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.load import load
+from nbtrain.config.presets import PRESETS
 from nbtrain.config.schema import RunConfig
 
-PRESETS: dict[str, str] = {
-    "125M": "gpt-125m",
-    "345M": "gpt-345m-8xdp",
-    "350M": "gpt-350m-4xdp",
-    "760M": "gpt-760m-8xdp",
-    "1.3B": "gpt-1-3b-4xdp",
-    "2.7B": "gpt-2-7b-2xdp-2xpp-2xtp",
-    "3.7B": "gpt-3-7b-2xdp-2xpp-2xtp",
-    "6.7B": "gpt-6-7b-4xdp-4xtp",
-    "13B": "gpt-13b-4xdp-4xpp",
-    "175B": "gpt-175b",
-}
 # The line from 125M to 175B on which models lie; 345M and 3.7B are variants beside it.
 LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
 # Widths between two presets are multiples of this, so that 1 to 8 tensor-parallel ranks share them in
@@ -35,16 +22,8 @@ HEAD_SIZE = 128
 
 
 def preset(name: str) -> RunConfig:
-    """The shipped run of a preset. Raises ConfigError for a name that is none."""
-    known = {key.lower(): run for key, run in PRESETS.items()}
-    if name.strip().lower() not in known:
-        raise ConfigError(f"{name!r} is no preset: {', '.join(PRESETS)}.")
-    return load(known[name.strip().lower()], check=False)
-
-
-def is_preset(name: object) -> bool:
-    """Whether `name` is the name of a preset, in letters of any case."""
-    return isinstance(name, str) and name.strip().lower() in {key.lower() for key in PRESETS}
+    """The shipped run of a preset."""
+    return load(PRESETS[name], check=False)
 
 
 def parameters(shape: Shape) -> int:

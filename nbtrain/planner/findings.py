@@ -98,6 +98,11 @@ class Finding:
         return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
 
 
+def stops(findings: Iterable[Finding]) -> bool:
+    """Whether one of them refuses the run, or says that it cannot work: `nbtrain check` exits with 2."""
+    return any(finding.level == "error" or finding.cost.fatal for finding in findings)
+
+
 def by_cost(findings: Iterable[Finding]) -> list[Finding]:
     """The dearest first; of equal cost, errors before warnings before notes, else in the order given."""
 

@@ -72,7 +72,7 @@ class FoundLayouts:
         why = "\n".join(f"  {topic}: {words}" for topic, words in self.why(number))
         note = (
             f"Written by `nbtrain search`: layout {number} of {len(self)} for {self.result.name}.\n"
-            f"{chosen.layout.words}: {chosen.seconds:.3g} s a step, "
+            f"{chosen.layout.words}: {amounts.step(chosen.seconds)} a step, "
             f"{amounts.size(chosen.memory.total_bytes)} on the fullest GPU, both estimated.\n{why}"
         )
         return write_run(self.result.space.run(chosen.layout), path, note, overwrite)
@@ -88,9 +88,9 @@ class FoundLayouts:
         """What was searched."""
         base = self.result.space.base
         device = base.device.name if base.device else "GPU"
-        world = f"{base.nodes * base.devices_per_node} x {device}"
+        world = f"{base.nodes * base.devices_per_node:,} x {device}"
         if base.nodes > 1:
-            world += f" on {base.nodes} machines"
+            world += f" on {base.nodes:,} machines"
         return (
             f"Layouts of {self.result.name} on {world}: {len(self)} fit of {self.result.estimated} estimated"
         )
@@ -110,8 +110,14 @@ class FoundLayouts:
             lines += ["", f"Why number 1: {self[1].layout.words}"]
             lines += [f"  {topic:<15}{words}" for topic, words in self.why(1)]
         else:
-            lines.append("No layout fits. `largest` says which model and which sequence would.")
+            lines += [self._nothing("`largest`")]
         return "\n".join([*lines, "", *self.refused_lines()])
+
+    def _nothing(self, largest: str) -> str:
+        """What is said in place of the table."""
+        if self.result.estimated:
+            return f"No layout fits. {largest} says which model and which sequence would."
+        return f"No layout is legal. {self.result.limit or 'The rules against each stand below.'}"
 
     def refused_lines(self, every: bool = False) -> list[str]:
         """What was refused and why: the reasons that hit most layouts, or `every` one."""
@@ -131,7 +137,7 @@ class FoundLayouts:
     def _repr_html_(self) -> str:
         escape, left = html.escape, "text-align:left"
         if not len(self):
-            body = "<p>No layout fits. <code>nb.largest</code> says which model and which sequence would.</p>"
+            body = f"<p>{escape(self._nothing('nb.largest'))}</p>"
         else:
             head = "".join(f'<th style="{left}">{escape(title)}</th>' for title in HEADS)
             rows = "".join(
@@ -204,7 +210,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
     return (
         str(number),
         one.layout.words,
-        f"{one.seconds:.3g} s",
+        amounts.step(one.seconds),
         f"{one.mfu:.0%}",
         amounts.duration(whole) if whole is not None else "",
         amounts.size(one.memory.total_bytes),
@@ -223,7 +229,8 @@ def against(result: SearchResult, one: Scored) -> str:
     ours, theirs = step_parts(one), step_parts(best)
     changes = {part: ours[part] - theirs[part] for part in ours}
     largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
-    words = [f"{part} {changes[part]:+.2g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
+    rounded = {part: float(f"{changes[part]:.2g}") for part in largest}
+    words = [f"{part} {rounded[part]:+,g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
     # round() and + 0.0: never "-0.0%".
     change = f"{round(one.seconds / best.seconds - 1, 3) + 0.0:+.1%}"
     if one.headroom < ROOMY_FRACTION:

@@ -14,7 +14,16 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.family import line, parameters
-from nbtrain.planner.legal import Cut, Layout, Space, cut_problems, cuts, legal_options, micro_batches
+from nbtrain.planner.legal import (
+    Cut,
+    Layout,
+    Space,
+    batch_limit,
+    cut_problems,
+    cuts,
+    legal_options,
+    micro_batches,
+)
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.search import Scored, is_worth, offloads, score, shortage, try_cut
 
@@ -64,15 +73,17 @@ class Largest:
     def sentences(self) -> list[str]:
         """The two answers in words."""
         base = self.space.base
-        world = f"{base.nodes * base.devices_per_node} x {base.device.name if base.device else 'GPU'}"
+        world = f"{base.nodes * base.devices_per_node:,} x {base.device.name if base.device else 'GPU'}"
         own = amounts.count(parameters(base.shape))
         found = []
         if self.model is None and not legal(self.space):
+            why = batch_limit(self.space) or (
+                "Tensor, pipeline, sequence and data parallel size multiply to the number of GPUs, and each "
+                "must divide what it cuts: heads, layers, tokens, and the batch (every batch size is a "
+                f"multiple of {self.space.batch_unit:,})."
+            )
             return [
-                f"No layout of {self.name} on {world} is legal: tensor, pipeline, sequence and data parallel "
-                "size multiply to the number of GPUs, and each must divide what it cuts: heads, layers, "
-                f"tokens, and the batch (every batch size is a multiple of {self.space.batch_unit}). "
-                "`nbtrain search` lists every reason."
+                f"No layout of {self.name} on {world} is legal. {why} `nbtrain search` lists every reason."
             ]
         if self.model is None:
             found.append(f"No model of the family fits {world} at {base.shape.seq_length:,} tokens.")
@@ -157,7 +168,8 @@ def compare(space: Space, name: str, tried: list[Scored]) -> Compared:
         return Compared(name, None, longest, shortage(min(own, key=lambda one: one.memory.total_bytes)))
     alone = cut_problems(space, Cut(1, 1, 1, space.world_size))
     reason = next(alone, None) if name == "pure ZeRO 3" else None
-    return Compared(name, None, longest, reason or f"no layout on {space.world_size} GPUs is legal")
+    gpus = amounts.counted(space.world_size, "GPU")
+    return Compared(name, None, longest, reason or f"no layout on {gpus} is legal")
 
 
 def longest_sequence(space: Space, way: Way) -> int | None:
@@ -228,7 +240,7 @@ def _row(way: Compared) -> tuple[str, ...]:
         way.name,
         one.layout.words,
         amounts.size(one.memory.total_bytes),
-        f"{one.seconds:.3g} s",
+        amounts.step(one.seconds),
         f"{one.mfu:.0%}",
         longest,
     )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import Rampup, StepSizes
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
@@ -235,12 +236,29 @@ def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
                 yield cut, next(cut_problems(space, cut), None)
 
 
+def batch_limit(space: Space) -> str | None:
+    """How many copies of the model the batch allows, if they leave more GPUs to each than one; else None."""
+    world, copies = space.world_size, space.batch_unit
+    if world <= copies:
+        return None
+    base = space.base
+    if copies == base.global_batch_size:
+        sizes = f"global_batch_size({copies:,})"
+    else:
+        sizes = f"the ramp-up's batch sizes are multiples of {copies:,}, and {copies:,}"
+    return (
+        f"The batch limits the copies of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at most, "
+        f"so that {world:,} GPUs are {-(-world // copies):,} or more for each copy (TP x PP x Ulysses). Take "
+        "fewer GPUs, or larger batches."
+    )
+
+
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     """Why the trainer refuses the sizes of a cut, a clause each."""
     shape, (tensor, pipeline, ulysses, data) = space.base.shape, cut
     heads, ffn, tokens = shape.num_attention_heads, shape.ffn_hidden_size, shape.seq_length
     if (world := math.prod(cut)) != space.world_size:
-        yield f"it takes {world} GPUs, and there are {space.world_size}"
+        yield f"it takes {counted(world, 'GPU')}, and there are {space.world_size:,}"
     if heads % tensor:
         yield f"tensor_parallel_size({tensor}) does not divide num_attention_heads({heads})"
     if heads % ulysses:

@@ -70,8 +70,10 @@ class Observations:
         """One sentence: the state and what stands out."""
         found = []
         if self.step_seconds:
-            planned = f", planned {self.planned_step_seconds:.3g} s" if self.planned_step_seconds else ""
-            found.append(f"{self.step_seconds:.3g} s a step{planned}")
+            planned = (
+                f", planned {amounts.step(self.planned_step_seconds)}" if self.planned_step_seconds else ""
+            )
+            found.append(f"{amounts.step(self.step_seconds)} a step{planned}")
         if self.data_fraction:
             found.append(f"{self.data_fraction:.0%} of it waits for data")
         if self.bubble_fraction:

@@ -154,8 +154,14 @@ class Plan:
             training["stages"] = self.stages
         flops = amounts.count(model_flops_per_token(config))
         training["FLOPs a token"] = f"{flops}, forward and backward"
-        if self.epochs is not None:
-            training["epochs"] = f"{self.epochs:.2f} over {disk.dataset_tokens:,} tokens in the dataset"
+        training["epochs"] = "not known: the data are not prepared"
+        if self.epochs is not None and disk.dataset is not None:
+            prepared = disk.dataset
+            training["epochs"] = (
+                f"{self.epochs:,.2f} over {prepared.train_tokens:,} tokens of the training split, of "
+                f"{prepared.tokens:,} in {amounts.counted(prepared.documents, 'document')}, by "
+                f"{prepared.basis}"
+            )
         where = f" (pipeline stage {memory.stage})" if config.parallel.pipeline_parallel_size > 1 else ""
         memory_rows = {
             f"one {config.resources.device} rank": amounts.size(memory.total_bytes) + where,

@@ -54,6 +54,11 @@ def _recomputation(result: SearchResult, one: Scored) -> str:
 def _zero(result: SearchResult, one: Scored) -> str:
     options, cut = one.layout.options, one.layout.cut
     stage, ranks = options.zero_stage, cut.data * cut.ulysses
+    if ranks == 1 and stage > 1:
+        held = "gradients" if options.offload_param == "none" else "gradients and weights"
+        lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
+        with_lower = _without(result, one, lower, f"with stage {stage - 1}")
+        return f"stage {stage}, which holds {held} of the one copy in host memory too: {with_lower}"
     if ranks == 1:
         return f"stage {stage}: there is one copy, so that nothing is shared out"
     if stage <= 1:

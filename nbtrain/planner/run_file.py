@@ -4,6 +4,7 @@ A file is written only if every rule of the run holds, if reading it gives exact
 overwritten without being asked to.
 """
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
     Raises ConfigError if a rule is broken, if the file exists and `overwrite` is False, or if it cannot be
     written.
     """
-    path = Path(path).expanduser().absolute()
+    path = path_of(path).expanduser().absolute()
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
     if path.exists() and not overwrite:
@@ -45,10 +46,24 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
             raise AssertionError(f"{path} does not read back as the run that it was written from:\n{text}")
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+        raise not_written(path, error) from None
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+def path_of(path: object) -> Path:
+    """A path of a file to write. Raises ConfigError if it is none."""
+    if not isinstance(path, str | Path) or not str(path).strip():
+        raise ConfigError(f'{reprlib.repr(path)}: must be the path of a file to write, e.g. "new.yaml".')
+    return Path(path)
+
+
+def not_written(path: Path, error: OSError) -> ConfigError:
+    """The error for a file that the system does not write."""
+    return ConfigError(
+        f"{path}: cannot be written ({error.strerror}): name a file in a folder that exists and is yours."
+    )
 
 
 def run_text(config: RunConfig, path: Path, note: str = "") -> str:

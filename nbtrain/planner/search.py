@@ -10,7 +10,6 @@ without it: it would only be slower. Micro batches grow until they do not fit.
 
 import itertools
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +24,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import OverridePlace
 from nbtrain.planner.calibrated_rates import calibrated_rates
 from nbtrain.planner.duration import estimate_duration
-from nbtrain.planner.family import is_preset, preset
 from nbtrain.planner.legal import (
     PLAIN,
     RECOMPUTATIONS,
@@ -33,6 +31,7 @@ from nbtrain.planner.legal import (
     Layout,
     Options,
     Space,
+    batch_limit,
     cuts,
     kind_problems,
     legal_options,
@@ -48,7 +47,6 @@ from nbtrain.planner.time.step import StepTime, estimate_step
 # A layout that leaves less than this share of the GPU is ranked as slower: if the plan errs, the run ends.
 ROOMY_FRACTION = SPARE_FRACTION
 GPUS_PER_NODE = 8
-_SIZE = re.compile(r"[0-9.]+ ?[MBT]", re.IGNORECASE)
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
 
 
@@ -132,6 +130,11 @@ class SearchResult:
     def best(self) -> Scored | None:
         return self.ranked[0] if self.ranked else None
 
+    @property
+    def limit(self) -> str | None:
+        """Why no layout is legal, if the batch is too small for the GPUs; else None."""
+        return None if self.estimated else batch_limit(self.space)
+
 
 def search(
     run: "str | RunConfig | Shape",
@@ -169,9 +172,7 @@ def run_on(
 
     A number format that an override sets stays, and with `keep_format` any format that the GPU has.
     """
-    # A name such as "14B" that is no preset is refused with the list of presets.
-    is_size = isinstance(run, str) and (is_preset(run) or _SIZE.fullmatch(run))
-    config = load(preset(run) if is_size and isinstance(run, str) else run, overrides, check=False)
+    config = load(run, overrides, check=False)
     resources = config.resources
     name = resources.gpu_type if gpu_type is None else gpu_type
     device = find_device(name)
@@ -233,11 +234,14 @@ def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
 
 def _unknown(config: RunConfig, name: str | None) -> str:
     if name is None:
-        return f"{config.name} names no GPU: give a GPU type, e.g. A100-80GB."
+        return (
+            f'{config.name} names no GPU: give a GPU type, e.g. --gpu-type A100-80GB, gpu_type="A100-80GB".'
+        )
     # "H100-80GB" is a longer name of the table's H100; A100 is none of A10.
     shorter = [known for known in BY_NAME if name.lower().startswith(f"{known.lower()}-")]
-    near = shorter or nearest_device_names(name) or [*BY_NAME]
-    return f"GPU type {name!r} is not in the device table. Nearest: {', '.join(near)}."
+    near = shorter or nearest_device_names(name)
+    which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(BY_NAME)}"
+    return f"GPU type {name!r} is not in the device table. {which}."
 
 
 def search_space(space: Space, name: str = "a model") -> SearchResult:
@@ -289,7 +293,8 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     if every > tried:
         reason = (
             f"a weaker measure fits with {ROOMY_FRACTION:.0%} of the device to spare, a smaller micro batch "
-            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ divides nothing"
+            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ divides nothing "
+            "and moves nothing to the host"
         )
         yield Refused(
             "stronger measures and larger micro batches than needed", every - tried, "unneeded", reason
@@ -349,8 +354,8 @@ def why_not(result: SearchResult, layout: Layout) -> str:
     slower = one.seconds / best.seconds - 1
     listed = any(other.layout == layout for other in result.ranked)
     return (
-        f"It fits, with {one.headroom:.0%} to spare, and takes {one.seconds:.3g} s a step: {slower:+.0%} "
-        f"against the best, {best.layout.words}. {ahead} layouts are ahead of it."
+        f"It fits, with {one.headroom:.0%} to spare, and takes {amounts.step(one.seconds)} a step: "
+        f"{slower:+.0%} against the best, {best.layout.words}. {ahead} layouts are ahead of it."
         + ("" if listed else " It was not ranked, because it takes a measure that it does not need.")
     )
 
@@ -382,7 +387,8 @@ def try_cut(space: Space, cut: Cut) -> Iterator[Scored]:
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
     """Whether options can be of use: nothing to divide, or nothing gained, is no use."""
     ranks = cut.data * cut.ulysses
-    if ranks == 1 and options.zero_stage > 1:
+    if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
+        # With offloading, stage 2 holds one rank's gradients in host memory too, and stage 3 its weights.
         return False
     if options.hpz and (space.base.nodes == 1 or ranks <= space.base.devices_per_node):
         return False

@@ -24,6 +24,7 @@ from nbtrain.planner.legal import (
     Layout,
     Options,
     Space,
+    batch_limit,
     combinations,
     cuts,
     divisors,
@@ -52,7 +53,7 @@ TIMES = {
     "recomputation": ("recompute",),
     "bubble": ("bubble",),
     "communication": ("tensor", "sequence", "pipeline", "data"),
-    "optimizer and host": ("optimizer", "offload", "host"),
+    "optimizer and host": ("optimizer", "offload", "host", "chunks"),
 }
 
 
@@ -247,9 +248,9 @@ def what_if(
     )
     found = wanted if not problems(space, wanted) else nearest(space, wanted)
     if found is None:
-        raise ConfigError(
-            f"{config.name}: no layout on {space.world_size} GPUs is legal for its batch and heads."
-        )
+        number = amounts.counted(space.world_size, "GPU")
+        limit = batch_limit(space) or "`nbtrain search` says what stands against each."
+        raise ConfigError(f"{config.name}: no layout on {number} is legal for its batch and heads. {limit}")
     return WhatIf(space, found)
 
 
@@ -425,7 +426,7 @@ def _rows(setup: Setup, memory: MemoryEstimate, step: StepTime | None) -> list[l
     if step is not None:
         peak = setup.device.peak(setup.dtype) if setup.device else None
         rate = setup.tokens_per_step / step.seconds
-        rows.append(["step", f"{step.seconds:.3g} s, {amounts.count(rate)} tokens/s"])
+        rows.append(["step", f"{amounts.step(step.seconds)}, {amounts.count(rate)} tokens/s"])
         if peak:
             mfu = model_flops(shape) * rate / (setup.world_size * peak)
             rows.append(["MFU", f"{mfu:.0%} of {peak / 1e12:g} TFLOP/s in {setup.dtype}"])

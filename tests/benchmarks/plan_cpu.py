@@ -62,7 +62,7 @@ class Contender:
         self.name = f"{model} {layout}"
         ranks = 1 if layout == "one" else 2
         self.overrides = overrides(model, layout)
-        self.run = launch.make_run(root, self.overrides, self.name.replace(" ", "-"))
+        self.run = launch.make_run(root, self.overrides, self.name.lower().replace(" ", "-"))
         threads = str(max((os.cpu_count() or 1) // ranks, 1))
         self.process: subprocess.Popen = launch.start(
             self.run, root / "data", ranks, OMP_NUM_THREADS=threads, OMP_WAIT_POLICY="PASSIVE"

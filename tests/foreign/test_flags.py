@@ -152,3 +152,10 @@ def test_an_unknown_target_is_named_with_the_known_ones():
     with pytest.raises(ConfigError, match="known: megatron-lm@040eac94, megatron-lm@d98e8a64"):
         find_table("megatron-lm@12345678")
     assert load_table("megatron-lm", "d98e8a64") is find_table("megatron-lm")
+
+
+def test_of_equal_versions_the_one_that_takes_the_values_is_chosen():
+    """HuggingFaceTokenizer came after 2023; both versions know the flag."""
+    words = [Word(text, "a.sh:1") for text in ("--tokenizer-type", "HuggingFaceTokenizer", "--bf16")]
+    assert choose_table(words).name == "megatron-lm@d98e8a64"
+    assert choose_table(words[2:]).name == "megatron-lm@040eac94"

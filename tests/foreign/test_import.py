@@ -459,15 +459,19 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
     """Unless it is asked for."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
     path = found.write(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match="exists already; name another file, or ask to overwrite it"):
+    with pytest.raises(ConfigError, match="exists already; name another file, or overwrite it"):
         found.write(path)
     found.write(path, overwrite=True)
+    for name, words in (("none/run.yaml", "cannot be written"), ("run.txt", "ends in .yaml or .yml")):
+        with pytest.raises(ConfigError, match=f"{name}: .*{words}"):
+            found.write(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.sh", "echo hello\n", "a.sh: launches no training"),
+        ("a.yaml", "extends: gpt-tiny\n", "a.yaml: is a run YAML already: `nbtrain check a.yaml` checks it."),
         (
             "a.yaml",
             "kind: Deployment\n",
@@ -516,6 +520,8 @@ def script_of(tmp_path, lines: str, tail: str):
         (1, '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
         (2, 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
         (2, 'EXTRA=""\nfor one in --num-experts 8; do EXTRA="$EXTRA $one"; done'),
+        (1, "read -r EXTRA < extra.txt"),
+        (1, "source ./settings.sh"),
     ],
 )
 @pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])
@@ -523,10 +529,20 @@ def test_a_list_of_flags_that_cannot_be_decided_makes_the_import_fail(line, line
     """Its flags could change the model: they are never left out in silence."""
     with pytest.raises(ConfigError) as error:
         script_of(tmp_path, lines, tail)
-    words = (
-        "set in a loop, in a function or under a condition that only the shell knows; its flags may change"
-    )
-    assert f"a.sh:{line}: ${{EXTRA}}: {words}" in str(error.value)
+    assert f"a.sh:{line}: ${{EXTRA}}: only the shell knows its value" in str(error.value)
+
+
+def test_what_a_command_prints_is_not_taken_as_empty(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"a\.sh:1: \$\(cat f\): what this command prints may be flags that"
+    ):
+        script_of(tmp_path, "EXTRA=$(cat f)", "$EXTRA")
+
+
+def test_a_form_that_is_not_worked_out_makes_the_import_fail(tmp_path):
+    """The script sets the variable: its flags are not empty."""
+    with pytest.raises(ConfigError, match=r"a\.sh:2: \$\{EXTRA\[@\]:1\}: only the shell knows its value"):
+        script_of(tmp_path, "EXTRA=(--x --num-experts 8)", "${EXTRA[@]:1}")
 
 
 def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):

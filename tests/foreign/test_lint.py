@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
+from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.lint import lint
 from nbtrain.planner.findings import Finding
 
@@ -256,16 +258,15 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:7: zero_optimization.sub_grup_size",
-                "  DeepSpeed 0.19.8 does not know in zero_optimization. Nearest: sub_group_size. Take it "
-                "out, or "
-                "correct its name.",
+                "  DeepSpeed 0.19.8 does not know sub_grup_size in zero_optimization. Nearest: "
+                "sub_group_size. Take it out, or correct its name.",
             ],
         ),
         (
             {"train_bach_size": 5},
             "json_keys_are_known",
             [
-                "error, cannot run: ds_config_125m.json:20: train_bach_size",
+                "error, costs a setting that does nothing: ds_config_125m.json:20: train_bach_size",
                 "  DeepSpeed has no such key and ignores it. Nearest: train_batch_size.",
                 "  Take it out, or correct its name.",
             ],
@@ -287,6 +288,14 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
                 "than the "
                 "model's.",
                 '  Write "fp16": {"enabled": true} there.',
+            ],
+        ),
+        (
+            {"bf16": {"enabled": True}},
+            "formats_agree",
+            [
+                "error, cannot run: ds_config_125m.json:12: fp16.enabled",
+                "  bf16.enabled is true too (ds_config_125m.json:21): DeepSpeed refuses both. Take one out.",
             ],
         ),
         (
@@ -404,6 +413,50 @@ def test_checkpoints_against_the_volume(tmp_path):
     ]
 
 
+def test_a_small_volume_is_not_filled_by_the_fix(tmp_path):
+    path = write(tmp_path, "gpt-1-3b-4xdp")
+    claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec: {resources: {requests: {storage: "
+    text = path.read_text()
+    for room, fix in (
+        ("50Gi", "Set --save-interval 12398 for 2 of them, or remove old ones."),
+        ("9Gi", "Take a volume of more than 17.2 GiB, which one checkpoint needs."),
+    ):
+        path.write_text(f"{text}---\n{claim}{room}}}}}}}\n")
+        (found,) = (one for one in lint([path]) if one.rule == "checkpoints_fit_the_volume")
+        assert found.fix == fix
+
+
+def test_flags_that_exclude_each_other(tmp_path):
+    script = script_175b(nodes=16).replace("    --fp16\n", "    --fp16 --bf16 --lr-warmup-iters 2000\n")
+    (tmp_path / "a.sh").write_text(script)
+    assert lines(lint([tmp_path / "a.sh"]), "flags_go_together")[1::3] == [
+        "  --fp16 beside --bf16 (a.sh:37): the program refuses to start with both.",
+        "  --lr-warmup-fraction .001 beside --lr-warmup-iters 2000 (a.sh:37): the program refuses to start "
+        "with both.",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"a\.sh:37: --fp16 beside --bf16 \(a\.sh:37\): the program refuses"
+    ):
+        import_files([tmp_path / "a.sh"], {"tokenizer.vocab_size": 50257})
+
+
+def test_sizes_are_not_counted_while_flags_are_unknown(tmp_path):
+    """The layout may stand in $MORE: no rule takes it for 1 x 1."""
+    script = script_175b(nodes=16).replace("--global-batch-size 1536", "--global-batch-size 1500")
+    assert "${PARALLEL[@]}" in script
+    (tmp_path / "a.sh").write_text(script.replace("\nPARALLEL=(", "\n[ -f x ] && PARALLEL=("))
+    rules = {finding.rule for finding in lint([tmp_path / "a.sh"])}
+    assert not rules & {"batch_divides", "ranks_fill_the_machines"}
+
+
+def test_a_value_that_is_none_is_named_once(tmp_path):
+    """Not with the field that it would have set."""
+    (tmp_path / "a.sh").write_text(script_175b(nodes=16).replace("--lr 6.0e-5", "--lr sixty"))
+    assert [one.message for one in lint([tmp_path / "a.sh"]) if one.level == "error"][:1] == [
+        "--lr = sixty: must be a number."
+    ]
+
+
 def test_context_ranks_hold_all_weights(tmp_path):
     """Context parallelism divides tokens, not weights."""
     script = script_175b(nodes=32).replace(
@@ -463,4 +516,12 @@ def test_a_json_alone_is_checked(tmp_path):
     """Without a job only the JSON's own rules hold."""
     path = tmp_path / "ds_config.json"
     path.write_text('{\n  "zero_optimization": {"stage": 7},\n  "train_bach_size": 5\n}')
-    assert [finding.place for finding in lint([path])] == ["ds_config.json:3", "ds_config.json:2"]
+    assert [finding.place for finding in lint([path])] == ["ds_config.json:2", "ds_config.json:3"]
+    path.write_text(
+        '{"train_batch_size": 512, "train_micro_batch_size_per_gpu": 5, "gradient_accumulation_steps": 16}'
+    )
+    assert lines(lint([path]), "json_batch_agrees")[1:] == [
+        "  512 is no multiple of train_micro_batch_size_per_gpu(5) * gradient_accumulation_steps(16) = 80, "
+        "whatever the number of GPUs.",
+        "  Nearest: 480, 560.",
+    ]

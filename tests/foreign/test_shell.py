@@ -57,6 +57,19 @@ def last(text: str) -> list[str]:
         ),
         ("CMD='x.py --a'\nsrun bash -c 'torchrun $CMD'", ["srun", "bash", "-c", "torchrun", "x.py", "--a"]),
         ("if false; then run a; fi; run b", ["run", "b"]),
+        ("declare -a A=( --x 1 )\nlocal -r b=2\nrun ${A[@]} $b", ["run", "--x", "1", "2"]),
+        (': "${n:=8}"\nrun $n', ["run", "8"]),
+        ('A="run --a 1"\neval "$A"', ["eval", "run", "--a", "1"]),
+        ('set -- --a 1\nrun "$@" $2', ["run", "--a", "1", "1"]),
+        # What these set is not worked out; the value before them is no longer the variable's.
+        ("x=3\n((x++))\nrun $x", ["run", "${x}"]),
+        ("x=3\nlet x+=2\nrun $x", ["run", "${x}"]),
+        ("x=3\nif ((x >= 2)); then :; fi\nrun $x", ["run", "3"]),
+        (
+            "read -r -a x <<< '1 2'\nmapfile -t y < f\nprintf -v z 1\nrun $x $y $z",
+            ["run", "${x}", "${y}", "${z}"],
+        ),
+        ("x=a\nx[1]=b\nrun ${x[1]}", ["run", "${x[1]}"]),
     ],
 )
 def test_words_are_those_of_the_shell(script, expected):
@@ -107,3 +120,12 @@ def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
     with pytest.raises(ConfigError) as error:
         read_script(script, "a.sh")
     assert str(error.value) == message
+
+
+def test_variables_that_double_without_end_are_refused():
+    """2 KB of script would otherwise fill the memory of the machine."""
+    text = "A=aaaaaaaaaa\n" + "A=$A$A$A$A$A$A$A$A\n" * 30 + "run $A\n"
+    with pytest.raises(
+        ConfigError, match=r"a.sh:8: the script's variables, put in, are more than 5,000,000 "
+    ):
+        read_script(text, "a.sh")

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.rundir import RunDir
-from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
+from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.train.batches import Batch
-from nbtrain.train.build import build
+from nbtrain.train.build import build_engine
 from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.figures.throughput import StepTimer
 from tests.parity.worker import forget_engines
@@ -43,32 +42,34 @@ class _WatchingTimer(StepTimer):
             self.most = {part: max(size, now[part]) for part, size in self.most.items()}
 
 
-def main(answer: str, *paths: str) -> None:
-    """Rank r writes {name of the run: bytes by part} to `answer`.r."""
+def main(answer: str, runs: str) -> None:
+    """Rank r writes {name of the run: bytes by part} to `answer`.r; `runs` holds a run as JSON a line."""
     die_with_parent()
-    world = startup.start("cpu", 300)
+    world = startup.start("cpu", 600)
     from deepspeed.accelerator import get_accelerator
 
     # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     found = {}
-    for path in paths:
-        run = RunDir(path)
-        config = load_resolved(run.config_yaml)
-        found[config.name] = _measure(config, run, world)
+    for line in Path(runs).read_text().splitlines():
+        config = RunConfig.model_validate_json(line)
+        found[config.name] = _measure(config, world)
         forget_engines()
     Path(f"{answer}.{world.rank}").write_text(json.dumps(found))
     startup.finish()
 
 
-def _measure(config: RunConfig, run: RunDir, world: startup.World) -> dict[str, int]:
-    built = build(config, run, world, None)
-    engine = built.engine
+def _measure(config: RunConfig, world: startup.World) -> dict[str, int]:
+    groups = ParallelGroups.create(config.topology, config.parallel.ds_sequence_parallel_size, 600)
+    # No dropout, so no stream of random numbers.
+    engine = build_engine(config, groups, None)
     timer = _WatchingTimer(engine.deepspeed, world.device)
     tokens = torch.zeros(config.batch.micro_batch_size, config.model.seq_length, dtype=torch.int64)
-    steps = config.accumulation_steps
-    batches = (MicroBatch(Batch(tokens, tokens), None) for _ in range(steps))
-    engine.train_step(StepWork(batches, steps, timer, lambda: None))
+    micro_batches = config.accumulation_steps
+    # What an offloaded optimizer sums in host memory stays from step to step.
+    for _ in range(1 if config.parallel.offload_optimizer.device == "none" else 2):
+        batches = (MicroBatch(Batch(tokens, tokens), None) for _ in range(micro_batches))
+        engine.train_step(StepWork(batches, micro_batches, timer, lambda: None))
     return {**_state(engine.deepspeed), **timer.most}
 
 

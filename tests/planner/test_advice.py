@@ -120,7 +120,7 @@ def test_an_unstable_run_gets_calmer():
 def test_a_hang_and_a_lack_of_host_memory():
     config = load("gpt-125m-2xdp", {"data.num_workers": 8, "checkpoint.async_save": True})
     hang = settings(advise(config, seen("FAILED", hang=True)))
-    assert {"backend.debug": "nccl"} in hang
+    assert {"backend.debug": ["nccl"]} in hang
     host = settings(advise(config, seen("FAILED", out_of_host_memory=True)))
     assert {"data.num_workers": 4} in host and {"checkpoint.async_save": False} in host
 
@@ -128,6 +128,13 @@ def test_a_hang_and_a_lack_of_host_memory():
 def test_nothing_seen_is_no_advice():
     advice = advise(load("gpt-125m"), seen())
     assert str(advice) == "Advice for gpt-125m: SUCCEEDED after 1,000 steps"
+
+
+def test_a_run_without_a_step_names_what_comes_first():
+    assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
+        "Note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
+        "one, `nbtrain plan gpt-125m` predicts it."
+    )
 
 
 def test_the_table_names_settings_reason_and_effect():
@@ -141,6 +148,14 @@ def test_the_table_names_settings_reason_and_effect():
         "",
         "`nbtrain advise gpt-125m --use 1 -o NEW.yaml` writes the changed run.",
     ]
+
+
+def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
+    """HTML with a row for each change and how to use it; a diff is no quoted string."""
+    advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
+    page = advice._repr_html_()
+    assert page.count("<tr>") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
+    assert repr(advice.diff(1)).splitlines()[:2] == ["--- gpt-125m", "+++ changed"]
 
 
 def test_using_a_change_writes_a_new_yaml_and_shows_the_diff(workspace):

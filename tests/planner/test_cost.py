@@ -73,6 +73,12 @@ def test_the_users_table_replaces_devices_and_lines():
     assert shown.to_dict()["cost"]["money"] == shown.cost.money
 
 
+def test_a_shipped_price_is_none_in_another_currency():
+    """80 dollars are not 80 euros."""
+    write("currency: EUR\nper_device_hour:\n  A100-80GB: {usual: 2}\n")
+    assert cost().rows()["money"] == "no price: put the device into data/prices.yaml"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

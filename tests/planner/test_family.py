@@ -4,20 +4,18 @@ import itertools
 
 import pytest
 
-from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.shape import shape_of
-from nbtrain.planner.family import LINE, PRESETS, is_preset, line, parameters, preset
+from nbtrain.config.load import load
+from nbtrain.config.presets import PRESETS
+from nbtrain.planner.family import LINE, line, parameters
 
 
 def test_presets_are_runs_of_their_size():
-    """Each preset's run has about as many parameters as its name says."""
+    """Each preset is a run's name, whose model has about as many parameters as the preset says."""
     units = {"M": 1e6, "B": 1e9}
     for name in PRESETS:
-        count = parameters(shape_of(preset(name)))
+        count = parameters(shape_of(load(name.lower(), check=False)))
         assert count == pytest.approx(float(name[:-1]) * units[name[-1]], rel=0.04), name
-    assert is_preset("13b") and not is_preset("gpt-13b") and not is_preset(None)
-    with pytest.raises(ConfigError, match="'14B' is no preset: 125M, 345M, "):
-        preset("14B")
 
 
 def test_the_line_rises_in_small_steps():

@@ -105,14 +105,15 @@ FOUND = {
         "Set parallel.zero_quantized_gradients: false.",
         "",
     ),
-    "FPDT, which is not estimated": (
+    "FPDT's chunks are small": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "precision.dtype=bf16", "model.attention_dropout=0"],
-        "estimates_see_everything",
+        "fpdt_chunks_are_large_enough",
         "parallel.fpdt_chunk_tokens",
-        "The effect of FPDT on time is not estimated: it is counted without its chunks in host memory.",
-        "",
-        "",
+        "63% of each step waits for FPDT's chunks: chunks of 512 tokens are computed faster than 25 GB/s of "
+        "PCIe move them to and from host memory.",
+        "Set parallel.fpdt_chunk_tokens: 2048: the wait is then 0%.",
+        "costs 14 h, 14 GPU hours, 22 USD",
     ),
     "a high learning rate": (
         "gpt-125m",
@@ -123,6 +124,35 @@ FOUND = {
         "0.0006 (arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
         "Set lr_schedule.lr: 0.0006.",
         "costs a run that diverges",
+    ),
+    "a warm-up that is longer than the run": (
+        "gpt-125m",
+        ["batch.train_tokens=2.5e7", "batch.max_steps=10", "lr_schedule.lr_warmup_tokens=1e8"],
+        "warmup_ends_before_the_run",
+        "lr_schedule.lr_warmup_tokens",
+        "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate gets to "
+        "0.25 of lr(0.0006).",
+        "Set lr_schedule.lr_warmup_tokens: 250000, 1 % of the run, or train for longer.",
+        "costs a run that never has its learning rate",
+    ),
+    "tokens a thousand times too few": (
+        "gpt-125m",
+        ["batch.train_tokens=2.5e6"],
+        "tokens_suit_the_size",
+        "batch.train_tokens",
+        "2.5M tokens are 0.02 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556).",
+        "Set batch.train_tokens: 2500000000 if the unit slipped; 2.53B tokens are 20 a parameter.",
+        "costs a model that has learned little",
+    ),
+    "tokens a thousand times too many": (
+        "gpt-125m",
+        ["batch.train_tokens=2.5e12"],
+        "tokens_suit_the_size",
+        "batch.train_tokens",
+        "2.5T tokens are 19,741 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556), and "
+        "few runs take thousands.",
+        "Set batch.train_tokens: 2500000000 if the unit slipped; 2.53B tokens are 20 a parameter.",
+        "costs more text than the model has use for",
     ),
     "a low learning rate": (
         "gpt-125m",
@@ -172,7 +202,7 @@ FOUND = {
         "decay_reaches_its_end",
         "lr_schedule.lr_decay_tokens",
         "min_lr is not reached: lr_decay_tokens(3,000,000,000) is more than train_tokens(2,500,000,000).",
-        "",
+        "Set lr_schedule.lr_decay_tokens: 2500000000, or null, which is the length of the run.",
         "costs a worse model than its tokens could give",
     ),
     "billions without their zeros": (
@@ -222,6 +252,16 @@ FOUND = {
         "num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
         "Set data.num_workers: 1; reading samples takes a fraction of a core.",
         "costs ranks that wait for their own loaders",
+    ),
+    "32 loader workers a rank, on cores that are not known": (
+        "gpt-13b-4xdp-4xpp",
+        ["resources.cpus_per_node=null"],
+        "loaders_have_cores",
+        "data.num_workers",
+        "num_workers(32) for each of 8 ranks is 256 processes on a machine, and resources.cpus_per_node is "
+        "not set; usual are up to 28 for each GPU.",
+        "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
+        "",
     ),
     "a checkpoint for ever, every 1,000 steps": (
         "gpt-13b-4xdp-4xpp",
@@ -323,7 +363,12 @@ def test_every_rule_finds_something_in_a_case():
         "full_saves_more_than_selective",
     }
     computed |= {"model_is_made_in_host_memory", "checkpoints_are_few", "tensor_ranks_share_a_machine"}
-    computed |= {"a_checkpoint_comes_before_the_end", "dataset_is_not_repeated_too_often"}
+    computed |= {
+        "a_checkpoint_comes_before_the_end",
+        "dataset_is_not_repeated_too_often",
+        "dataset_counts_agree",
+        "decay_ends_with_the_run",
+    }
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
 
 
@@ -349,10 +394,17 @@ def test_every_rule_finds_something_in_a_case():
         ("gpt-125m", ["lr_schedule={lr_warmup_tokens: null, lr_warmup_steps: 100}"], "warmup_is_long_enough"),
         ("gpt-tiny", ["lr_schedule.lr_warmup_tokens=null"], "warmup_is_long_enough"),
         ("gpt-125m", ["lr_schedule.lr_decay_tokens=2.5e9"], "decay_reaches_its_end"),
+        ("gpt-125m", ["batch.train_tokens=7.5e9"], "decay_ends_with_the_run"),
+        ("gpt-125m", ["batch.train_tokens=1.5e7"], "tokens_suit_the_size"),
+        ("gpt-125m", ["batch.train_tokens=1.2e12"], "tokens_suit_the_size"),
         ("gpt-125m", ["precision.dtype=bf16", "precision.fp16.loss_scale=4096"], "fp16_scale_can_move"),
         ("gpt-125m", ["resources.gpu_type=V100-32GB"], "bf16_needs_no_scale"),
         ("gpt-13b-4xdp-4xpp", ["data.num_workers=2"], "loaders_have_cores"),
-        ("gpt-13b-4xdp-4xpp", ["resources.cpus_per_node=null"], "loaders_have_cores"),
+        (
+            "gpt-13b-4xdp-4xpp",
+            ["resources.cpus_per_node=null", "data.num_workers=28"],
+            "loaders_have_cores",
+        ),
         ("gpt-13b-4xdp-4xpp", [], "checkpoints_fit_the_disk"),
         ("gpt-tiny", ["checkpoint.keep_last=100"], "checkpoints_fit_the_disk"),
         (
@@ -411,6 +463,27 @@ def test_a_bubble_without_smaller_micro_batches_names_the_stages():
     found = finding("gpt-345m-4xdp-2xpp", unknown, "bubble_is_small")
     assert found.message.startswith("The pipeline waits 50% of each step: ")
     assert found.cost.text == "costs time that computes nothing"
+
+
+def test_a_bubble_of_unequal_stages_says_so():
+    found = finding("gpt-13b-4xdp-4xpp", ["model.num_layers=41"], "bubble_is_small")
+    assert (
+        "for 4 stages of 11 and 10 layers, of which equal ones would wait (p - 1) / (m + p - 1) = 16% of"
+        in (found.message)
+    )
+    assert found.fix.endswith(" 41 layers do not divide among 4 stages; 40 or 44 would.")
+
+
+def test_a_rate_that_is_at_its_end_for_most_of_the_run():
+    found = finding("gpt-125m", ["batch.train_tokens=2.5e10"], "decay_ends_with_the_run")
+    assert found.message == (
+        "The learning rate is at min_lr(1e-06) for 90.0% of the run: lr_decay_tokens(2,500,000,000) are 0.1 "
+        "of train_tokens(25,000,000,000)."
+    )
+    assert found.fix == (
+        "Set lr_schedule.lr_decay_tokens: 25000000000, or null, which is the length of the run."
+    )
+    assert found.cost.text.startswith("costs 3.0 d, ")
 
 
 def test_pauses_of_more_than_a_tenth_of_the_time():
@@ -573,8 +646,8 @@ def test_check_and_plan_give_one_list(capsys):
 
 
 def test_a_run_that_cannot_work_is_not_called_right(capsys):
-    """Its fields are legal, so that check ends with 0, as before; the verdict says that it cannot work."""
-    assert main(["check", "gpt-13b-4xdp-4xpp", "resources.gpu_type=T4", "precision.dtype=fp16"]) == 0
+    """Its fields are legal, and the verdict says that it cannot work: exit 2, as for a refused field."""
+    assert main(["check", "gpt-13b-4xdp-4xpp", "resources.gpu_type=T4", "precision.dtype=fp16"]) == 2
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == (
         "gpt-13b-4xdp-4xpp: the fields are legal, but the run cannot work; findings, the dearest first:"

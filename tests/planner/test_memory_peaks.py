@@ -34,6 +34,18 @@ def test_the_larger_of_logits_and_recomputed_layer_counts():
     assert parts["activations"] == int(activations.kept(ONE, stage).total + live)
 
 
+def test_a_tied_output_layers_gradient_waits_in_autograd():
+    """In 16 bit, beside the layer that is recomputed; DeepSpeed's programs, if one stage has both ends."""
+    few = replace(ONE, engine="megatron-deepspeed", shape=replace(SHAPE, padded_vocab_size=4096))
+    stage = stage_of(few, 0)
+    assert buffers.logits_bytes(few, stage) == 10 * 4 * 2048 * 4096 < activations.live(few, stage)
+    assert estimate(few).parts["logits"] == 2 * 4096 * 2048
+    assert estimate(replace(few, shape=replace(few.shape, tied=False))).parts["logits"] == 0
+    assert estimate(replace(few, engine="megatron-core")).parts["logits"] == 0
+    two = replace(few, pipeline_parallel_size=2)
+    assert buffers.loss_gradients(two, stage_of(two, 1)) == 0
+
+
 def test_while_there_is_room_both_keep_their_segments():
     stage, allocated = stage_of(ONE, 0), estimate(ONE).allocated_bytes
     small = replace(ONE, micro_batch_size=1)

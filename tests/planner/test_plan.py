@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from nbtrain.base import amounts, files
@@ -9,12 +10,15 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.planner import duration
+from nbtrain.planner.dataset_size import DatasetSize
 from nbtrain.planner.disk import estimate_disk, num_checkpoints
 from nbtrain.planner.duration import estimate_duration
 from nbtrain.planner.measured import record_of
 from nbtrain.planner.picture import plan_picture
 from nbtrain.planner.plan import plan
+from tests.dataset.indexed_writer import IndexedWriter
 
 HOUR, DAY = 3600, 86400
 
@@ -131,7 +135,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
 def a_dataset(tokens: int) -> None:
     """A manifest of a prepared dataset of gpt-tiny."""
     folder = dataset_dir("python-docs-1k")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     files.write_json(
         folder / "manifest.json",
         {
@@ -149,7 +153,7 @@ def a_dataset(tokens: int) -> None:
 
 
 def test_the_plan_of_a_prepared_dataset_counts_epochs():
-    """Bytes and epochs come from the manifest; a warning above four."""
+    """Bytes and epochs come from the manifest if there is nothing else; a warning above four."""
     unknown = plan(load("gpt-tiny"))
     assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
     a_dataset(2_000_000)
@@ -162,6 +166,35 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
         "The run reads its training text 5.0 times; more than 4 add little (arXiv:2305.16264). "
         "Take more text or fewer train_tokens: 7,200,000 are 4 passes."
     ) in longer.warnings
+
+
+def test_epochs_are_those_of_the_idx_itself():
+    """Its tokens and documents go before the manifest's; what disagrees or cannot be read is a finding."""
+    config = load("gpt-tiny", ["data.split=8,1,1"])
+    pair = dataset_of(config)
+    pair.directory.mkdir(parents=True)
+    with IndexedWriter(pair.prefix, 1024, 0) as writer:
+        for length in (99, 99, 99, 99, 99, 99, 99, 99, 299, 399):
+            writer.add_document(np.ones(length, np.uint16))
+    assert plan(config).sections()["Training"]["epochs"] == (
+        "1,536.00 over 800 tokens of the training split, of 1,500 in 10 documents, by the .idx"
+    )
+    a_dataset(1_400)
+    (problem,) = [one for one in plan(config).findings if one.rule == "dataset_counts_agree"]
+    assert problem.text == (
+        "data/dataset/python-docs-1k/text_document.idx: 1,500 tokens in 10 documents, but manifest.json says "
+        "1,400 in 10: the files are not those that were prepared. The plan counts the .idx. Bring the files "
+        "of the manifest back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+    )
+    assert plan(config).epochs == 1536
+    a_dataset(1_500)
+    assert plan(config).disk.dataset == DatasetSize(1500, 10, 800, "the .idx")
+    pair.idx.write_bytes(pair.idx.read_bytes()[:-8])
+    broken = plan(config)
+    assert broken.disk.dataset is not None
+    assert (broken.disk.dataset.basis, broken.disk.dataset.train_tokens) == ("the manifest", 1200)
+    (problem,) = [one for one in broken.findings if one.rule == "dataset_counts_agree"]
+    assert "text_document.idx: 234 bytes, but its header names 10 sequences" in problem.text
 
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():

@@ -26,7 +26,7 @@ def test_whether_a_run_fits():
     fitted = [verdict.is_right for verdict in VERDICTS if verdict.case.fits]
     failed = [verdict.is_right for verdict in VERDICTS if not verdict.case.fits]
     assert sum(fitted) / len(fitted) >= 0.95
-    assert (sum(failed), len(failed)) == (6, 9)
+    assert (sum(failed), len(failed)) == (7, 9)
 
 
 def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():

@@ -56,6 +56,8 @@ def test_a_broken_run_is_not_written(tmp_path):
         write_run(broken, tmp_path / "broken.yaml")
     with pytest.raises(ConfigError, match=r"run.json: a run YAML ends in .yaml or .yml\."):
         write_run(load("gpt-tiny"), tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"^5: must be the path of a file to write"):
+        write_run(load("gpt-tiny"), 5)
     with pytest.raises(ConfigError, match=r"missing/run.yaml: cannot be written \(No such file"):
         write_run(load("gpt-tiny"), tmp_path / "missing" / "run.yaml")
     assert list(tmp_path.iterdir()) == []

@@ -200,6 +200,23 @@ def test_table_html_json_and_picture(small, large):
     assert {str(number) for number in range(1, 4)} <= set(labels) and "A100-40GB" in labels
 
 
+def test_one_gpu_is_helped_by_the_stages_that_offload():
+    """With one rank ZeRO 2 divides nothing, but holds the gradients in host memory: 13B fits 40 GB."""
+    given = {"resources.memory_per_node_bytes": 500e9}
+    result = search("13B", 1, None, "A100-40GB", given)
+    best = result.best
+    assert best and best.layout.options.zero_stage == 2 and best.layout.options.offload_optimizer == "cpu"
+    reasons = {reason.topic: reason.words for reason in FoundLayouts(result).why(1)}
+    assert reasons["ZeRO"].startswith(
+        "stage 2, which holds gradients of the one copy in host memory too: with"
+    )
+    assert all(
+        one.layout.options.offload_optimizer == "cpu"
+        for one in result.ranked
+        if one.layout.options.zero_stage > 1
+    )
+
+
 def test_nothing_fits():
     """175B on one machine: no layout, every cut with what its smallest layout lacks, and a pointer."""
     found = FoundLayouts(search("175B", 8, 8, "A100-40GB"))
@@ -216,14 +233,14 @@ def test_the_gpus_are_named_or_refused():
     """Unknown kinds, runs on CPUs and numbers that make no machines are refused with the fix."""
     for arguments, words in (
         (("gpt-tiny", 8, None, "A100-81GB"), "GPU type 'A100-81GB' is not in the device table. Nearest: "),
-        (("gpt-tiny", 8), "gpt-tiny names no GPU: give a GPU type, e.g. A100-80GB."),
+        (("gpt-tiny", 8), "gpt-tiny names no GPU: give a GPU type, e.g. --gpu-type"),
         (("gpt-tiny", None, None, "H100"), "gpt-tiny is a run on CPUs; name a number of GPUs"),
         (("1.3B", 12, 8), r"gpus = 12 must be a multiple of gpus_per_node\(8\); nearest: 8, 16\."),
         (("1.3B", 0), "gpus = 0 must be at least 1."),
         (("1.3B", 8, 0), "gpus_per_node = 0 must be at least 1."),
         (("1.3B", 8, 8, "H100-80GB"), "'H100-80GB' is not in the device table. Nearest: H100"),
         (("1.3B", 8, 8, ""), "GPU type '' is not in the device table."),
-        (("14B", 8), "'14B' is no preset: 125M, 345M, "),
+        (("14B", 8), "14B: no preset has this size. Nearest: 13B. Presets: 125M, 345M, "),
     ):
         with pytest.raises(ConfigError, match=words):
             search(*arguments)

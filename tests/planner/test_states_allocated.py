@@ -1,8 +1,8 @@
 """Model states exactly as the engine allocates them: byte for byte, on every rank.
 
-Ranks are forked with DeepSpeed loaded; a launch measures all layouts of one number of ranks, one after the
-other (state_rank.py). Here every two choices meet in one layout at least; `--soak` takes all layouts of up to
-8 ranks.
+Ranks are forked with DeepSpeed loaded; a launch measures several layouts of one number of ranks, one after
+the other (state_rank.py). Here every two choices meet in one layout at least; `--soak` takes all layouts of
+up to 8 ranks.
 """
 
 import itertools
@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import states
 from nbtrain.planner.setup import setup_of
+from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import Case
 from tests.parity.pairwise import goes_together
 from tests.train import launch
-from tests.train.launch import ForkedRuns
 
 CHOICES = {
     "dp": (1, 2, 4, 8),
@@ -31,6 +32,8 @@ CHOICES = {
     "precision": ("fp32", "bf16", "fp16", "autocast"),
 }
 MOST_RANKS, MOST_RANKS_HERE = 8, 4
+# Every layout makes process groups, whose threads stay until the ranks end.
+MOST_IN_LAUNCH = 4
 BESIDE = [
     # hpZ's second copy exists inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
@@ -38,9 +41,15 @@ BESIDE = [
         Case(dp=2, zero=zero, offload=offload, precision=precision)
         for zero, offload in ((1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "both"), (3, "param"))
         for precision in ("fp32", "bf16")
-        # In fp32 an offloaded ZeRO 2 keeps parameters that two ranks share whole.
-        if (zero, precision) != (2, "fp32")
     ),
+    # Offloaded sums in fp32 are of whole parameters: where the ranks' parts begin decides, and what is one.
+    Case(dp=4, zero=2, offload="optimizer"),
+    Case(dp=2, zero=2, offload="optimizer", precision="autocast"),
+    Case(dp=2, tp=2, zero=2, offload="optimizer"),
+    Case(dp=2, tp=2, zero=1, offload="optimizer"),
+    Case(dp=2, pp=2, zero=1, offload="optimizer"),
+    Case(dp=2, us=2, zero=2, offload="optimizer"),
+    Case(dp=2, zero=2, offload="optimizer", extra={"batch.micro_batch_size": 8}, note="one-micro-batch"),
 ]
 
 
@@ -75,15 +84,15 @@ def _pairs(row: dict) -> set:
 
 
 @pytest.mark.slow
-def test_states_are_exact(forked, tmp_path):
-    assert wrong_layouts(forked, tmp_path, [*cover(), *BESIDE]) == []
+def test_states_are_exact(fork_server, tmp_path):
+    assert wrong_layouts(fork_server, tmp_path, [*cover(), *BESIDE]) == []
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_states_of_all_layouts_are_exact(forked, tmp_path):
-    assert wrong_layouts(forked, tmp_path, map(_case, all_layouts())) == []
+def test_states_of_all_layouts_are_exact(fork_server, tmp_path):
+    assert wrong_layouts(fork_server, tmp_path, map(_case, all_layouts())) == []
 
 
 def test_the_cover_meets_every_stage_and_cut():
@@ -95,41 +104,67 @@ def test_the_cover_meets_every_stage_and_cut():
     assert len(cases) < 60
 
 
-def wrong_layouts(forked: ForkedRuns, root: Path, cases: Iterable[Case]) -> list[str]:
+def test_the_fullest_rank_is_planned(tmp_path):
+    """Offloaded fp32 sums: 65,536 bytes of parameters that both ranks' parts touch are on both."""
+    source = tmp_path / "tiny.yaml"
+    source.write_text(launch.TINY)
+    setup = setup_of(_config(source, Case(dp=2, zero=2, offload="optimizer")))
+    stage = stage_of(setup, 0)
+    sums = [states(setup, stage, rank).gradients for rank in (0, 1)]
+    assert (sums, 4 * stage.elements) == ([271_872, 331_264], 271_872 + 331_264 - 65_536)
+    assert states(setup, stage).gradients == 331_264
+
+
+def wrong_layouts(server: ForkServer, root: Path, cases: Iterable[Case]) -> list[str]:
     """What the engine allocates in another size than the planner says, by layout, rank and part."""
     by_ranks: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
         by_ranks[case.ranks].append(case)
+    source = root / "tiny.yaml"
+    source.write_text(launch.TINY)
     wrong = []
-    for ranks, group in by_ranks.items():
-        runs = {case.name: launch.make_run(root, case.overrides, case.name) for case in group}
-        answer, first = root / f"states-{ranks}", runs[group[0].name].newest_job()
-        ended = forked.server.run(
+    launches = [(ranks, part) for ranks, group in by_ranks.items() for part in batched(group, MOST_IN_LAUNCH)]
+    for number, (ranks, part) in enumerate(launches):
+        configs = [_config(source, case) for case in part]
+        # Not as YAML, which takes every rank longer to read than its step.
+        answer, runs = root / f"states-{number}", root / f"runs-{number}.json"
+        runs.write_text("\n".join(config.model_dump_json() for config in configs))
+        ended = server.run(
             ranks,
             "tests.planner.state_rank:main",
-            [str(answer), *(str(run.path) for run in runs.values())],
-            log=first.path / "logs" / "{rank}.0.log",
-            environment={"NBTRAIN_DATA": str(forked.data_home), "NBTRAIN_JOB": first.job_id},
+            [str(answer), str(runs)],
+            log=root / f"{number}.{{rank}}.log",
             sys_path=[launch.REPOSITORY],
-            timeout_seconds=launch.TIMEOUT_SECONDS * max(1, len(group) / 40),
+            timeout_seconds=launch.TIMEOUT_SECONDS,
         )
         assert ended.succeeded, ended.last_words(40)
         for rank in range(ranks):
             measured = json.loads(Path(f"{answer}.{rank}").read_text())
-            for case in group:
-                planned = _planned(load_resolved(runs[case.name].config_yaml), rank)
-                wrong += [
-                    f"{case.name}, rank {rank}: {part} is {measured[case.name][part]:,}, planned {size:,}"
-                    for part, size in planned.items()
-                    if measured[case.name][part] != size
-                ]
+            wrong += [
+                f"{config.name}, rank {rank}: {part} is {measured[config.name][part]:,}, planned {size:,}"
+                for config in configs
+                for part, size in _planned(config, rank).items()
+                if measured[config.name][part] != size
+            ]
     return wrong
 
 
-def _planned(config, rank: int) -> dict[str, int]:
+def batched(cases: list[Case], size: int) -> Iterator[list[Case]]:
+    """In pieces of `size`."""
+    for start in range(0, len(cases), size):
+        yield cases[start : start + size]
+
+
+def _config(source: Path, case: Case) -> RunConfig:
+    """The case's run, with no more layers than its stages need to differ."""
+    return load(str(source), {"name": case.name, **case.overrides, "model.num_layers": case.pp + 1})
+
+
+def _planned(config: RunConfig, rank: int) -> dict[str, int]:
     setup = setup_of(config)
     stage = stage_of(setup, rank * setup.pipeline_parallel_size // setup.world_size)
-    found = states(setup, stage)
+    place = rank // setup.tensor_parallel_size % setup.zero_size
+    found = states(setup, stage, place)
     # Autocast's copies of the matrices exist inside a forward pass only.
     cast = 2 * stage.matrices if setup.autocast else 0
     return {

@@ -1,9 +1,12 @@
-"""Findings about the layout: bubble, tensor ranks across machines, ZeRO++ that saves nothing."""
+"""Findings about the layout: bubble, tensor ranks across machines, ZeRO++ that saves nothing, small
+chunks of FPDT."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.duration import bubble_fraction, rates_of_run
@@ -17,6 +20,9 @@ from nbtrain.planner.time.step import estimate_step
 
 # A share of each step from which on a bubble is worth a change.
 LARGE_BUBBLE_FRACTION = 0.1
+EQUAL = "equal stages"
+# A share of each step in which FPDT waits for its chunks.
+LARGE_CHUNKS_FRACTION = 0.1
 # A share of each step that waits for gradients and ZeRO's weights; logging.alerts warns of as much in a run.
 LARGE_TRAFFIC_FRACTION = 0.3
 
@@ -40,13 +46,20 @@ def bubble_is_small(subject: Subject) -> Iterator[Finding]:
     if better:
         size, after = next((entry for entry in better if entry[1] < LARGE_BUBBLE_FRACTION), better[-1])
         key, fix = MICRO_BATCH, f"Set {MICRO_BATCH}: {size}: the wait is then {after:.0%}. {fix}"
+    held = sorted(set(stage_layers(config)), reverse=True)
+    layers = config.model.num_layers
+    shape = EQUAL
+    if layers % stages and config.parallel.pipeline_stage_layers is None:
+        whole = f"{layers - layers % stages} or {layers + stages - layers % stages}"
+        shape = f"stages of {' and '.join(map(str, held))} layers, of which equal ones would wait"
+        fix = f"{fix} {layers} layers do not divide among {stages} stages; {whole} would."
     batches = "1 micro batch" if micro_batches == 1 else f"{micro_batches:,} micro batches"
     yield finding_of(
         config,
         "bubble_is_small",
         key,
-        f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} equal stages "
-        f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing is a wait.",
+        f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} {shape} "
+        f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing{' is a wait' * (shape == EQUAL)}.",
         fix,
         subject.share(bubble, "time that computes nothing"),
     )
@@ -123,7 +136,7 @@ def data_traffic_is_hidden(subject: Subject) -> Iterator[Finding]:
     if better:
         seconds, size = min(better)
         key, saved = MICRO_BATCH, 1 - seconds / step.seconds
-        times = f"a step then takes {seconds:.3g} s instead of {step.seconds:.3g} s"
+        times = f"a step then takes {amounts.step(seconds)} instead of {amounts.step(step.seconds)}"
         fix = f"Set {MICRO_BATCH}: {size}: {times}. {fix}"
     yield finding_of(
         config,
@@ -179,17 +192,34 @@ def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def estimates_see_everything(subject: Subject) -> Iterator[Finding]:
-    """What the planner does not count."""
-    config = subject.config
-    if config.parallel.fpdt_chunk_tokens:
-        yield finding_of(
-            config,
-            "estimates_see_everything",
-            "parallel.fpdt_chunk_tokens",
-            "The effect of FPDT on time is not estimated: it is counted without its chunks in host memory.",
-            level="warning",
-        )
+def fpdt_chunks_are_large_enough(subject: Subject) -> Iterator[Finding]:
+    """A large chunk takes longer to compute than to move over PCIe (arXiv:2408.16978)."""
+    config, step = subject.config, subject.duration.step
+    rates = rates_of_run(config, use_measured=False)
+    if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:
+        return
+    chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"
+    saved, fix = step.chunks / step.seconds, f"Set {key}: 0 if the run fits its memory without FPDT."
+    for size in (one for one in divisors(config.model.seq_length) if one > chunk):
+        changed = with_changes(config, {key: size})
+        setup = setup_of(changed)
+        other = estimate_step(setup, rates)
+        if other is None or estimate(setup).fits is False or find_problems(changed):
+            continue
+        share = other.chunks / other.seconds
+        if share < LARGE_CHUNKS_FRACTION and other.seconds < step.seconds:
+            saved, fix = 1 - other.seconds / step.seconds, f"Set {key}: {size}: the wait is then {share:.0%}."
+            break
+    yield finding_of(
+        config,
+        "fpdt_chunks_are_large_enough",
+        key,
+        f"{step.chunks / step.seconds:.0%} of each step waits for FPDT's chunks: chunks of {chunk:,} tokens "
+        f"are computed faster than {rates.host_bytes_per_second / 1e9:g} GB/s of PCIe move them to and from "
+        "host memory.",
+        fix,
+        subject.share(saved, "time that computes nothing"),
+    )
 
 
 LAYOUT_RULES = (
@@ -198,5 +228,5 @@ LAYOUT_RULES = (
     tensor_ranks_share_a_machine,
     hpz_stays_inside_a_machine,
     quantized_gradients_cross_machines,
-    estimates_see_everything,
+    fpdt_chunks_are_large_enough,
 )

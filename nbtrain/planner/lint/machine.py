@@ -10,9 +10,12 @@ from nbtrain.base import amounts
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
 
+# A machine of eight H100 has two CPUs of 56 cores, each with two threads.
+THREADS_OF_A_RANK = 28
 # Checkpoints that stay: from here on the plan says how many bytes they are.
 MANY_BYTES = 2**40
 MANY_CHECKPOINTS = 10
@@ -30,7 +33,10 @@ def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
     """The processes that read ahead, of all ranks of a machine, are no more than its cores."""
     config = subject.config
     workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
-    if cores is None or workers * ranks <= cores:
+    if cores is None:
+        yield from _loaders_of_unknown_cores(config, workers, ranks)
+        return
+    if workers * ranks <= cores:
         return
     fitting = max((cores - ranks) // ranks, 0)
     yield finding_of(
@@ -42,6 +48,21 @@ def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
         f"Set data.num_workers: {fitting}; reading samples takes a fraction of a core.",
         Cost(words="ranks that wait for their own loaders"),
     )
+
+
+def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
+    """More processes than usual machines have cores are worth a sentence, even if the cores are not known."""
+    if workers > THREADS_OF_A_RANK:
+        yield finding_of(
+            config,
+            "loaders_have_cores",
+            "data.num_workers",
+            f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} "
+            f"processes on a machine, and resources.cpus_per_node is not set; usual are up to "
+            f"{THREADS_OF_A_RANK} for each GPU.",
+            "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
+            level="note",
+        )
 
 
 def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:

@@ -15,6 +15,13 @@ USEFUL_EPOCHS = 4
 # ends before the moments are known. GPT-3 warms up over 375M tokens (arXiv:2005.14165, appendix B).
 LEAST_WARMUP_STEPS = 100
 USUAL_WARMUP_FRACTION = 0.01
+# A rate that is at min_lr after less than this share of the run leaves the rest of the text little to do.
+LEAST_DECAY_FRACTION = 1 / 3
+# Tokens a parameter: about 20 are best for a given time (arXiv:2203.15556), thousands are in use. For models
+# that are no trial, from LEAST_PARAMETERS on, far fewer or far more are a unit that slipped.
+USUAL_TOKENS = 20
+LEAST_TOKENS, MOST_TOKENS = 0.1, 10_000
+LEAST_PARAMETERS = 100e6
 # From here on a number is no count of millions or billions whose zeros were forgotten.
 MOST_WITHOUT_ZEROS = 100_000
 # Learning rates of GPT-3, with the tokens of a step: arXiv:2005.14165, table 2.1.
@@ -96,6 +103,66 @@ def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
+    """A run that ends in its warm-up never has the learning rate that it asks for."""
+    config = subject.config
+    if config.lr_warmup_tokens < config.train_tokens:
+        return
+    reached = config.train_tokens / config.lr_warmup_tokens
+    yield finding_of(
+        config,
+        "warmup_ends_before_the_run",
+        "lr_schedule.lr_warmup_tokens",
+        f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
+        f"{config.train_tokens:,}: the learning rate gets to {reached:.2g} of lr({config.lr_schedule.lr:g}).",
+        f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}, 1 % "
+        "of the run, or train for longer.",
+        Cost(words="a run that never has its learning rate"),
+    )
+
+
+def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
+    """A length of training that is a thousand times too short or too long for the model: a unit slipped."""
+    config = subject.config
+    parameters, tokens = count_parameters(config).total, config.train_tokens
+    ratio = tokens / parameters
+    if parameters < LEAST_PARAMETERS or LEAST_TOKENS <= ratio <= MOST_TOKENS or config.shortened_by:
+        return
+    unit, amount = config.batch.train_amount
+    few = ratio < LEAST_TOKENS
+    slipped = amount * 1000 if few else max(amount // 1000, 1)
+    shown, more = (f"{ratio:.2g}", "") if few else (f"{ratio:,.0f}", ", and few runs take thousands")
+    usual = amounts.count(USUAL_TOKENS * parameters)
+    yield finding_of(
+        config,
+        "tokens_suit_the_size",
+        f"batch.train_{unit}",
+        f"{amounts.count(tokens)} tokens are {shown} for each of {amounts.count(parameters)} parameters; "
+        f"about {USUAL_TOKENS} are usual (arXiv:2203.15556){more}.",
+        f"Set batch.train_{unit}: {slipped} if the unit slipped; {usual} tokens are {USUAL_TOKENS} a "
+        "parameter.",
+        Cost(words="a model that has learned little" if few else "more text than the model has use for"),
+    )
+
+
+def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
+    """The learning rate is not at min_lr for most of the run."""
+    config = subject.config
+    fraction = config.lr_decay_tokens / config.train_tokens
+    if config.lr_schedule.lr_decay_style not in ("cosine", "linear") or fraction >= LEAST_DECAY_FRACTION:
+        return
+    yield finding_of(
+        config,
+        "decay_ends_with_the_run",
+        "lr_schedule.lr_decay_tokens",
+        f"The learning rate is at min_lr({config.lr_schedule.min_lr:g}) for {1 - fraction:.1%} of the run: "
+        f"lr_decay_tokens({config.lr_decay_tokens:,}) are {fraction:.2g} of train_tokens"
+        f"({config.train_tokens:,}).",
+        f"Set lr_schedule.lr_decay_tokens: {config.train_tokens}, or null, which is the length of the run.",
+        subject.share(1 - fraction, "text that teaches little"),
+    )
+
+
 def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
     """The learning rate falls to min_lr before the run ends."""
     config = subject.config
@@ -107,7 +174,8 @@ def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
         "lr_schedule.lr_decay_tokens",
         f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
         f"train_tokens({config.train_tokens:,}).",
-        cost=Cost(words="a worse model than its tokens could give"),
+        f"Set lr_schedule.lr_decay_tokens: {config.train_tokens}, or null, which is the length of the run.",
+        Cost(words="a worse model than its tokens could give"),
     )
 
 
@@ -177,6 +245,23 @@ def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
+    """The .idx can be read and holds what the manifest beside it says."""
+    dataset = subject.disk.dataset
+    if dataset is not None and dataset.problem:
+        yield finding_of(
+            subject.config,
+            "dataset_counts_agree",
+            "data.name",
+            dataset.problem,
+            ""
+            if "nbtrain prepare" in dataset.problem
+            else "Bring the files of the manifest back, or make the dataset again: `nbtrain prepare RUN.yaml "
+            "--force`.",
+            Cost(words="a start that is refused"),
+        )
+
+
 def validations_are_few(subject: Subject) -> Iterator[Finding]:
     """A validation batch costs a forward pass, a third of a training step."""
     config = subject.config
@@ -235,10 +320,14 @@ def _sparser(interval: int, fraction: float) -> int:
 SCHEDULE_RULES = (
     learning_rate_suits_size,
     warmup_is_long_enough,
+    warmup_ends_before_the_run,
+    tokens_suit_the_size,
+    decay_ends_with_the_run,
     decay_reaches_its_end,
     training_is_longer_than_a_step,
     fp16_scale_can_move,
     dataset_is_not_repeated_too_often,
+    dataset_counts_agree,
     validations_are_few,
     checkpoints_are_few,
 )

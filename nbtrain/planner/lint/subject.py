@@ -36,13 +36,7 @@ class Subject:
         return Cost(gpu_hours=fraction * (self.cost.device_hours or 0.0), hours=hours, money=money)
 
     @property
-    def train_fraction(self) -> float:
-        """Share of the dataset that is for training."""
-        sizes = [float(part) for part in self.config.data.split.split(",")]
-        return sizes[0] / sum(sizes)
-
-    @property
     def epochs(self) -> float | None:
         """Passes over the training split; None if the dataset is not prepared."""
-        tokens = self.disk.dataset_tokens
-        return self.config.train_tokens / (tokens * self.train_fraction) if tokens else None
+        dataset = self.disk.dataset
+        return self.config.train_tokens / dataset.train_tokens if dataset and dataset.train_tokens else None

@@ -16,10 +16,12 @@ recomputation drops the scores and, in nbtrain, the MLP's activation (section 5;
 
 torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
 value (aten, transformers/attention.cpp). On a CPU a dropout mask has the format of what it masks, on a GPU it
-has one byte. After the all-to-all of Ulysses attention's output exists twice. FPDT (arXiv:2408.16978) keeps
-query, key, value, input and output in host memory, and recomputes the MLP a chunk at a time.
+has one byte. After the all-to-all of Ulysses attention's output exists twice, if its kernel keeps it. FPDT
+(arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
+a time.
 
-tests/planner/test_activations_saved.py compares with the bytes that autograd really keeps: within 5 %.
+The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/test_activations_saved.py) and on
+each of two that share the model (test_activations_cut.py).
 """
 
 from typing import NamedTuple
@@ -123,7 +125,7 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
         inside = max(score, element) * (query + 2 * key)
     elif not setup.keeps_scores:
         inside += 4 * heads
-    outputs = 2 if setup.ulysses_size > 1 else 1
+    outputs = 2 if setup.ulysses_size > 1 and _kernel_keeps_output(setup) else 1
     inside += element * query * outputs
     if kept_input < element:
         inside += kept_input * query
@@ -206,6 +208,12 @@ def _fpdt_chunks(setup: Setup) -> float:
     tokens = min(setup.fpdt_chunk_tokens, shape.seq_length) * setup.micro_batch_size / setup.ulysses_size
     chunk = FPDT_HALF_CHUNKS * element + FPDT_FLOAT_CHUNKS * 4
     return max(tokens * shape.hidden_size * chunk, tokens * 2 * element * shape.ffn_hidden_size)
+
+
+def _kernel_keeps_output(setup: Setup) -> bool:
+    """Whether attention's kernel keeps its output: neither torch's math kernel nor ours for bf16 on a CPU."""
+    own_kernel = setup.engine == "nbtrain" and not setup.on_gpu and product_element(setup) == 2
+    return not setup.keeps_scores and not own_kernel
 
 
 def _mask_bytes(setup: Setup, element: int) -> int:

@@ -2,7 +2,8 @@
 
 logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
                gradients that it makes; others: all logits of a micro batch; of logits and a layer that is
-               recomputed only the larger one, because the logits are gone by then (estimate.py)
+               recomputed only the larger one, because the logits are gone by then (estimate.py), but for a
+               tied output layer's gradient
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
 pipeline       of each micro batch in flight the output that was sent on; two receive buffers
 workspace      what the peak has beside them: gradients inside a layer, FP8's rounded copies, or the flat
@@ -53,7 +54,8 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
     if setup.engine != "nbtrain":
         habits = habits_of(setup.engine)
         fused = habits.compiled_logits if setup.compiled else None
-        return (fused or habits.logits) * tokens * vocabulary
+        # The gradient of the weights is made when most of the logits are gone.
+        return max((fused or habits.logits) * tokens * vocabulary, loss_gradients(setup, stage))
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
     # A chunk's logits in the products' format, on a GPU their log-softmax in fp32 beside them.
     transient = chunk * vocabulary * (product_element(setup) + (4 if setup.on_gpu else 0))
@@ -62,13 +64,21 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def loss_gradients(setup: Setup, stage: Stage) -> int:
-    """What nbtrain's loss keeps for its backward pass: the fp32 gradient of the word embeddings, and the
-    gradient of the hidden states, which tensor-parallel ranks hold whole."""
-    if not stage.is_last or setup.engine != "nbtrain":
+    """What the loss has made and the layers' backward pass finds beside it.
+
+    nbtrain: the fp32 gradient of the word embeddings, and the gradient of the hidden states, which
+    tensor-parallel ranks hold whole. Programs that leave it to autograd, with tied weights: the output
+    layer's gradient, which ZeRO cannot cut before the embedding's own is added to it. DeepSpeed's estimate
+    of ZeRO 3 has these 2 bytes of the largest layer too (docs/code-docs/source/memory.rst).
+    """
+    if not stage.is_last:
         return 0
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
-    return (4 * vocabulary + stream_element(setup) * tokens) * shape.hidden_size
+    if setup.engine == "nbtrain":
+        return (4 * vocabulary + stream_element(setup) * tokens) * shape.hidden_size
+    waits = habits_of(setup.engine).tied_gradient_waits and shape.tied and stage.is_first
+    return product_element(setup) * vocabulary * shape.hidden_size if waits else 0
 
 
 def passing_logits_bytes(setup: Setup, stage: Stage) -> int:

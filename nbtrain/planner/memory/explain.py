@@ -113,6 +113,8 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     else:
         size = habits_of(setup.engine).logits
         logits = product((tokens, "tokens"), (vocabulary, "ids"), (size, "bytes"))
+        if waits := buffers.loss_gradients(setup, stage):
+            logits += f", or the {waits:,} bytes of the tied output layer's gradient, which waits in autograd"
     if beside := buffers.logits_bytes(setup, stage) - parts["logits"]:
         logits += f"; less {beside:,} bytes in whose place a layer is recomputed, counted there"
     bucket = setup.reduce_bucket_elements

@@ -35,6 +35,9 @@ class MemoryHabits:
     moments: int = 8
     logits: int = 10
     """Of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
+    tied_gradient_waits: bool = False
+    """With tied weights on one stage the output layer's whole 16-bit gradient waits in autograd for the
+    embedding's, through the layers' backward pass."""
     gathered_blocks: int = 0
     """Blocks whose whole weights and gradients a rank holds at one time, under ZeRO 3."""
     whole_in_pipeline: int = 0
@@ -71,8 +74,10 @@ _DEEPSPEED = MemoryHabits(
     bf16_gradients=6,
     step_gradients=6,
     bucket=True,
+    tied_gradient_waits=True,
     source="read: DeepSpeed stage_1_and_2.py, 16-bit gradients, for the step a flat and an fp32 copy of a "
-    "rank's part; bf16_optimizer.py, fp32 sums beside them",
+    "rank's part; bf16_optimizer.py, fp32 sums beside them; memory.rst, ZeRO 3 holds 2 bytes of gradients of "
+    "the largest layer whole; torch's autograd, which adds all uses of a weight before its hook sees them",
 )
 _FSDP = MemoryHabits(
     weights=4,

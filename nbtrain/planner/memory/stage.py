@@ -5,7 +5,9 @@ Parameters are counted in DeepSpeed's two groups, because each group has flat bu
 itself, so that it needs their sizes.
 """
 
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from nbtrain.config.arithmetic.parameters import Parameters, count_layers
@@ -71,6 +73,32 @@ def shares(
         found[not decays] += copies * part
         largest = max(largest, part)
     return found[0], found[1], largest
+
+
+@lru_cache(maxsize=4096)
+def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
+    """By rank: elements of all parameters that its parts of the flat buffers touch, each parameter whole.
+
+    `parts`: a rank's elements in `decay` and in `no_decay`. For nbtrain's model without a pipeline.
+    """
+    found = [0] * ranks
+    for sizes, part in zip(_in_order(shape, tensor), parts):
+        ends = list(accumulate(sizes))
+        begins = [0, *ends[:-1]]
+        for rank in range(ranks):
+            first, last = bisect_right(ends, rank * part), bisect_left(begins, (rank + 1) * part)
+            found[rank] += sum(sizes[first:last])
+    return tuple(found)
+
+
+def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
+    """Sizes of nbtrain's parameters in `decay` and `no_decay`, in the model's order (model/layers.py)."""
+    hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor
+    columns = 3 * hidden // tensor
+    embeddings = [shape.output_weights // tensor, shape.learned_positions * hidden]
+    matrices = [hidden * columns, hidden * hidden // tensor, hidden * opened, opened * hidden]
+    vectors = [hidden, hidden, columns, hidden, hidden, hidden, opened, hidden]
+    return embeddings + matrices * shape.num_layers, vectors * shape.num_layers + [hidden, hidden]
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, bool]]:

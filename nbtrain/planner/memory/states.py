@@ -9,7 +9,9 @@
 
 ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses
 ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; gradients go with
-the optimizer, whose step is made there, from an fp32 gradient of this rank's part beside the sums.
+the optimizer, whose step is made there, from an fp32 gradient of this rank's part beside the sums. With fp32
+weights, ZeRO 2 sums the micro batches in host memory parameter by parameter: one that two ranks share is
+whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
 For nbtrain the bytes are exact (tests/planner/test_states_allocated.py): ZeRO 1 and 2 pad each of the two
 groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
@@ -19,7 +21,7 @@ nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
 from typing import Literal, NamedTuple
 
 from nbtrain.planner.memory.programs import habits_of
-from nbtrain.planner.memory.stage import Stage, shares
+from nbtrain.planner.memory.stage import Stage, shares, touched
 from nbtrain.planner.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]
@@ -56,10 +58,10 @@ class States(NamedTuple):
         )
 
 
-def states(setup: Setup, stage: Stage) -> States:
-    """The model states of one rank of a stage."""
+def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
+    """The model states of one rank of a stage: of the `rank`-th on its data axis, or of the fullest one."""
     if setup.engine == "nbtrain":
-        sizes = _of_nbtrain(setup, stage)
+        sizes = _of_nbtrain(setup, stage, rank)
     else:
         sizes = _of_program(setup, stage)
     zero = setup.zero_stage
@@ -84,10 +86,14 @@ def is_bf16_optimizer(setup: Setup) -> bool:
 
 def padded_shares(setup: Setup, stage: Stage) -> tuple[int, int]:
     """Elements of all flat buffers of a rank under ZeRO 1 and 2, and of its part of them."""
-    ranks = setup.zero_size
-    multiple = ALIGNMENT * ranks
-    whole = -(-stage.decay // multiple) * multiple + -(-stage.no_decay // multiple) * multiple
-    return whole, whole // ranks
+    whole = sum(_padded_groups(setup, stage))
+    return whole, whole // setup.zero_size
+
+
+def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
+    """Elements of the flat buffers of `decay` and `no_decay`."""
+    multiple = ALIGNMENT * setup.zero_size
+    return -(-stage.decay // multiple) * multiple, -(-stage.no_decay // multiple) * multiple
 
 
 def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
@@ -97,7 +103,17 @@ def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
     return decay + no_decay
 
 
-def _of_nbtrain(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
+def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
+    """Bytes of fp32 sums in host memory under ZeRO 2: of every parameter that the rank's part touches."""
+    if setup.accumulation_steps == 1:
+        # A single micro batch goes straight into the gradient that the optimizer steps with.
+        return 0
+    ranks, (decay, no_decay) = setup.zero_size, _padded_groups(setup, stage)
+    found = touched(setup.shape, setup.tensor_parallel_size, ranks, (decay // ranks, no_decay // ranks))
+    return 4 * (max(found) if rank is None else found[rank])
+
+
+def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int, int, int]:
     element, count, zero = weight_element(setup), stage.elements, setup.zero_stage
     if zero == 0:
         # torch's own AdamW: no second copy of the fp32 weights, one step count for each parameter.
@@ -113,7 +129,9 @@ def _of_nbtrain(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
         whole, part = padded_shares(setup, stage)
         weights, master = element * whole, 4 * part
         optimizer = 8 * part + 2 * STEP_BYTES
-        if zero == 2:
+        if zero == 2 and setup.offload_optimizer == "cpu" and weight_element(setup) == 4:
+            gradients = _offloaded_sums(setup, stage, rank)
+        elif zero == 2:
             gradients = 4 * part
         else:
             gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count

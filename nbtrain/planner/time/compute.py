@@ -83,15 +83,19 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     # Frozen matrices need no gradient of their own.
     backward = (1 if setup.lora_rank else 2) * products + attention_backward + 2 * memory
     forward = products + attention + memory
+    mlp = 2 * tokens * shape.mlp_weights / tensor / rate
     if setup.recompute == "full":
         recompute = forward
     elif setup.recompute == "selective" and engine.selective_share is not None:
         recompute = engine.selective_share * forward
     elif setup.recompute == "selective":
-        mlp = 2 * tokens * shape.mlp_weights / tensor / rate if setup.recomputes_mlp else 0.0
-        recompute = mlp + (attention if setup.keeps_scores else 0.0) + _activation_again(setup, bandwidth)
+        recompute = (attention if setup.keeps_scores else 0.0) + _activation_again(setup, bandwidth)
+        recompute += mlp if setup.recomputes_mlp else 0.0
     else:
         recompute = 0.0
+    if setup.fpdt_chunk_tokens:
+        # FPDT keeps no activation of the MLP: each chunk's is made again (model/layers.py).
+        recompute += mlp
     return BlockTimes(products, attention, memory, backward, recompute)
 
 

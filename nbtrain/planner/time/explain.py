@@ -11,12 +11,14 @@ from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import Term
 from nbtrain.planner.time import compute
+from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
 from nbtrain.planner.time.traffic import DTYPE_BYTES, Group, group_of
 
 _PTD = "arXiv:2104.04473, section 2.2"
 _ZERO = "arXiv:1910.02054, section 7"
+_FPDT = "arXiv:2408.16978; DeepSpeed 0.19.8, sequence/fpdt_layer.py; nbtrain/planner/time/fpdt.py"
 _TENSOR = "arXiv:1909.08053, section 3"
 
 
@@ -39,12 +41,15 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
                 "the block's forward pass again"
                 if full
                 else f"what {setup.recompute} recomputation makes again"
-            ),
+                if setup.recompute != "none"
+                else ""
+            )
+            + ("" if not setup.fpdt_chunk_tokens else f"{', and ' * (setup.recompute != 'none')}FPDT's MLP"),
             "arXiv:2205.05198, section 5",
         ),
         "tensor": (f"{times} x {_tensor(setup, rates)}", _TENSOR),
         "sequence": (
-            f"{times} x all-to-all or ring traffic that attention does not hide",
+            f"{times} x all-to-all or ring traffic that attention does not hide{_pieces(setup)}",
             "arXiv:2309.14509, section 3; arXiv:2310.01889",
         ),
         "bubble": (
@@ -71,6 +76,8 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
             f"nbtrain/planner/engines.py: {engine.title}",
         ),
     }
+    if step.chunks:
+        parts["chunks"] = _chunks(setup, rates, times)
     for name, (formula, source) in parts.items():
         if seconds := getattr(step, name):
             terms.append(Term(name, seconds, "seconds", formula, source))
@@ -105,6 +112,15 @@ def traffic(setup: Setup) -> list[Term]:
         micro * layers * exchanges * (ulysses - 1) / ulysses * sent,
         f"{micro:,} x {layers:g} x {exchanges} all-to-alls x {ulysses - 1}/{ulysses} x {sent:,} bytes",
         "arXiv:2309.14509, section 3",
+    )
+    fpdt = chunks_of(setup)
+    forwards = 1 + full
+    term(
+        "host memory (FPDT)",
+        micro * layers * (forwards * fpdt.forward_bytes + fpdt.backward_bytes),
+        f"{micro:,} x {layers:g} x ({forwards} x {fpdt.forward_bytes:,.0f} forward + "
+        f"{fpdt.backward_bytes:,.0f} backward) bytes of {fpdt.number} chunks, both ways",
+        _FPDT,
     )
     chunk = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
     passes = 3 + full
@@ -224,6 +240,29 @@ def _tensor(setup: Setup, rates: Rates) -> str:
     sums = 6 if setup.recompute == "full" else 4
     hidden = "" if shown == 1 else f", {shown:.0%} in plain sight"
     return f"{sums} sums of {_megabytes(sent)} at {_gigabytes(group)}{hidden}"
+
+
+def _pieces(setup: Setup) -> str:
+    number = number_of_chunks(setup)
+    return f", in {number} chunks" if number > 1 else ""
+
+
+def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
+    """What FPDT's chunks wait for, and the source."""
+    chunks = chunks_of(setup)
+    attention = compute.attention_seconds(setup, ENGINES[setup.engine], rates)
+    both = zip(("forward", "backward"), (chunks.forward_bytes, chunks.backward_bytes), attention)
+    words = [
+        f"{name} {size / 1e9:.3g} GB less {hidden * 1e3:.3g} ms of attention" for name, size, hidden in both
+    ]
+    if setup.recompute == "full":
+        words[0] = f"2 x {words[0]}"
+    formula = (
+        f"{times} x ({chunks.number} chunks over PCIe at {rates.host_bytes_per_second / 1e9:g} GB/s: "
+        f"{', '.join(words)}, each 0 at least; {chunks.merged_bytes / 1e9:.3g} GB of sums at "
+        f"{rates.memory_bytes_per_second / 1e12:.3g} TB/s)"
+    )
+    return formula, _FPDT
 
 
 def _data(setup: Setup, rates: Rates) -> str:

@@ -3,7 +3,8 @@
     compute      products, attention and what lies between, of all micro batches on an average stage
     recompute    the forward work that the backward pass makes again
     tensor       sums over tensor-parallel ranks that nothing hides
-    sequence     ring attention's and Ulysses' traffic that nothing hides
+    sequence     ring attention's and Ulysses' traffic that nothing hides; with FPDT a chunk at a time
+    chunks       FPDT: traffic of its chunks with host memory that attention does not hide (fpdt.py)
     bubble       waiting for other pipeline stages: (p - 1) / (v m) of the work if stages are equal
     pipeline     sending activations to the next stage
     data         data-parallel and ZeRO traffic that the backward pass does not hide
@@ -22,10 +23,12 @@ from nbtrain.planner.calibrated_step import calibrated_step
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.time.compute import (
+    attention_seconds,
     block_times,
     logits_seconds,
     optimizer_seconds,
 )
+from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.traffic import DTYPE_BYTES, group_of, ring_latency
 
@@ -48,6 +51,7 @@ class StepTime:
     optimizer: float
     offload: float
     host: float
+    chunks: float = 0.0
 
     @property
     def bubble_fraction(self) -> float:
@@ -70,6 +74,7 @@ class StepTime:
             + self.optimizer
             + self.offload
             + self.host
+            + self.chunks
         )
 
 
@@ -109,11 +114,15 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         sequence_wait += max(passed - 3.5 * block.attention, 0.0)
     if setup.ulysses_size > 1:
         group = group_of(setup, rates, setup.ulysses_size, tensor)
-        sequence_wait += (12 if full else 8) * group.seconds(sent)
+        pieces = number_of_chunks(setup)
+        sequence_wait += (12 if full else 8) * pieces * group.seconds(sent / pieces)
+    chunks_wait = 0.0
+    if setup.fpdt_chunk_tokens:
+        chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))
 
     # Stages: blocks, ends, and the least time that starting kernels takes.
     launch = engine.launch_seconds * rates.host_times * (4 / 3 if full else 1)
-    busy = work + block.recompute + tensor_wait + sequence_wait
+    busy = work + block.recompute + tensor_wait + sequence_wait + chunks_wait
     idle = max(launch - busy, 0.0)
     layers = setup.layers_by_stage
     costs = [count * (busy + idle) for count in layers]
@@ -148,12 +157,14 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         optimizer=optimizer_seconds(setup, rates, trained) + host_step,
         offload=offload,
         host=per_stage * idle + engine.step_seconds * rates.host_times,
+        chunks=per_stage * chunks_wait,
     )
 
 
 def forward_seconds(step: StepTime) -> float:
     """Seconds of the same batch forward only, as in a validation: a third of what both directions take."""
-    return (step.compute + step.tensor + step.sequence + step.bubble + step.pipeline) / 3 + step.host
+    work = step.compute + step.tensor + step.sequence + step.chunks + step.bubble + step.pipeline
+    return work / 3 + step.host
 
 
 def rank_parameters(setup: Setup) -> int:

@@ -24,6 +24,8 @@ LAYOUTS = {
     "hybrid": {"data_parallel_size": 16, "nodes": 2, "zero_stage": 3, "shard_size": 8},
     "lora": {"data_parallel_size": 8, "zero_stage": 1, "lora_rank": 16},
     "ulysses": {"ulysses_size": 8, "zero_stage": 1},
+    "fpdt": {"ulysses_size": 2, "zero_stage": 1, "fpdt_chunk_tokens": 512},
+    "fpdt, recomputed": {"fpdt_chunk_tokens": 256, "recompute": "full"},
     "ring": {"context_parallel_size": 4, "recompute": "selective", "keeps_scores": True},
 }  # fmt: skip
 

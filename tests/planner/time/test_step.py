@@ -67,7 +67,7 @@ def test_the_parts_add_up():
         setup(
             device=find_device("A100-40GB"), nodes=4, devices_per_node=8, tensor_parallel_size=2,
             pipeline_parallel_size=4, data_parallel_size=2, ulysses_size=2, zero_stage=1, recompute="full",
-            offload_optimizer="cpu", micro_batch_size=1, global_batch_size=16,
+            offload_optimizer="cpu", micro_batch_size=1, global_batch_size=16, fpdt_chunk_tokens=256,
         )
     )  # fmt: skip
     assert found is not None

@@ -1,0 +1,54 @@
+"""Runs drawn by chance come back from every program's words as they were; what cannot is listed by name."""
+
+import random
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import flatten, load
+from nbtrain.config.yaml_source import spelled
+from nbtrain.foreign.exporting import export
+from nbtrain.foreign.flags import VERSIONS
+from nbtrain.foreign.importing import import_files
+from tests.foreign.drawn import NAMES, drawn_run
+
+TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
+
+
+def check(seed: int, tmp_path) -> bool:
+    """One run to all scripts and back, its JSON onto itself; whether another run can take the JSON too."""
+    chance = random.Random(seed)
+    config = drawn_run(chance)
+    script = tmp_path / "exported.sh"
+    for target in TARGETS:
+        script.write_text(export(config, target).text)
+        assert import_files([script]).config == config, (seed, target)
+    exported = export(config, "deepspeed")
+    document, own = tmp_path / "ds_config.json", tmp_path / f"{config.name}.yaml"
+    document.write_text(exported.text)
+    own.write_text("".join(f"{key}: {spelled(value)}\n" for key, value in config.model_dump().items()))
+    assert load(own) == config, seed
+    assert import_files([document], onto=own).config == config, seed
+    # Onto another run: what is not listed is carried.
+    try:
+        other = import_files([document], onto=chance.choice(NAMES)).config
+    except ConfigError:  # the two do not go together
+        return False
+    theirs = dict(flatten(other.model_dump()))
+    lost = {
+        key: value
+        for key, value in dict(flatten(config.model_dump())).items()
+        if key not in exported.unsaid and theirs.get(key) != value
+    }
+    assert not lost, seed
+    return True
+
+
+def test_drawn_runs_come_back(tmp_path):
+    assert sum(check(seed, tmp_path) for seed in range(6)) >= 3
+
+
+@pytest.mark.slow
+def test_many_drawn_runs_come_back(tmp_path):
+    """Whoever changes the mapping: 200 of them, range(100, 300), take two minutes."""
+    assert sum(check(seed, tmp_path) for seed in range(100, 112)) >= 6

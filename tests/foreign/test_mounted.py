@@ -1,0 +1,146 @@
+"""Jobs as newcomers write them: mounted scripts, patched pods, ranks of mpirun; scripts for Ascend."""
+
+import pytest
+import yaml
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.foreign.importing import Imported, import_files
+from nbtrain.foreign.lint import lint
+
+FLAGS = (
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 64 --train-iters 5000 "
+    "--lr 1.5e-4 --bf16 --vocab-file gpt2-vocab.json --merge-file m.txt --data-path /data/wiki/text_document"
+)
+SCRIPT = f"""#!/bin/bash
+export NCCL_DEBUG=WARN
+ARGS=({FLAGS})
+exec torchrun --nproc_per_node 4 pretrain_gpt.py "${{ARGS[@]}}"
+"""
+MAP = {"kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": {"train.sh": SCRIPT}}
+PATCH = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
+SECRET = {"name": "TOKEN_FILE", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
+TRAIN_JOB = {
+    "kind": "TrainJob",
+    "metadata": {"name": "gpt-345m"},
+    "spec": {
+        "trainer": {"numNodes": 2, "command": ["bash", "/scripts/train.sh"], "env": [SECRET]},
+        "runtimePatches": [{"manager": "a.b/c", "trainingRuntimeSpec": {"template": {"spec": PATCH}}}],
+    },
+}
+
+
+def imported(tmp_path, *documents) -> Imported:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return import_files([path])
+
+
+def mpi_job(ranks: int) -> dict:
+    command = [
+        "mpirun",
+        "-np",
+        str(ranks),
+        "-x",
+        "NCCL_DEBUG=INFO",
+        "-x",
+        "PATH",
+        "python",
+        "pretrain_gpt.py",
+    ]
+    pods = {
+        "Launcher": {"containers": [{"name": "launcher", "command": command, "args": FLAGS.split()}]},
+        "Worker": {"containers": [{"name": "worker"}], **PATCH},
+    }
+    specs = {kind: {"replicas": 4, "template": {"spec": pod}} for kind, pod in pods.items()}
+    specs["Launcher"]["replicas"] = 1
+    return {
+        "kind": "MPIJob",
+        "metadata": {"name": "a"},
+        "spec": {"slotsPerWorker": 8, "mpiReplicaSpecs": specs},
+    }
+
+
+def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
+    """With its exports, the pod's patch, and a word on what only the cluster knows."""
+    for documents in ((MAP, TRAIN_JOB), (TRAIN_JOB, MAP)):
+        found = imported(tmp_path, *documents)
+        resources = found.config.resources
+        assert (resources.nodes, resources.gpus_per_node, resources.gpu_type) == (2, 4, "H100")
+        assert found.config.batch.train_steps == 5000
+        assert found.config.backend.env == {"NCCL_DEBUG": "WARN"}
+        assert any("TOKEN_FILE" in note.text for note in found.notes)
+
+
+def test_a_script_that_no_file_holds_is_named(tmp_path):
+    """Once, by import and by check, without what follows from it."""
+    message = (
+        "runs /scripts/train.sh, which none of these files holds. Add its ConfigMap to the file, or import "
+        "the script itself with resources.nodes=... resources.gpus_per_node=..."
+    )
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, TRAIN_JOB)
+    assert str(caught.value).partition(": ")[2] == message
+    (finding,) = lint([tmp_path / "job.yaml"])
+    assert (finding.level, finding.message) == ("error", message)
+
+
+def test_mpirun_says_how_many_workers_train(tmp_path):
+    """-np fills one worker's slots after the other's; -x sets variables; the workers' pods name the GPU."""
+    found = imported(tmp_path, mpi_job(32)).config
+    assert (found.resources.nodes, found.resources.gpus_per_node, found.resources.gpu_type) == (4, 8, "H100")
+    assert found.backend.env == {"NCCL_DEBUG": "INFO"}
+    assert imported(tmp_path, mpi_job(8)).config.resources.nodes == 1
+    with pytest.raises(
+        ConfigError, match=r"mpirun starts 12 ranks, but 4 workers have 8 slots each .* = 32\."
+    ):
+        imported(tmp_path, mpi_job(12))
+
+
+def test_workers_without_ranks_are_found(tmp_path):
+    """Three of four machines are paid and wait."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(mpi_job(8)))
+    (found,) = (one for one in lint([path]) if one.rule == "workers_have_ranks")
+    assert found.message.startswith("4 workers, but mpirun starts ranks on 1 of them (job.yaml:")
+    assert found.cost.text == "costs 3 idle workers"
+    path.write_text(yaml.safe_dump(mpi_job(32)))
+    assert "workers_have_ranks" not in {one.rule for one in lint([path])}
+
+
+def test_another_program_is_named(tmp_path):
+    """No list of Megatron's flags that it lacks."""
+    path = tmp_path / "a.sh"
+    path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
+    message = (
+        "runs train.py, most of whose flags Megatron does not have. Read are the flags of pretrain_gpt.py of "
+        "Megatron-LM and Megatron-DeepSpeed."
+    )
+    assert [one.message for one in lint([path])] == [message]
+    with pytest.raises(ConfigError) as error:
+        import_files([path])
+    assert str(error.value) == f"a.sh:1: {message}"
+
+
+def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
+    """As torchrun does; under srun the machines are srun's."""
+    path = tmp_path / "a.sh"
+    path.write_text(SCRIPT)
+    given = {"tokenizer.vocab_size": 50257}
+    assert import_files([path], given).config.resources.nodes == 1
+    path.write_text(SCRIPT.replace("exec torchrun", "srun torchrun"))
+    with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
+        import_files([path], given)
+
+
+def test_flags_of_mindspeed_are_listed(tmp_path):
+    """Those that choose kernels; another program's flag still fails."""
+    path = tmp_path / "npu.sh"
+    launch = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py"
+    path.write_text(f"{launch} {FLAGS} --use-fused-swiglu --reuse-fp32-param\n")
+    notes = [note.text for note in import_files([path]).notes if "MindSpeed" in note.text]
+    reason = "MindSpeed's on Ascend: which kernel computes it, or where memory is saved."
+    assert notes == [f"--use-fused-swiglu: {reason}", f"--reuse-fp32-param: {reason}"]
+    path.write_text(f"{launch} {FLAGS} --use-fused-llama\n")
+    with pytest.raises(ConfigError, match=r"--use-fused-llama: .* has no such flag"):
+        import_files([path])

@@ -1,0 +1,80 @@
+"""What autograd keeps of nbtrain's model for its backward pass, as saved-tensor hooks see it."""
+
+from collections.abc import Callable
+
+import torch
+
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.planner.memory import activations, buffers
+from nbtrain.planner.memory.stage import stage_of
+from nbtrain.planner.setup import Setup
+
+RECOMPUTE = {
+    "none": {},
+    "selective": {"recompute": "selective"},
+    "full": {"recompute": "full"},
+    "every2": {"recompute": "full", "recompute_interval": 2},
+}
+PRECISIONS = {"fp32": {}, "bf16": {"dtype": "bf16"}, "autocast": {"dtype": "bf16", "autocast": True}}
+
+
+def planned(setup: Setup, stage_number: int = 0) -> float:
+    """Bytes that a stage keeps by the planner, at the end of its last forward pass."""
+    stage = stage_of(setup, stage_number)
+    return activations.kept(setup, stage).total + buffers.loss_gradients(setup, stage)
+
+
+def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> int:
+    """Bytes that autograd keeps after `forward`: of storages, each once, without parameters and casts."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    # Autocast's copies of matrices count as weights.
+    matrices = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
+    words = next(
+        (weight.shape for name, weight in model.named_parameters() if "word_embeddings" in name), None
+    )
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_cast = setup.autocast and {tensor.shape, tensor.T.shape if tensor.dim() == 2 else None} & matrices
+        is_gradient = tensor.dtype == torch.float32 and tensor.shape == words
+        if storage._cdata not in own and (not is_cast or is_gradient):
+            # Held, so that no later storage can have its place.
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert forward().requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def gpt_config(setup: Setup) -> GPTConfig:
+    """The model's fields of a setup."""
+    shape, full = setup.shape, setup.recompute == "full"
+    return GPTConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        padded_vocab_size=shape.padded_vocab_size,
+        max_position_embeddings=shape.learned_positions,
+        hidden_dropout=shape.hidden_dropout,
+        attention_dropout=shape.attention_dropout,
+        attention_backend="math" if setup.keeps_scores else "auto",
+        cross_entropy_chunk_tokens=setup.logits_chunk_tokens,
+        autocast=setup.autocast,
+        checkpoint_interval_layers=setup.recompute_interval if full else 0,
+        selective_recompute=setup.recompute == "selective",
+    )
+
+
+def in_format(setup: Setup, model: torch.nn.Module) -> torch.nn.Module:
+    """The model in training mode, with the setup's weights."""
+    model.train()
+    if setup.dtype == "bf16" and not setup.autocast:
+        # Module.to() cannot change the parameters of fake tensors.
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    setattr(module, name, torch.nn.Parameter(parameter.detach().bfloat16()))
+    return model

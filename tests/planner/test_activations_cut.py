@@ -1,0 +1,190 @@
+"""Activations of models that are cut over two real ranks, against what autograd keeps on each: within 2 %.
+
+Each check runs on both ranks of a gloo group (tests/parallel/ranks.py). The suite takes fp32 with dropout,
+which has the most kinds of tensors; `--soak` takes every format, with scores kept or not, with dropout or
+without.
+"""
+
+import functools
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nbtrain.base.topology import Topology
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_pipe import build_pipeline, pipeline_inputs
+from nbtrain.parallel.groups import ALONE
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.random import TensorParallelStream
+from nbtrain.planner.memory.activations import in_flight
+from nbtrain.planner.setup import Setup
+from tests.parallel import ranks
+from tests.parallel.cut import world
+from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_format, planned, saved
+
+# The stages of a pipeline differ: one layer and two. 480 tokens: no tensor has the shape of a matrix.
+SHAPE = Shape(3, 128, 4, 512, 512, 120, 4, 32, learned_positions=120)
+STAGES = (1, 2)
+MICRO_BATCH, CHUNK_TOKENS = 4, 64
+ALLOWED = 0.02
+
+
+class Kept(NamedTuple):
+    """What decides the tensors of a case besides its cut."""
+
+    precision: str
+    recompute: str
+    dropout: float
+    scores: bool
+
+
+FEW = [Kept("fp32", recompute, 0.1, True) for recompute in RECOMPUTE]
+ALL = [
+    Kept(precision, recompute, dropout, scores)
+    for precision, recompute in itertools.product(PRECISIONS, RECOMPUTE)
+    for dropout, scores in ((0.0, False), (0.0, True), (0.1, False), (0.1, True))
+]
+
+
+def check_few_of_tensor():
+    assert_planned(FEW, tensor_parallel_size=2)
+
+
+def check_few_of_tensor_and_sequence():
+    assert_planned(FEW, tensor_parallel_size=2, sequence_parallel=True)
+
+
+def check_few_of_ulysses():
+    assert_planned(FEW, ulysses_size=2)
+
+
+def check_few_of_pipeline():
+    assert_planned(FEW, pipeline_parallel_size=2, stage_layers=STAGES)
+
+
+def check_all_of_tensor():
+    assert_planned(ALL, tensor_parallel_size=2)
+
+
+def check_all_of_tensor_and_sequence():
+    assert_planned(ALL, tensor_parallel_size=2, sequence_parallel=True)
+
+
+def check_all_of_ulysses():
+    assert_planned(ALL, ulysses_size=2)
+
+
+def check_all_of_pipeline():
+    assert_planned(ALL, pipeline_parallel_size=2, stage_layers=STAGES)
+
+
+def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
+    """Both ranks make every case, since the forward passes of one need the other."""
+    wrong = []
+    for case in cases:
+        # On a CPU only the math kernel has dropout.
+        attention = case.dropout if case.scores else 0.0
+        setup = Setup(
+            replace(SHAPE, hidden_dropout=case.dropout, attention_dropout=attention),
+            on_gpu=False,
+            micro_batch_size=MICRO_BATCH,
+            # Stage 0 of a pipeline holds two micro batches.
+            global_batch_size=2 * MICRO_BATCH,
+            keeps_scores=case.scores,
+            logits_chunk_tokens=CHUNK_TOKENS,
+            **{"dtype": "fp32", **PRECISIONS[case.precision], **RECOMPUTE[case.recompute], **cut},
+        )
+        stage = dist.get_rank() if setup.pipeline_parallel_size > 1 else 0
+        size, expected = planned(setup, stage), _kept(setup, stage)
+        if abs(size - expected) > ALLOWED * expected:
+            wrong.append(f"{case}: planned {size:,.0f}, kept {expected:,}: {size / expected - 1:+.1%}")
+        print(f"{cut} {case}: {size / expected - 1:+.2%}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _kept(setup: Setup, stage: int) -> int:
+    """Bytes that autograd keeps of this rank's part of the model."""
+    group = world()
+    is_cut = setup.tensor_parallel_size > 1
+    layout = ModelParallel(
+        group if is_cut else ALONE,
+        setup.sequence_parallel,
+        group if setup.ulysses_size > 1 else ALONE,
+        TensorParallelStream(1, 0, group.rank) if is_cut else None,
+    )
+    tokens = torch.zeros(setup.micro_batch_size, setup.shape.seq_length, dtype=torch.int64)
+    if setup.pipeline_parallel_size == 1:
+        model = in_format(setup, GPT(gpt_config(setup), layout))
+        return saved(setup, model, lambda: model(tokens, tokens.clone()))
+    import deepspeed
+
+    # Takes over the process group that is there.
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    topology = Topology(pipeline_parallel_size=2)
+    model = in_format(setup, build_pipeline(gpt_config(setup), layout, topology, STAGES))
+    passes = _stage_passes(setup, model, stage)
+    # Held, as DeepSpeed holds the outputs until their gradients come back.
+    return saved(setup, model, lambda: list(itertools.islice(passes, int(in_flight(setup, stage))))[-1])
+
+
+def _stage_passes(setup: Setup, model: Any, stage: int) -> Iterator[torch.Tensor]:
+    """One forward pass of a stage after the other."""
+    size, hidden = (setup.micro_batch_size, setup.shape.seq_length), setup.shape.hidden_size
+    dtype = torch.bfloat16 if setup.dtype == "bf16" and not setup.autocast else torch.float32
+    while True:
+        batch = _Batch(torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64))
+        inputs, labels = pipeline_inputs(batch)
+        if stage == 0:
+            yield model(inputs)
+        else:
+            received = torch.zeros(*size, hidden, dtype=dtype, requires_grad=True)
+            yield model.loss_fn(model(received), labels)
+
+
+class _Batch(NamedTuple):
+    """As train/batches.py has it."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+
+
+@pytest.fixture(scope="module")
+def outcomes(fork_server, tmp_path_factory):
+    """The outcome of every check whose name begins as asked, in one launch."""
+
+    @functools.cache
+    def of(amount: str) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("ranks")
+        wanted = [name for name in ranks.names(globals()) if name.startswith(f"check_{amount}_")]
+        found = ranks.launch(fork_server, __file__, 2, folder, wanted)
+        shutil.rmtree(folder)
+        return found
+
+    return of
+
+
+CUTS = [name.removeprefix("check_few_of_") for name in ranks.names(globals()) if "few" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+def test_activations_of_a_cut(cut, outcomes):
+    """Every kind of recomputation, on both ranks."""
+    assert (problem := outcomes("few")[f"check_few_of_{cut}"]) == "", problem
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("cut", CUTS)
+def test_activations_of_a_cut_in_every_format(cut, outcomes):
+    assert (problem := outcomes("all")[f"check_all_of_{cut}"]) == "", problem

@@ -21,6 +21,7 @@ from nbtrain.config.fields import (
     WorkerCount,
 )
 from nbtrain.config.sources import Source
+from nbtrain.config.workers_section import WorkersConfig
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
 # own for some thirty languages. For most others it takes the rules of a related language (its table of
@@ -140,6 +141,8 @@ class DataConfig(ConfigModel):
     """Language whose rules cut documents into sentences, in <json_key>_sentence; null leaves them whole."""
     num_prepare_workers: WorkerCount = 0
     """Processes that extract and encode; 0 means one for each core. The result is the same for any number."""
+    workers: WorkersConfig = WorkersConfig()
+    """Where they run: on this machine, or anywhere by a Dask scheduler."""
     split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"

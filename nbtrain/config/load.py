@@ -19,12 +19,18 @@ from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, valid_name, workspace
+from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
+from nbtrain.config.backend_section import HostsConfig, SlurmConfig
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.notify_section import NotifyConfig
+from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.other_names import other_name
+from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -41,9 +47,9 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool = True) -> RunConfig:
     """The configuration of a run.
 
-    `run` is a path to a YAML, or the name of one in examples/megatron-gpt/training/ (`gpt-tiny`). `overrides`
-    is {"batch.micro_batch_size": 4}, nested dictionaries, ["batch.micro_batch_size=4"], or one string of
-    key=value pairs, split as a shell would split it.
+    `run` is a path to a YAML, the name of one in examples/megatron-gpt/training/ (`gpt-tiny`), or a preset
+    (`13B`, presets.py). `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
+    ["batch.micro_batch_size=4"], or one string of key=value pairs, split as a shell would split it.
 
     Raises ConfigError with every problem found.
     """
@@ -51,7 +57,9 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
         located, label, name = Located(run.model_dump(), dict(run._origins)), run.name, run._run
     else:
         path = find(run)
+        refuse_script(path)
         located, label, name = read_with_parents(path), path.name, str(run)
+        refuse_other(path, located.value)
     layer = override_layer(overrides)
     if layer.value or not isinstance(run, RunConfig):
         config = validate(located.merged_with(layer), label)
@@ -67,12 +75,32 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 
 # Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
 # such a run has done; a field whose default would change it must be migrated otherwise.
-ADDED_LATER = frozenset({"tokenizer.max_unknown_fraction"})
+ADDED_LATER = frozenset(
+    {
+        "tokenizer.max_unknown_fraction",
+        "backend.deadline_seconds",
+        "backend.priority",
+        "backend.share_devices",
+        *(f"notify.{name}" for name in NotifyConfig.model_fields),
+        "backend.node_timeout_seconds",
+        "backend.start_timeout_seconds",
+        *(f"backend.hosts.{name}" for name in HostsConfig.model_fields),
+        *(f"backend.slurm.{name}" for name in SlurmConfig.model_fields),
+        *(f"data.workers.{name}" for name in WorkersConfig.model_fields if name != "slurm"),
+        *(f"data.workers.slurm.{name}" for name in SlurmWorkersConfig.model_fields),
+        *(f"backend.kubernetes.{name}" for name in KubernetesConfig.model_fields),
+    }
+)
 
 
 def load_resolved(path: str | Path) -> RunConfig:
     """The config.yaml of a run directory: strict; every field but those of ADDED_LATER must be there."""
     path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            f"{display(path)}: no such file: submit writes it, and a run cannot be read without it. Submit "
+            "the run again from its YAML, restore the file, or name another run (`nbtrain runs`)."
+        )
     located = read_yaml(path, str(path))
     config = validate(located, str(path))
     missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))} - ADDED_LATER)
@@ -90,7 +118,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def find(run: str | Path) -> Path:
-    """The file that `run` means: as typed, below the workspace, a bundled example or a run by its name."""
+    """The file that `run` means: as typed, below the workspace, a bundled example, a run or a preset."""
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
@@ -112,9 +140,19 @@ def find(run: str | Path) -> Path:
                 return (folder / name).absolute()
     if isinstance(run, str) and valid_name(run) and _is_file(resolved := RunDir.named(run).config_yaml):
         return resolved
+    if (preset := preset_run(run)) is not None:
+        return find(preset)
+    if _is_file(resolved := RunDir(typed).config_yaml):
+        return resolved
     if _exists(typed):
         kind = "a folder" if typed.is_dir() else "no regular file"
         raise ConfigError(f"{shortened(str(run))}: is {kind}; give the path of a run YAML.")
+    if (size := size_of(str(run))) is not None:
+        raise ConfigError(
+            f"{run}: no preset has this size. Nearest: {nearest_preset(size)}. Presets: {', '.join(PRESETS)}."
+        )
+    if typed.suffix in OTHER_ENDINGS:
+        raise ConfigError(f"{shortened(str(run))}: no such file. Name one that exists.")
     known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
     hint = nearest(typed.stem, known, 3) or (f" Known: {', '.join(known)}." if known else "")
     raise ConfigError(f"{shortened(str(run))}: no such run YAML, here or in {examples}.{hint}")
@@ -148,7 +186,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     base = Located()
     for parent in parents:
         parent_path = path.parent / parent
-        if not parent_path.suffix:
+        if not parent_path.suffix or preset_run(parent):
             # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
             beside = parent_path.with_name(f"{parent_path.name}.yaml")
             parent_path = beside if _is_file(beside) else find(parent)

@@ -65,10 +65,11 @@ parallel.ds_sequence_parallel_size | context_parallel_size context_parallel_degr
     ulysses_size sequence_parallel_size
 parallel.zero_stage | stage zero_optimization fsdp fsdp_config use_distributed_optimizer sharding_strategy
     strategy
-parallel.offload_optimizer.device | cpu_offload optimizer_cpu_offload offload_optimizer_device
+parallel.offload_optimizer.device | cpu_offload zero_offload offload optimizer_cpu_offload
+    offload_optimizer_device
 parallel.offload_param.device | cpu_offload_param offload_param_device
 parallel.activation_checkpointing.granularity | recompute_granularity recompute_activations
-    checkpoint_activations gradient_checkpointing activation_checkpoint
+    recompute recomputation checkpoint_activations gradient_checkpointing activation_checkpoint
 parallel.activation_checkpointing.interval_layers | recompute_num_layers checkpoint_num_layers
 parallel.overlap_comm | overlap_grad_reduce overlap_param_gather
 parallel.communication_data_type | accumulate_allreduce_grads_in_fp32 grad_reduce_in_bf16 reduce_dtype

@@ -62,9 +62,12 @@ WITHOUT_EFFECT = (
     "evaluation",
     "logging",
     "profile",
+    "notify",
     # The certificate compares the device itself.
     "resources",
     "data.num_workers",
+    "data.num_prepare_workers",
+    "data.workers",
     # Looked at when data is prepared, before any training.
     "tokenizer.max_unknown_fraction",
     "batch.max_steps",

@@ -6,33 +6,31 @@ field is part of its type; a rule that joins two fields is a function in rules/c
 are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from nbtrain.base.topology import Topology
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.backend_section import BackendConfig
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import (
-    YEAR_SECONDS,
     ChunkTokens,
     ConfigModel,
-    EnvironmentText,
     FractionBelowOne,
     Layers,
     Name,
     PathText,
     PositiveBytes,
     PositiveRate,
-    PositiveSeconds,
     PositiveSmallCount,
-    Seconds,
     SequenceTokens,
     SmallCount,
     WideSeed,
     Width,
     Word,
 )
+from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
 from nbtrain.config.watch_section import (
@@ -114,30 +112,6 @@ class ResourcesConfig(ConfigModel):
     """Container image, for backends that start containers."""
 
 
-class LocalBackendConfig(ConfigModel):
-    """Ranks are processes on this machine, started and watched by a detached supervisor."""
-
-    kind: Literal["local"] = "local"
-    max_restarts: SmallCount = 3
-    """How often a job that failed is started again from its last good checkpoint."""
-    restart_backoff_seconds: Seconds = 5.0
-    """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
-    shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """Time that ranks have to save and end when they are asked to stop; after that they are killed."""
-    heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
-    """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
-    disk_wait_seconds: Seconds = 600.0
-    """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
-    elastic: bool = False
-    """A restart counts the usable devices and takes as many data-parallel ranks as they hold; the global
-    batch size stays. On device: cpu an operator says how many devices there are
-    (nbtrain.jobs.control.ask_devices)."""
-    env: dict[Word, EnvironmentText] = {}
-    """Environment variables that every rank gets."""
-    debug: Literal["none", "nccl", "distributed"] = "none"
-    """nccl sets NCCL_DEBUG=INFO; distributed sets TORCH_DISTRIBUTED_DEBUG=DETAIL."""
-
-
 class RunConfig(ConfigModel):
     """One run: everything that decides what is trained, on what, how and where."""
 
@@ -175,9 +149,11 @@ class RunConfig(ConfigModel):
     """Log lines and alerts."""
     profile: ProfileConfig = ProfileConfig()
     """torch.profiler."""
+    notify: NotifyConfig = NotifyConfig()
+    """What is done when a job has ended."""
     resources: ResourcesConfig = ResourcesConfig()
     """Machines and devices."""
-    backend: LocalBackendConfig = LocalBackendConfig()
+    backend: BackendConfig = BackendConfig()
     """Where the ranks run; `kind` says which backend."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.

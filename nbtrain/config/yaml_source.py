@@ -213,7 +213,11 @@ def read_yaml(path: Path, label: str | None = None) -> Located:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: byte {error.start + 1} is not utf-8. Save the file as UTF-8 text."
+        ) from None
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     return parse_yaml(text, label)
 

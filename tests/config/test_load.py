@@ -1,5 +1,7 @@
 """From a run YAML and overrides to a RunConfig: strictness, places, and every spelling of an override."""
 
+import functools
+
 import pytest
 
 from nbtrain.base.errors import ConfigError
@@ -128,8 +130,8 @@ REFUSED = {
         "my-run.yaml:4: data.sources.0.path is missing; it has no default.",
     ),
     "an unknown backend": (
-        "backend:\n  kind: slurm\n",
-        "my-run.yaml:3: backend.kind = slurm: must be 'local'.",
+        "backend:\n  kind: ray\n",
+        "my-run.yaml:3: backend.kind = ray: must be 'local', 'hosts', 'slurm' or 'kubernetes'.",
     ),
     "a name that cannot be a folder": (
         "name: ../GPT\n",
@@ -540,6 +542,14 @@ def test_a_resolved_file_must_say_everything(tmp_path):
         load_resolved(path)
 
 
+def test_a_run_without_its_resolved_file(tmp_path):
+    """A folder that holds run.json alone: what is missing, and what to do."""
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml: no such file: submit writes it.* Submit the run again"
+    ):
+        load_resolved(tmp_path / "config.yaml")
+
+
 def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     """Fields that came later take their default; each of them is a field, and no resume takes it for a
     change."""
@@ -547,8 +557,8 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     assert set(ADDED_LATER) <= set(field_keys())
     values = config.model_dump()
     for key in ADDED_LATER:
-        section, _, name = key.partition(".")
-        del values[section][name]
+        *sections, name = key.split(".")
+        del functools.reduce(dict.__getitem__, sections, values)[name]
         assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config
@@ -594,3 +604,18 @@ def test_what_is_no_path_is_refused():
     with pytest.raises(ConfigError) as error:
         load(None)
     assert str(error.value) == "run = None must be the path of a run YAML, or a name such as gpt-tiny."
+
+
+@pytest.mark.parametrize(
+    ("given", "switches"),
+    [("none", []), ("nccl", ["nccl"]), ("[nccl, anomaly]", ["nccl", "anomaly"]), ("[]", [])],
+)
+def test_debug_is_one_switch_or_several(given, switches):
+    """The single words of earlier run YAMLs stay valid."""
+    assert load("gpt-tiny", [f"backend.debug={given}"]).backend.debug == switches
+
+
+def test_an_unknown_switch_is_refused():
+    """With those that there are."""
+    with pytest.raises(ConfigError, match=r"backend\.debug.*anomal.*nccl.*anomaly"):
+        load("gpt-tiny", ["backend.debug=[anomal]"])

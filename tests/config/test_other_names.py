@@ -35,6 +35,10 @@ from nbtrain.config.other_names import FIELD_OF, INSTEAD, other_name
             "lr_schedule.warmup_steps",
             "lr_schedule has no key `warmup_steps`. Nearest: lr_schedule.lr_warmup_steps.",
         ),
+        (
+            "parallel.recompute",
+            "parallel has no key `recompute`. Nearest: parallel.activation_checkpointing.granularity.",
+        ),
         ("model.n_layer", "model has no key `n_layer`. Nearest: model.num_layers."),
         (
             "num_train_epochs",

@@ -12,10 +12,13 @@ import itertools
 import re
 from collections.abc import Callable
 
+from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
+from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
+from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
 from nbtrain.config.rules.zero import ZERO_RULES
@@ -318,6 +321,22 @@ def environment_is_safe(config: RunConfig) -> Problems:
             yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
 
 
+def notification_is_safe(config: RunConfig) -> Problems:
+    """The arguments of notify.command stand in config.yaml, so that none may be a secret."""
+    where = config.where("notify.command").partition("=")[0]
+    if config.notify.command and not config.notify.command[0].strip():
+        yield f"{where}: notify.command: its first entry is the program, and it is empty."
+    for number, argument in enumerate(config.notify.command):
+        if SECRET_VALUES.search(argument) or ("://" in argument and redacted(argument) != argument):
+            yield (
+                f"{where}: notify.command: entry {number} looks like a secret, or an address with one, which "
+                "config.yaml would show.\n"
+                "  Have the program read it from the environment, or use notify.url_variable."
+            )
+        elif "\0" in argument:
+            yield f"{where}: notify.command: entry {number} holds a NUL character; no argument can."
+
+
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     global_batch_divides,
     rampup_is_whole,
@@ -335,5 +354,8 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     profile_fits_run,
     split_is_readable,
     environment_is_safe,
+    notification_is_safe,
     *DATA_RULES,
+    *BACKEND_RULES,
+    kubernetes_agrees,
 )

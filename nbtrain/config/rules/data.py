@@ -1,5 +1,6 @@
 """Rules that join fields of the data section: one function for each rule."""
 
+import ipaddress
 import re
 from collections.abc import Callable
 
@@ -10,6 +11,16 @@ from nbtrain.config.sources import SOURCE_TYPES, FineTuningSourceModel, WikiSour
 from nbtrain.config.yaml_source import show
 
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
+
+
+def vocabulary_holds_text(config: RunConfig) -> Problems:
+    """A model that knows one token only has nothing to predict."""
+    if config.tokenizer.vocab_size < 2:
+        yield (
+            f"{found(config, 'tokenizer.vocab_size')}\n"
+            f"  must be at least 2: {config.tokenizer.eod_token}, which ends documents, and one entry of "
+            "text. A tokenizer that is trained has at least 257: that one and 256 bytes."
+        )
 
 
 def json_keys_name_files(config: RunConfig) -> Problems:
@@ -185,7 +196,65 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
         )
 
 
+def workers_are_one_kind(config: RunConfig) -> Problems:
+    """A Dask scheduler is there or started; local processes have neither."""
+    workers = config.data.workers
+    given = [key for key in ("address", "cluster") if getattr(workers, key) is not None]
+    if workers.kind == "local":
+        for key in given:
+            yield (
+                f"{found(config, f'data.workers.{key}')}\n"
+                "  is of a Dask scheduler, and data.workers.kind is local. Set kind: dask, or leave it out."
+            )
+    elif len(given) != 1:
+        said = "both address and cluster" if given else "neither address nor cluster"
+        yield (
+            f"{found(config, 'data.workers.kind')}\n"
+            f"  has {said}; give one: address for a scheduler that runs, cluster: local or slurm for one "
+            "that is started."
+        )
+    elif workers.cluster == "slurm" and not workers.num_workers:
+        yield (
+            f"{found(config, 'data.workers.num_workers')}\n"
+            "  must be at least 1 with cluster: slurm: the cores of this machine say nothing of it."
+        )
+    if workers.kind == "dask" and config.data.num_prepare_workers:
+        yield (
+            f"{found(config, 'data.num_prepare_workers')}\n"
+            "  is of this machine's processes, and data.workers.kind is dask. Leave it out; a cluster that "
+            "is started has data.workers.num_workers."
+        )
+
+
+def scheduler_is_safe(config: RunConfig) -> Problems:
+    """Dask has no authentication but TLS: whoever reaches a plain scheduler runs code as its owner."""
+    address = config.data.workers.address
+    if address is None or address.startswith("tls://") or is_loopback(address):
+        return
+    yield (
+        f"{found(config, 'data.workers.address')}\n"
+        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS whoever reaches the "
+        "port runs code as you.\n"
+        "  Start scheduler and workers with --protocol tls and --tls-ca-file, --tls-cert, --tls-key, and set "
+        "data.workers.tls_ca_file, tls_cert_file and tls_key_file; or let cluster: local or slurm start "
+        "them, always with TLS."
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a scheduler's address, tcp:// or without scheme, is of this machine alone."""
+    _, _, place = address.rpartition("://")
+    host = place.rpartition(":")[0].strip("[]")
+    if not address.startswith("tcp://") and "://" in address:
+        return False
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    vocabulary_holds_text,
     json_keys_name_files,
     extra_keys_are_in_the_records,
     separators_are_lines,
@@ -197,4 +266,6 @@ DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     attention_backend_takes_a_mask,
     wiki_is_local_or_downloaded,
     document_sizes_are_ordered,
+    workers_are_one_kind,
+    scheduler_is_safe,
 )

@@ -202,10 +202,11 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
     name = config.resources.gpu_type
     if name is None or find_device(name):
         return
-    near = nearest_device_names(name) or [device.name for device in DEVICES]
+    near = nearest_device_names(name)
+    which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(one.name for one in DEVICES)}"
     yield (
         f"{found(config, 'resources.gpu_type')}\n"
-        f"  is not in the device table. Nearest: {', '.join(near)}. Set null to plan without the device's "
+        f"  is not in the device table. {which}. Set null to plan without the device's "
         "memory and peak."
     )
 

@@ -742,6 +742,42 @@ BROKEN = {
         "  has a/b, which becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. "
         "text.",
     ),
+    "a plain scheduler that others reach": (
+        "gpt-125m",
+        ["data.workers.address=tcp://10.0.0.5:8786", "data.workers.kind=dask"],
+        "@: data.workers.address = tcp://10.0.0.5:8786\n"
+        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS whoever reaches the "
+        "port runs code as you.\n"
+        "  Start scheduler and workers with --protocol tls and --tls-ca-file, --tls-cert, --tls-key, and set "
+        "data.workers.tls_ca_file, tls_cert_file and tls_key_file; or let cluster: local or slurm start "
+        "them, always with TLS.",
+    ),
+    "a scheduler for local workers": (
+        "gpt-125m",
+        ["data.workers.cluster=local"],
+        "@: data.workers.cluster = local\n"
+        "  is of a Dask scheduler, and data.workers.kind is local. Set kind: dask, or leave it out.",
+    ),
+    "Dask without a scheduler": (
+        "gpt-125m",
+        ["data.workers.kind=dask"],
+        "@: data.workers.kind = dask\n"
+        "  has neither address nor cluster; give one: address for a scheduler that runs, cluster: local or "
+        "slurm for one that is started.",
+    ),
+    "a Slurm cluster without a size": (
+        "gpt-125m",
+        ["data.workers.num_workers=0", "data.workers.kind=dask", "data.workers.cluster=slurm"],
+        "@: data.workers.num_workers = 0\n"
+        "  must be at least 1 with cluster: slurm: the cores of this machine say nothing of it.",
+    ),
+    "processes here and on a cluster": (
+        "gpt-125m",
+        ["data.num_prepare_workers=2", "data.workers.kind=dask", "data.workers.cluster=local"],
+        "@: data.num_prepare_workers = 2\n"
+        "  is of this machine's processes, and data.workers.kind is dask. Leave it out; a cluster that is "
+        "started has data.workers.num_workers.",
+    ),
     "a key that is encoded twice": (
         "gpt-125m",
         ["data.extra_json_keys=[title, text]", "data.sources=[]"],
@@ -896,12 +932,76 @@ BROKEN = {
         ["backend.env={MASTER_PORT: '1'}"],
         "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Take it out.",
     ),
+    "a secret among the arguments of a notification": (
+        "gpt-125m",
+        ["notify.command=[curl, https://me:s3cret@host/x]"],
+        "override notify.command: notify.command: entry 1 looks like a secret, or an address with one, which "
+        "config.yaml would show.\n"
+        "  Have the program read it from the environment, or use notify.url_variable.",
+    ),
     "a secret by its name": (
         "gpt-125m",
         ["backend.env.HF_TOKEN=abc"],
         "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, which config.yaml and "
         "environment.json would show.\n"
         "  Take it out and set it in the shell that submits; ranks inherit its environment.",
+    ),
+    "a vocabulary of one token": (
+        "gpt-125m",
+        ["tokenizer.vocab_size=1"],
+        "@: tokenizer.vocab_size = 1\n"
+        "  must be at least 2: <|endoftext|>, which ends documents, and one entry of text. A tokenizer that "
+        "is trained has at least 257: that one and 256 bytes.",
+    ),
+    "hosts without machines": (
+        "gpt-125m",
+        ["backend.kind=hosts"],
+        "@: backend.kind = hosts needs machines. Set backend.hosts.hosts: [name, ...], or "
+        "backend.hosts.hostfile to a DeepSpeed hostfile.",
+    ),
+    "hosts from two places": (
+        "gpt-125m",
+        ["backend.hosts.hostfile=h", "backend.kind=hosts", "backend.hosts.hosts=[a]"],
+        "@: backend.hosts names machines in `hosts` and in `hostfile`. Take one of them out.",
+    ),
+    "one machine where two are needed": (
+        "gpt-125m-2xdp",
+        ["backend.hosts.hosts=[a]", "backend.kind=hosts", "resources.nodes=2", "resources.gpus_per_node=1"],
+        "@: backend.hosts.hosts names 1 machine, and resources.nodes = 2. Add machines, or lower nodes.",
+    ),
+    "a machine named twice": (
+        "gpt-125m",
+        ["backend.hosts.hosts=[a, b, a]", "backend.kind=hosts"],
+        "@: backend.hosts.hosts names a twice. Each machine gets one agent, which starts all its ranks.",
+    ),
+    "an option that nbtrain writes into the batch script": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[--nodes=4]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: --nodes is written by nbtrain. Set resources.nodes instead.",
+    ),
+    "shell among the options of sbatch": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[module load cuda]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: 'module load cuda' is no option of sbatch, such as "
+        "--mail-type=END. Lines of shell go into backend.slurm.setup.",
+    ),
+    "a time limit without time to train": (
+        "gpt-125m",
+        ["backend.slurm.time_limit_seconds=120", "backend.kind=slurm"],
+        "@: backend.slurm.time_limit_seconds = 120 leaves no time to train: the ranks are asked to save "
+        "signal_before_seconds = 120 before it, and Slurm may be 60 s early. Set at least 240.",
+    ),
+    "two ways to go on after the time limit": (
+        "gpt-125m",
+        ["backend.slurm.array=1-4%1", "backend.slurm.resubmissions=3", "backend.kind=slurm"],
+        "@: backend.slurm.array = 1-4%1 and resubmissions = 3 both go on after the time limit. Keep one: an "
+        "array queues all allocations at once, resubmissions one after the other.",
+    ),
+    "pods whose run directory ends with them": (
+        "gpt-125m",
+        ["backend.kubernetes.workspace_path=/work", "backend.kind=kubernetes"],
+        "@: backend.kubernetes.workspace_path = /work\n"
+        "  must lie on a volume of mounts: without one the run directory ends with its pod.",
     ),
 }
 
@@ -956,6 +1056,8 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["data.split_sentences=gsw"],
         ["data.extra_json_keys=[title]", "data.sources=[{kind: jsonl, path: x}]"],
         ["data.index_samples=1220864"],
+        ["data.workers.kind=dask", "data.workers.address=localhost:8786"],
+        ["data.workers.kind=dask", "data.workers.address=tls://10.0.0.5:8786"],
         ["data.index_samples=1000", "batch.max_steps=10"],
         ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
         ["resources.gpu_type=null"],

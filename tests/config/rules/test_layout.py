@@ -141,7 +141,7 @@ def test_what_just_passes(rule, overrides):
             ["resources.gpu_type=a100"],
             "Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. Set null",
         ),
-        ("gpu_type_is_known", ["resources.gpu_type=qqqqqqqq"], "Nearest: V100-16GB, V100-32GB, V100-PCIe"),
+        ("gpu_type_is_known", ["resources.gpu_type=qqqqqqqq"], "Known: V100-16GB, V100-32GB, V100-PCIe"),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=15"],

@@ -1,0 +1,142 @@
+"""The section `backend:` of a run YAML: where the ranks run, and what is done when they fail.
+
+`kind` alone chooses the backend. Each kind has a section of its own, which only that kind reads, so that one
+YAML can hold the settings of several places and `backend.kind=slurm` is the whole move.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from nbtrain.config.debug import DebugSwitches
+from nbtrain.config.fields import (
+    YEAR_SECONDS,
+    ConfigModel,
+    EnvironmentText,
+    PathText,
+    PositiveSeconds,
+    Seconds,
+    SmallCount,
+    Word,
+)
+from nbtrain.config.kubernetes_section import KubernetesConfig
+
+# Names of hosts (RFC 1123) and IPv4 addresses; pdsh reads a colon as the way to reach a host.
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$")]
+# What Slurm takes as the name of a partition, an account or a qos, or a list of partitions.
+SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,@-]{0,255}$")]
+# An option of sbatch, or a line of shell; one line each.
+OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]{1,4096}$")]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+MOST_PRIORITY = 1000
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+
+
+class HostsConfig(ConfigModel):
+    """Machines reached by ssh, which see the workspace under the same path; one node agent runs on each."""
+
+    hosts: list[HostName] = []
+    """The machines, the first of which has rank 0. Empty if `hostfile` names them."""
+    hostfile: PathText | None = None
+    """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken."""
+    launcher: Literal["pdsh", "openmpi"] = "pdsh"
+    """What DeepSpeed's launcher starts the agents with; it must be installed where the run is submitted."""
+    ssh_port: Port | None = None
+    """Port of every sshd; null leaves it to ssh's own configuration."""
+    ssh_config: PathText | None = None
+    """A configuration file for ssh (`ssh -F`); null takes the user's."""
+    server_alive_interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
+    """ssh asks the other side so often whether it is there; without it a dead link is never noticed."""
+    server_alive_count_max: Annotated[int, Field(ge=1, le=100)] = 3
+    """So many unanswered questions, and ssh gives the host up."""
+    network_interface: Word | None = None
+    """Interface for gloo, NCCL and openmpi, such as eth0; null lets each choose."""
+    python: PathText | None = None
+    """The Python of every host; null takes the path of the one that submits."""
+
+
+class SlurmConfig(ConfigModel):
+    """A Slurm cluster; nodes, GPUs, CPUs and memory come from `resources`."""
+
+    partition: SlurmWord | None = None
+    """Partition, or several with commas; null takes the cluster's default."""
+    account: SlurmWord | None = None
+    """Account that is charged."""
+    qos: SlurmWord | None = None
+    """Quality of service."""
+    gres: OneLine | None = None
+    """Generic resources of each node, such as gpu:a100:8; null asks for gpu:<resources.gpus_per_node>."""
+    constraint: OneLine | None = None
+    """Features that every node must have, as sbatch --constraint takes them."""
+    time_limit_seconds: PositiveSeconds | None = None
+    """Time limit of one allocation; null takes the partition's."""
+    signal_before_seconds: Annotated[int, Field(ge=10, le=65_535)] = 120
+    """So long before the time limit the ranks are asked to save and leave. Slurm is up to 60 s early."""
+    resubmissions: SmallCount = 0
+    """How often a run that met its time limit, or lost its allocation, submits itself again."""
+    requeue: bool = True
+    """Slurm puts the job back into its queue when a node fails; it goes on from its newest checkpoint."""
+    array: Annotated[str, Field(pattern=r"^\d{1,6}-\d{1,6}%1$", max_length=15)] | None = None
+    """A chain of allocations as an array, such as 1-4%1: each goes on where the one before it ended. The
+    tasks of an array share the run directory, so they run one at a time (%1)."""
+    exclusive: bool = False
+    """Take whole nodes."""
+    sbatch_options: list[OneLine] = []
+    """Further options of sbatch, such as --mail-type=END; each is one #SBATCH line."""
+    srun_options: list[Annotated[str, Field(pattern=r"^--?[A-Za-z][^\n\r\x00]{0,4095}$")]] = []
+    """Further options of the srun that starts one agent on each node, such as --cpu-bind=none."""
+    setup: list[OneLine] = []
+    """Lines of shell that the batch script runs first, such as `module load cuda`."""
+    network_interface: Word | None = None
+    """Interface for gloo and NCCL, such as ib0; null lets each choose."""
+    python: PathText | None = None
+    """The Python of the nodes; null takes the path of the one that submits."""
+
+
+class BackendConfig(ConfigModel):
+    """Where the ranks run, and what is done when they fail."""
+
+    kind: Literal["local", "hosts", "slurm", "kubernetes"] = "local"
+    """local: processes of this machine, watched by a detached supervisor. hosts: machines reached by ssh.
+    slurm: an allocation of a Slurm cluster. kubernetes: pods of a Kubernetes cluster."""
+    max_restarts: SmallCount = 3
+    """How often a job that failed is started again from its last good checkpoint."""
+    restart_backoff_seconds: Seconds = 5.0
+    """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
+    shutdown_timeout_seconds: PositiveSeconds = 60.0
+    """Time that ranks have to save and end when they are asked to stop; after that they are killed."""
+    heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
+    """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
+    node_timeout_seconds: Annotated[float, Field(ge=5, le=YEAR_SECONDS)] = 120.0
+    """A machine whose agent is silent for this long counts as lost. Not read on kind: local."""
+    start_timeout_seconds: PositiveSeconds = 600.0
+    """Time for the agents of all machines to report once they are started. Not read on kind: local."""
+    priority: Priority = 0
+    """Place in this machine's queue: the greater number first, then who was submitted first. Read on kind:
+    local."""
+    share_devices: bool = False
+    """Start at once, beside other jobs on the same GPUs or cores, without a place in this machine's queue.
+    Read on kind: local."""
+    deadline_seconds: PositiveSeconds | None = None
+    """Time for the job, restarts counted, pauses and waits in this machine's queue not: after it the ranks
+    save and leave, and the job is FAILED with the cause "deadline". null sets none.
+    batch.exit_duration_minutes ends a job in order."""
+    disk_wait_seconds: Seconds = 600.0
+    """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
+    elastic: bool = False
+    """A restart counts the usable devices and takes as many data-parallel ranks as they hold; the global
+    batch size stays. On device: cpu an operator says how many devices there are
+    (nbtrain.jobs.control.ask_devices)."""
+    env: dict[Word, EnvironmentText] = {}
+    """Environment variables that every rank gets."""
+    debug: DebugSwitches = []
+    """One switch or a list. nccl sets NCCL_DEBUG=INFO, distributed TORCH_DISTRIBUTED_DEBUG=DETAIL,
+    cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names the kernel it is from; slow), cpp_stacks
+    TORCH_SHOW_CPP_STACKTRACES=1. anomaly: an error in a backward pass names the forward line it belongs to,
+    and NaN in a gradient is such an error; slow."""
+    hosts: HostsConfig = HostsConfig()
+    """Machines reached by ssh; read on kind: hosts."""
+    slurm: SlurmConfig = SlurmConfig()
+    """The Slurm cluster; read on kind: slurm."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """The Kubernetes cluster and its pods; read on kind: kubernetes."""

@@ -1,0 +1,32 @@
+"""backend.debug: the switches, and the environment variables that they set in every rank."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+DebugSwitch = Literal["nccl", "distributed", "anomaly", "cuda_launch_blocking", "cpp_stacks"]
+VARIABLES = {
+    "nccl": {"NCCL_DEBUG": "INFO"},
+    "distributed": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+    "cuda_launch_blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
+    "cpp_stacks": {"TORCH_SHOW_CPP_STACKTRACES": "1"},
+}
+"""Of each switch; anomaly has none: train/__main__.py sets it."""
+
+
+def _as_list(value: Any) -> Any:
+    # Up to nbtrain 0.1 there was one word, and none meant no switch.
+    if value == "none":
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+DebugSwitches = Annotated[
+    list[DebugSwitch],
+    BeforeValidator(_as_list, json_schema_input_type=Literal["none"] | DebugSwitch | list[DebugSwitch]),
+]
+
+
+def debug_variables(switches: list[DebugSwitch]) -> dict[str, str]:
+    """The variables that these switches set."""
+    return {name: value for switch in switches for name, value in VARIABLES.get(switch, {}).items()}

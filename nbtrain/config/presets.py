@@ -1,0 +1,41 @@
+"""Sizes that have a name: wherever a run is named, "13B" is the shipped run YAML of that size.
+
+The sizes are those of GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of
+Ascend's example.
+"""
+
+import math
+import re
+
+PRESETS: dict[str, str] = {
+    "125M": "gpt-125m",
+    "345M": "gpt-345m-8xdp",
+    "350M": "gpt-350m-4xdp",
+    "760M": "gpt-760m-8xdp",
+    "1.3B": "gpt-1-3b-4xdp",
+    "2.7B": "gpt-2-7b-2xdp-2xpp-2xtp",
+    "3.7B": "gpt-3-7b-2xdp-2xpp-2xtp",
+    "6.7B": "gpt-6-7b-4xdp-4xtp",
+    "13B": "gpt-13b-4xdp-4xpp",
+    "175B": "gpt-175b",
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+) ?([MBT])", re.IGNORECASE)
+_UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def preset_run(name: object) -> str | None:
+    """The name of a preset's run, for "13B" in letters of any case; None if `name` is no preset."""
+    if not isinstance(name, str):
+        return None
+    return next((run for key, run in PRESETS.items() if key.lower() == name.strip().lower()), None)
+
+
+def size_of(name: str) -> float | None:
+    """The parameters that a name such as "14B" says; None if it is no size."""
+    match = _SIZE.fullmatch(name.strip())
+    return float(match[1]) * _UNITS[match[2].upper()] if match else None
+
+
+def nearest_preset(size: float) -> str:
+    """The preset that is nearest by ratio."""
+    return min(PRESETS, key=lambda name: abs(math.log((size_of(name) or 1.0) / max(size, 1.0))))

@@ -1,0 +1,114 @@
+"""Rules about the place where a run is to start: hosts and Slurm."""
+
+import shlex
+
+from nbtrain.base.amounts import counted
+from nbtrain.config.rules.wording import Problems
+from nbtrain.config.schema import RunConfig
+
+# What nbtrain itself writes into a batch script: a second one would win, or lose, without a word.
+OWN_SBATCH_OPTIONS = {
+    "--nodes": "resources.nodes",
+    "-N": "resources.nodes",
+    "--gres": "backend.slurm.gres",
+    "--cpus-per-task": "resources.cpus_per_node",
+    "-c": "resources.cpus_per_node",
+    "--mem": "resources.memory_per_node_bytes",
+    "--partition": "backend.slurm.partition",
+    "-p": "backend.slurm.partition",
+    "--account": "backend.slurm.account",
+    "-A": "backend.slurm.account",
+    "--qos": "backend.slurm.qos",
+    "-q": "backend.slurm.qos",
+    "--time": "backend.slurm.time_limit_seconds",
+    "-t": "backend.slurm.time_limit_seconds",
+    "--constraint": "backend.slurm.constraint",
+    "-C": "backend.slurm.constraint",
+    "--array": "backend.slurm.array",
+    "-a": "backend.slurm.array",
+    "--signal": "backend.slurm.signal_before_seconds",
+    "--requeue": "backend.slurm.requeue",
+    "--no-requeue": "backend.slurm.requeue",
+    "--exclusive": "backend.slurm.exclusive",
+    "--ntasks": "",
+    "-n": "",
+    "--ntasks-per-node": "",
+    "--job-name": "",
+    "-J": "",
+    "--output": "",
+    "-o": "",
+    "--error": "",
+    "-e": "",
+    "--open-mode": "",
+    "--comment": "",
+}
+
+
+def backend_has_its_machines(config: RunConfig) -> Problems:
+    """One machine on local; on hosts as many as resources.nodes, each named once, from one place."""
+    nodes, kind, section = config.resources.nodes, config.backend.kind, config.backend.hosts
+    if kind != "hosts":
+        return
+    if section.hosts and section.hostfile:
+        yield (
+            f"{config.where('backend.hosts.hostfile')}: backend.hosts names machines in `hosts` and in "
+            "`hostfile`. Take one of them out."
+        )
+    elif not section.hosts and not section.hostfile:
+        yield (
+            f"{config.where('backend.kind')}: backend.kind = hosts needs machines. Set backend.hosts.hosts: "
+            "[name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile."
+        )
+    elif section.hosts and len(section.hosts) < nodes:
+        yield (
+            f"{config.where('backend.hosts.hosts')}: backend.hosts.hosts names "
+            f"{counted(len(section.hosts), 'machine')}, and resources.nodes = {nodes}. "
+            "Add machines, or lower nodes."
+        )
+    repeated = sorted({name for name in section.hosts if section.hosts.count(name) > 1})
+    if repeated:
+        yield (
+            f"{config.where('backend.hosts.hosts')}: backend.hosts.hosts names {', '.join(repeated)} twice. "
+            "Each machine gets one agent, which starts all its ranks."
+        )
+
+
+def slurm_options_agree(config: RunConfig) -> Problems:
+    """Nothing is asked of Slurm twice, and there is time to save before the limit."""
+    section = config.backend.slurm
+    if config.backend.kind != "slurm":
+        return
+    for index, line in enumerate(section.sbatch_options):
+        where = config.where(f"backend.slurm.sbatch_options.{index}")
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            yield f"{where}: backend.slurm.sbatch_options: {line!r} cannot be read: {error}."
+            continue
+        option = words[0].partition("=")[0] if words else ""
+        if not option.startswith("-"):
+            yield (
+                f"{where}: backend.slurm.sbatch_options: {line!r} is no option of sbatch, such as "
+                "--mail-type=END. Lines of shell go into backend.slurm.setup."
+            )
+        elif option in OWN_SBATCH_OPTIONS:
+            own = OWN_SBATCH_OPTIONS[option]
+            fix = f"Set {own} instead." if own else "nbtrain writes it itself; take it out."
+            yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
+    limit, before = section.time_limit_seconds, section.signal_before_seconds
+    # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.
+    if limit is not None and limit < before + 60:
+        yield (
+            f"{config.where('backend.slurm.time_limit_seconds')}: backend.slurm.time_limit_seconds = "
+            f"{limit:g} leaves no time to train: the ranks are asked to save signal_before_seconds = "
+            f"{before} before it, and Slurm may be 60 s early. Set at least {before + 120}."
+        )
+    if section.array and section.resubmissions:
+        yield (
+            f"{config.where('backend.slurm.array')}: backend.slurm.array = {section.array} and "
+            f"resubmissions = {section.resubmissions} both go on after the time limit. Keep one: an array "
+            "queues all allocations at once, resubmissions one after the other."
+        )
+
+
+BACKEND_RULES = (backend_has_its_machines, slurm_options_agree)

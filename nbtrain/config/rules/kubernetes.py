@@ -1,0 +1,157 @@
+"""Rules of backend for kind: kubernetes: which fields a kind has a place for, mounts, elastic sizes."""
+
+from collections import Counter
+
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.rules.wording import Problems
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+
+# {kind: {field: why it has no place there}}. A field that is set and not written would change nothing in
+# silence.
+NO_PLACE = {
+    "DeepSpeedJob": {
+        "priority_class": "its queue has priorities from 0 to 100: set backend.kubernetes.priority",
+    },
+    "TrainJob": {
+        "priority": "set backend.kubernetes.priority_class, which becomes Kueue's label",
+        "image_pull_policy": "the runtime decides it; set it there",
+        "clean_up_policy": "the pods stay until the TrainJob is deleted",
+        "restart_policy": "the runtime decides it; set it there",
+        "back_off_limit": "the runtime's failurePolicy decides it; set it there",
+        "min_nodes": "use a DeepSpeedJob or a PyTorchJob",
+        "max_nodes": "use a DeepSpeedJob or a PyTorchJob",
+    },
+    "MPIJob": {
+        "priority": "set backend.kubernetes.priority_class",
+        "min_nodes": "use a DeepSpeedJob or a PyTorchJob",
+        "max_nodes": "use a DeepSpeedJob or a PyTorchJob",
+    },
+    "PyTorchJob": {"priority": "set backend.kubernetes.priority_class"},
+}
+OF_DEEPSPEED_JOBS = ("autotune", "debug_mode")
+OF_TRAIN_JOBS = ("runtime", "runtime_kind")
+# Of the operators' launchers, and of shared memory.
+RESERVED_PATHS = {
+    "DeepSpeedJob": ("/dev/shm", "/root/.ssh", "/t9k/hostfile", "/root/.deepspeed_env"),
+    "TrainJob": ("/dev/shm",),
+    "MPIJob": ("/dev/shm", "/root/.ssh", "/etc/mpi"),
+    "PyTorchJob": ("/dev/shm",),
+}
+# Its Launcher is a Job of Kubernetes, which knows no other.
+MPI_RESTART_POLICIES = ("Never", "OnFailure")
+OWN_PREFIX = "nbtrain/"
+
+
+def kubernetes_agrees(config: RunConfig) -> Problems:
+    """The section agrees with itself and with resources, if it is read."""
+    if config.backend.kind == "kubernetes":
+        yield from kubernetes_problems(config, config.backend.kubernetes)
+
+
+def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """All broken rules of the section."""
+    yield from fields_have_a_place(config, section)
+    yield from image_is_there(config, section)
+    yield from mounts_go_together(config, section)
+    yield from elastic_sizes_are_ordered(config, section)
+    yield from names_are_free(config, section)
+
+
+def _found(config: RunConfig, section: KubernetesConfig, field: str) -> str:
+    key = f"backend.kubernetes.{field}"
+    return f"{config.where(key)}: {key} = {show(getattr(section, field))}"
+
+
+def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """A field that is set reaches the manifest of this kind."""
+    kind = section.workload
+    set_fields = {
+        name for name, field in type(section).model_fields.items() if getattr(section, name) != field.default
+    }
+    for field, why in NO_PLACE[kind].items():
+        if field in set_fields:
+            yield f"{_found(config, section, field)}\n  has no place in a {kind}: {why}."
+    for owner, fields in (("DeepSpeedJob", OF_DEEPSPEED_JOBS), ("TrainJob", OF_TRAIN_JOBS)):
+        for field in fields:
+            if kind != owner and field in set_fields:
+                yield f"{_found(config, section, field)}\n  is of a {owner}; workload is {kind}."
+    if kind == "MPIJob" and section.restart_policy not in (None, *MPI_RESTART_POLICIES):
+        yield (
+            f"{_found(config, section, 'restart_policy')}\n"
+            f"  must be {' or '.join(MPI_RESTART_POLICIES)} in an MPIJob."
+        )
+    if kind == "DeepSpeedJob" and section.priority is not None and section.queue is None:
+        yield f"{_found(config, section, 'priority')}\n  needs queue, whose priority it is."
+
+
+def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """The pods have an image, and its name is one word."""
+    image = section.image or config.resources.image
+    if image is None:
+        yield (
+            f"{config.where('resources.image')}: neither it nor backend.kubernetes.image is set\n"
+            "  must name a container image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
+        )
+    elif image != "".join(image.split()) or len(image) > 500:
+        key = "backend.kubernetes.image" if section.image else "resources.image"
+        yield f"{config.where(key)}: {key} = {show(image)}\n  must be one word of at most 500 characters."
+
+
+def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """Each path is mounted once, none is the operator's, and the workspace lies on a volume."""
+    paths = [mount.mount_path for mount in section.mounts]
+    paths += [secret.mount_path for secret in section.secret_files]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            yield (
+                f"{config.where('backend.kubernetes.mounts')}: {path} is mounted {count} times\n"
+                "  each mount_path of mounts and secret_files must be another one."
+            )
+        for reserved in RESERVED_PATHS[section.workload]:
+            if path == reserved or path.startswith(f"{reserved}/"):
+                yield (
+                    f"{config.where('backend.kubernetes.mounts')}: mount_path = {path}\n"
+                    f"  {reserved} belongs to the {section.workload}'s own pods; mount it elsewhere."
+                )
+    home = section.workspace_path
+    carriers = [
+        mount
+        for mount in section.mounts
+        if home == mount.mount_path or home.startswith(mount.mount_path + "/")
+    ]
+    if not carriers:
+        yield (
+            f"{_found(config, section, 'workspace_path')}\n"
+            "  must lie on a volume of mounts: without one the run directory ends with its pod."
+        )
+    elif max(carriers, key=lambda mount: len(mount.mount_path)).read_only:
+        yield f"{_found(config, section, 'workspace_path')}\n  lies on a mount with read_only: true."
+
+
+def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """min_nodes <= resources.nodes <= max_nodes."""
+    nodes, least, most = config.resources.nodes, section.min_nodes, section.max_nodes
+    if most is not None and least is None:
+        yield f"{_found(config, section, 'max_nodes')}\n  needs min_nodes."
+    if least is not None and least > nodes:
+        yield f"{_found(config, section, 'min_nodes')}\n  must be at most resources.nodes({nodes})."
+    if most is not None and most < nodes:
+        yield f"{_found(config, section, 'max_nodes')}\n  must be at least resources.nodes({nodes})."
+
+
+def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """Labels and variables are not nbtrain's own, and no variable is set twice."""
+    for field in ("labels", "annotations"):
+        for key in getattr(section, field):
+            if key.startswith(OWN_PREFIX):
+                yield (
+                    f"{config.where(f'backend.kubernetes.{field}')}: kubernetes.{field} has {key}\n"
+                    f"  keys that begin with {OWN_PREFIX} are nbtrain's own."
+                )
+    names = Counter(one.name for one in section.secret_variables)
+    for name, count in names.items():
+        if count > 1 or name.startswith("NBTRAIN_"):
+            why = "is nbtrain's own" if count == 1 else f"is there {count} times"
+            place = config.where("backend.kubernetes.secret_variables")
+            yield f"{place}: the variable {name} (secret_variables)\n  {why}."

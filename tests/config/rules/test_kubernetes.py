@@ -1,0 +1,123 @@
+"""The section backend for kind: kubernetes: names refused by their form, and the rules between its fields."""
+
+import pytest
+from pydantic import ValidationError
+
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.load import load
+from nbtrain.config.rules.kubernetes import kubernetes_problems
+
+MOUNT = {"claim": "workspace", "mount_path": "/workspace"}
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load("gpt-125m", {"resources.image": "registry.example.com/nbtrain:0.1.0"})
+
+
+def messages(config, section):
+    """Without the place, which each rule takes from the configuration."""
+    return [problem.partition(": ")[2] for problem in kubernetes_problems(config, section)]
+
+
+def test_names_have_kubernetes_own_form():
+    """What the API server would refuse, or a launcher read in another way, is refused here."""
+    good = {
+        "namespace": "team-a",
+        "mounts": [MOUNT, {"claim": "a.b", "mount_path": "/c/.d", "sub_path": "x/.y"}],
+        "node_selector": {"nvidia.com/gpu.product": "NVIDIA-A100", "zone": ""},
+        "secret_variables": [{"name": "HF_TOKEN", "secret": "hub", "key": "token.txt"}],
+        "python": "/opt/venv/bin/python3.11",
+    }
+    assert KubernetesConfig(**good).workload == "TrainJob"
+    for bad in (
+        {"namespace": "Team"},
+        {"namespace": "a" * 64},
+        {"mounts": [{**MOUNT, "mount_path": "/a/../b"}]},
+        {"mounts": [{**MOUNT, "mount_path": "workspace"}]},
+        {"mounts": [{**MOUNT, "sub_path": ".."}]},
+        {"mounts": [{**MOUNT, "sub_path": "/absolute"}]},
+        {"mounts": [{**MOUNT, "claim": "a/b"}]},
+        {"node_selector": {"a/b/c": "x"}},
+        {"node_selector": {"a": "two words"}},
+        {"secret_variables": [{"name": "A-B", "secret": "hub", "key": "token"}]},
+        {"secret_variables": [{"name": "A", "secret": "hub", "key": "../token"}]},
+        {"python": "python3 -c"},
+        {"capabilities": ["ipc lock"]},
+        {"priority": 101},
+        {"workload": "Job"},
+    ):
+        with pytest.raises(ValidationError):
+            KubernetesConfig(**{**good, **bad})
+
+
+def test_a_field_without_a_place_in_the_kind_is_refused(config):
+    """It would change nothing in silence."""
+
+    def problems(**fields):
+        return messages(config, KubernetesConfig(mounts=[MOUNT], **fields))
+
+    assert problems(workload="TrainJob", back_off_limit=3) == [
+        "backend.kubernetes.back_off_limit = 3\n  has no place in a TrainJob: the runtime's failurePolicy "
+        "decides it; set it there."
+    ]
+    assert problems(workload="MPIJob", autotune="tune", restart_policy="ExitCode") == [
+        "backend.kubernetes.autotune = tune\n  is of a DeepSpeedJob; workload is MPIJob.",
+        "backend.kubernetes.restart_policy = ExitCode\n  must be Never or OnFailure in an MPIJob.",
+    ]
+    assert problems(workload="DeepSpeedJob", priority=5) == [
+        "backend.kubernetes.priority = 5\n  needs queue, whose priority it is."
+    ]
+    for kind in ("DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"):
+        assert problems(workload=kind, queue="gpu") == []
+
+
+def test_the_run_directory_outlives_its_pod(config):
+    """The workspace lies on a volume that can be written, and no path of the operator's is mounted over."""
+
+    def problems(mounts, **fields):
+        section = KubernetesConfig(workload="DeepSpeedJob", mounts=mounts, **fields)
+        return messages(config, section)
+
+    without = (
+        "backend.kubernetes.workspace_path = /workspace\n  must lie on a volume of mounts: without one "
+        "the run directory ends with its pod."
+    )
+    assert problems([]) == [without]
+    assert problems([{**MOUNT, "mount_path": "/work"}]) == [without]
+    assert problems([{**MOUNT, "read_only": True}]) == [
+        "backend.kubernetes.workspace_path = /workspace\n  lies on a mount with read_only: true."
+    ]
+    assert problems([MOUNT], workspace_path="/workspace/team") == []
+    ssh = {"claim": "keys", "mount_path": "/root/.ssh/keys"}
+    assert problems([MOUNT, ssh]) == [
+        "mount_path = /root/.ssh/keys\n  /root/.ssh belongs to the DeepSpeedJob's own pods; mount it "
+        "elsewhere."
+    ]
+    assert problems([MOUNT, MOUNT]) == [
+        "/workspace is mounted 2 times\n  each mount_path of mounts and secret_files must be another one."
+    ]
+
+
+def test_sizes_and_names_go_together(config):
+    """Elastic bounds around resources.nodes; nbtrain's own labels and variables; an image."""
+
+    def problems(config=config, **fields):
+        section = KubernetesConfig(workload="PyTorchJob", mounts=[MOUNT], **fields)
+        return messages(config, section)
+
+    assert problems(min_nodes=2, max_nodes=4) == [
+        "backend.kubernetes.min_nodes = 2\n  must be at most resources.nodes(1)."
+    ]
+    assert problems(max_nodes=4) == ["backend.kubernetes.max_nodes = 4\n  needs min_nodes."]
+    assert problems(labels={"nbtrain/run": "other"}) == [
+        "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are nbtrain's own."
+    ]
+    own = [{"name": "NBTRAIN_JOB", "secret": "a", "key": "b"}]
+    assert problems(secret_variables=own) == [
+        "the variable NBTRAIN_JOB (secret_variables)\n  is nbtrain's own."
+    ]
+    assert problems(load("gpt-125m", {"resources.image": None})) == [
+        "neither it nor backend.kubernetes.image is set\n  must name a container image with nbtrain "
+        "in it, e.g. registry.example.com/nbtrain:0.1.0."
+    ]

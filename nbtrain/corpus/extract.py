@@ -25,9 +25,10 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus import broken_records
 from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
+from nbtrain.corpus.lease import stop_if_ended
 from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts
 from nbtrain.corpus.sources.base import SourceReader
-from nbtrain.corpus.workers import ordered_map
+from nbtrain.corpus.workers import Workers, ordered_map
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -76,9 +77,11 @@ class ExtractedReader(SourceReader):
 
 
 def extracted(
-    reader: SourceReader, num_workers: Callable[[int | None], int], force: bool = False
+    reader: SourceReader, choose: Callable[..., Workers], force: bool = False
 ) -> tuple[ExtractedReader, str, str]:
-    """(reader of what was extracted, "made" or "kept", why). `num_workers` is called with total_bytes.
+    """(reader of what was extracted, "made" or "kept", why).
+
+    `choose(total_bytes, folder=...)` gives the workers, which write into that folder.
 
     Raises DataError if the source cannot be read, or if more of it is broken than it allows.
     """
@@ -101,7 +104,7 @@ def extracted(
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()
         kept = len(list(folder.glob("[0-9]*.json")))
-        documents, parts = _extract(reader, folder, num_workers(reader.total_bytes()))
+        documents, parts = _extract(reader, folder, choose(reader.total_bytes(), folder=folder))
         if (now := reader.fingerprint()) != inputs["fingerprint"]:
             for path in folder.iterdir():
                 path.unlink()
@@ -112,18 +115,18 @@ def extracted(
     return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
 
 
-def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int, list[str]]:
+def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int, list[str]]:
     counts, documents = SourceCounts(), 0
     names: list[str] = []
     with Progress(f"extract {reader.name}", reader.total_bytes(), "B") as progress:
         make: Callable[[], Any] = partial(_Extractor, reader, folder)
-        if num_workers <= 1:
+        if workers is None:
             make = partial(_Extractor, reader, folder, progress.update)
-        for part, tally, found in ordered_map(make, enumerate(reader.parts()), num_workers):
+        for part, tally, found in ordered_map(make, enumerate(reader.parts()), workers):
             counts.absorb(tally, part.path)
             documents += found
             names.append(f"{len(names):06d}.jsonl")
-            if num_workers > 1:
+            if workers is not None:
                 progress.update(part.size_bytes)
             progress.update(0, documents=f"{documents:,}")
     listed = folder / BROKEN_RECORDS
@@ -169,6 +172,7 @@ class _Extractor:
                 step = min(len(text), max(0, part.size_bytes - advanced))
                 advanced += step
                 self.advance(step)
+                stop_if_ended()
         self.advance(part.size_bytes - advanced)
         record = {"documents": documents, "bytes": size, "tally": tally.to_dict()}
         files.write_json(path.with_suffix(".json"), record)

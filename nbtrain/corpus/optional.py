@@ -1,4 +1,4 @@
-"""Packages of the extra `data`: imported when something needs one."""
+"""Packages of the extras `data` and `dask`: imported when something needs one."""
 
 from importlib import import_module
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 from nbtrain.base.errors import DataError
 
 
-def optional(package: str, needed_by: str, instead: str = "") -> Any:
+def optional(package: str, needed_by: str, instead: str = "", extra: str = "data") -> Any:
     """The module `package`. Raises DataError if it is missing: see `missing`."""
     try:
         return import_module(package)
     except ImportError as error:
-        raise missing(package, needed_by, instead) from error
+        raise missing(package, needed_by, instead, extra) from error
 
 
-def missing(package: str, needed_by: str, instead: str = "") -> DataError:
+def missing(package: str, needed_by: str, instead: str = "", extra: str = "data") -> DataError:
     """The error for a missing package, with the pip command; `instead` is another way out."""
     return DataError(
         f"{needed_by} needs the package {package.partition('.')[0]}, which is not installed. Install it with "
-        f"`pip install 'nbtrain[data]'`{instead and ', or ' + instead}."
+        f"`pip install 'nbtrain[{extra}]'`{instead and ', or ' + instead}."
     )

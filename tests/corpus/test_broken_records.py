@@ -129,13 +129,13 @@ def test_what_an_extraction_has_met(workspace):
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
     for action in ("made", "kept"):
-        found, did, _ = extracted(reader, lambda total: 1)
+        found, did, _ = extracted(reader, lambda total, folder: None)
         tally = Tally()
         assert (did, list(found.documents(tally))) == (action, ["one", "two"])
         assert (tally.records, tally.broken, tally.dropped) == (3, 1, {"broken_record": 1})
         assert [problem.line for problem in tally.problems] == [2]
     strict = open_source(JsonlSource(kind="jsonl", path="a.jsonl", name="strict"))
     with pytest.raises(DataError) as caught:
-        extracted(strict, lambda total: 1)
+        extracted(strict, lambda total, folder: None)
     (path,) = (workspace / "data" / "corpus").glob("strict-*/broken-records.jsonl")
     assert f"; listed in {path.relative_to(workspace)}. Fix" in str(caught.value)

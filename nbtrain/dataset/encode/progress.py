@@ -1,12 +1,14 @@
 """How far an encoding is, also inside the parts that workers are at.
 
-    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens it has encoded, after each batch
+    worker  -> <work>/progress-<host>-<pid>: bytes of text, documents and tokens it has encoded, after each
+               batch
     parent  -> adds them up when a part is done, and every second while it waits
 
 Parts that are done count by their size; what workers say of parts under way fills the gap between them.
 """
 
 import os
+import socket
 import struct
 import time
 from dataclasses import replace
@@ -17,6 +19,7 @@ import numpy as np
 from nbtrain.base.amounts import count
 from nbtrain.base.progress import Progress
 from nbtrain.corpus.corpus import SourceCounts, Task
+from nbtrain.corpus.lease import stop_if_ended
 from nbtrain.corpus.records import Tally
 from nbtrain.dataset.encode.shard import ShardRecord
 
@@ -31,10 +34,13 @@ class WorkerCounters:
     """What one process has encoded, where others can read it; a torn one only looks odd."""
 
     def __init__(self, work: Path):
-        self._descriptor = os.open(work / f"{PREFIX}{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        self._descriptor = os.open(
+            work / f"{PREFIX}{socket.gethostname()}-{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+        )
         self._values = np.zeros(3, np.int64)
 
     def __call__(self, num_bytes: int, documents: int, tokens: int) -> None:
+        stop_if_ended()
         self._values += num_bytes, documents, tokens
         os.pwrite(self._descriptor, COUNTERS.pack(*self._values), 0)
 

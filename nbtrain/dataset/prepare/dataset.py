@@ -39,7 +39,7 @@ from nbtrain.corpus.corpus import (
 from nbtrain.corpus.extract import ExtractedReader
 from nbtrain.corpus.records import BROKEN_RECORDS, Tally
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.corpus.workers import available_cores, ordered_map
+from nbtrain.corpus.workers import ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
@@ -48,12 +48,10 @@ from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
 from nbtrain.dataset.prepare.inputs import check_same_inputs
+from nbtrain.dataset.prepare.workers import ChosenWorkers
 
 logger = logging.getLogger(__name__)
 
-# A worker takes half a second to start: below these sizes one process is done sooner.
-PARALLEL_FROM_BYTES = 256 << 20
-PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 CHECKED_BYTES = 1 << 20
 CHECKED_DOCUMENTS = 100
 
@@ -64,6 +62,7 @@ def prepare_dataset(
     manifest: DatasetManifest | None,
     corpus: Corpus,
     loaded: Tokenizer | None,
+    workers: ChosenWorkers,
     force: bool,
     say: Say,
 ) -> OpenDataset:
@@ -97,24 +96,22 @@ def prepare_dataset(
         )
     why = "an earlier prepare did not end" if begun else "the dataset is not there"
     why = why if manifest is None else "force"
-    manifest = encoding.run(manifest)
+    manifest = encoding.run(manifest, workers)
     if encoding.num_kept:
         why += f" ({encoding.num_kept} of its parts were done)"
     say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
     return dataset.open(vocab_size, manifest)
 
 
-def _worker(settings: EncodeSettings) -> Encoder:
+def _worker(settings: EncodeSettings) -> Callable[[Task], ShardRecord]:
     """The encoder of one worker process, which counts in a file that the parent reads."""
-    return Encoder(settings, WorkerCounters(settings.work))
+    return partial(_kept_or_made, settings.work, Encoder(settings, WorkerCounters(settings.work)))
 
 
-def choose_workers(config: RunConfig, total_bytes: int | None, is_slow: bool) -> int:
-    """data.num_prepare_workers, or one per core if there is enough to do."""
-    if config.data.num_prepare_workers:
-        return config.data.num_prepare_workers
-    least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
-    return available_cores() if total_bytes is None or total_bytes >= least else 1
+def _kept_or_made(work: Path, encoder: Encoder, task: Task) -> ShardRecord:
+    """A shard is there already if the worker that made it died before its record was fetched."""
+    record = ShardRecord.read(work, task.number)
+    return record if record is not None and record.part == task.part.name else encoder(task)
 
 
 class _Encoding:
@@ -165,10 +162,10 @@ class _Encoding:
         prefixes = [*self.prefixes, self.mask_prefix]
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 
-    def run(self, old: DatasetManifest | None) -> DatasetManifest:
+    def run(self, old: DatasetManifest | None, workers: ChosenWorkers) -> DatasetManifest:
         """Make the dataset; as soon as its shards are done, that of the manifest `old` is removed."""
         self._open_work()
-        records = self._shards()
+        records = self._shards(workers)
         if not any(record.documents for record in records):
             dropped: Counter[str] = sum((count.dropped for count in self.counts), Counter())
             listed = display(self._listed) if self._listed.is_file() else ""
@@ -207,20 +204,22 @@ class _Encoding:
                 shutil.rmtree(self.dataset.work)
                 raise changed_while_read(reader, before, after)
 
-    def _shards(self) -> list[ShardRecord]:
+    def _shards(self, chosen: ChosenWorkers) -> list[ShardRecord]:
         """Every part's shard, in order."""
         self._check_exact()
         config = self.config
         total = self.corpus.total_bytes()
         is_slow = self.settings.engine == "tokenizers" or not Cleaner(config.data.cleaning).is_trivial
-        num_workers = choose_workers(config, total, is_slow)
+        workers = chosen.choose(total, is_slow, self.dataset.work)
         with Progress(f"encode {config.data.name}", total, "B") as progress:
             account = EncodeProgress(self.dataset.work, self.counts, progress)
             make: Callable[[], Any] = partial(_worker, self.settings)
-            if num_workers == 1:
+            if workers is None:
                 make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
-            for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
+            for record in ordered_map(make, self._unfinished(account), workers, account.show):
                 account.add(record)
+        # Joining takes one process: nobody pays for a cluster meanwhile.
+        chosen.close()
         self._check_unchanged()
         listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
         for source, reader in enumerate(self.corpus.readers):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,9 +27,10 @@ from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.of_run import dataset_of, open_dataset
-from nbtrain.dataset.prepare.dataset import choose_workers, prepare_dataset
+from nbtrain.dataset.prepare.dataset import prepare_dataset
 from nbtrain.dataset.prepare.inputs import gone_sources
 from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
+from nbtrain.dataset.prepare.workers import ChosenWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
                 with _step(report, "encode") as say:
                     say("used", f"a blend of datasets that are there: {', '.join(named)}")
             else:
-                opened = _prepare_text(config, dataset, report, force, wanted)
+                with ChosenWorkers(config) as workers:
+                    opened = _prepare_text(config, dataset, report, workers, force, wanted)
             if "index" in wanted:
                 with _step(report, "index") as say:
                     report.splits = _prepare_indices(config, opened or open_dataset(config), say)
@@ -74,7 +77,12 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
 
 
 def _prepare_text(
-    config: RunConfig, dataset: DatasetFiles, report: PrepareReport, force: bool, wanted: tuple[str, ...]
+    config: RunConfig,
+    dataset: DatasetFiles,
+    report: PrepareReport,
+    workers: ChosenWorkers,
+    force: bool,
+    wanted: tuple[str, ...],
 ) -> OpenDataset | None:
     """The steps from the sources to the tokens; None if the dataset itself is not wanted yet."""
     data = config.data
@@ -83,7 +91,7 @@ def _prepare_text(
     # A dataset that is made needs its sources no more: they may have been removed to free the disk.
     gone = () if is_needed else gone_sources(config)
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
-    for name, work in (("download", _download), ("extract", _extract)):
+    for name, work in (("download", _download), ("extract", partial(_extract, workers))):
         concerned = any(getattr(reader, f"is_{name}ed") for reader in corpus.readers)
         if name not in wanted or not (concerned or name == wanted[-1]):
             continue
@@ -91,7 +99,7 @@ def _prepare_text(
             if not concerned:
                 say("kept", f"no source of this run is {name}ed")
             elif is_needed:
-                corpus = work(config, corpus, force, say)
+                corpus = work(corpus, force, say)
             else:
                 say("kept", "nothing to read: tokenizer and dataset are there")
     if "tokenizer" in wanted:
@@ -100,7 +108,7 @@ def _prepare_text(
     if "encode" not in wanted:
         return None
     with _step(report, "encode") as say:
-        opened = prepare_dataset(config, dataset, manifest, corpus, loaded, force, say)
+        opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
     return opened
 
@@ -116,20 +124,18 @@ def _step(report: PrepareReport, name: str) -> Iterator[Say]:
     logger.info("%s: %s: %s", name, action, reason)
 
 
-def _download(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:
+def _download(corpus: Corpus, force: bool, say: Say) -> Corpus:
     notes = [reader.download() for reader in corpus.readers if reader.is_downloaded]
     made = [note for note in notes if note]
     say("made" if made else "kept", "; ".join(made) or "everything is on this disk")
     return corpus
 
 
-def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:
+def _extract(workers: ChosenWorkers, corpus: Corpus, force: bool, say: Say) -> Corpus:
     readers, actions, reasons = [], [], []
     for reader in corpus.readers:
         if reader.is_extracted:
-            reader, action, why = extracted(
-                reader, lambda total: choose_workers(config, total, is_slow=True), force
-            )
+            reader, action, why = extracted(reader, partial(workers.choose, is_slow=True), force)
             actions.append(action)
             reasons.append(why)
         readers.append(reader)

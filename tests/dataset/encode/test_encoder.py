@@ -22,7 +22,7 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, dataset_dir, tokenizer_dir
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource, TokensSource
-from nbtrain.corpus import workers
+from nbtrain.corpus import local_pool, workers
 from nbtrain.corpus.corpus import Corpus, SourceCounts, Task
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import base, jsonl
@@ -370,7 +370,7 @@ def test_ordered_map_in_this_process():
         made.append(1)
         return lambda task: task * 2
 
-    results = workers.ordered_map(make, iter([1, 2, 3]), 1)
+    results = workers.ordered_map(make, iter([1, 2, 3]), None)
     assert next(results) == 2
     assert list(results) == [4, 6]
     assert made == [1]
@@ -380,6 +380,7 @@ POOL = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
+from nbtrain.corpus.local_pool import LocalPool
 from nbtrain.corpus.workers import ordered_map
 
 def work(folder, task):
@@ -394,7 +395,8 @@ def work(folder, task):
 def make(folder):
     return partial(work, folder)
 
-print([task for _, task in ordered_map(partial(make, sys.argv[1]), range(8), 2)], flush=True)
+results = ordered_map(partial(make, sys.argv[1]), range(8), partial(LocalPool, 2))
+print([task for _, task in results], flush=True)
 """
 
 
@@ -430,7 +432,7 @@ def test_a_task_that_always_kills(tmp_path):
 
 def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
     """loky reports a death at the next submit too: no task is lost, and none comes twice."""
-    from loky import process_executor
+    from loky.process_executor import BrokenProcessPool
 
     class Pool(ThreadPoolExecutor):
         """A pool that breaks at the third submit, twice."""
@@ -440,20 +442,22 @@ def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
         def __init__(self, num_workers, initializer, initargs):
             super().__init__(num_workers)
             self.submits = 0
-            monkeypatch.setattr(workers, "_function", initargs[0]())
+            monkeypatch.setattr(local_pool, "_function", initargs[0]())
 
         def submit(self, *arguments):
             self.submits += 1
             if self.submits == 3 and Pool.broken < 2:
                 Pool.broken += 1
-                raise process_executor.BrokenProcessPool("The exit codes of the workers are {SIGKILL(-9)}")
+                raise BrokenProcessPool("The exit codes of the workers are {SIGKILL(-9)}")
             return super().submit(*arguments)
 
         def shutdown(self, kill_workers):
             super().shutdown()
 
-    monkeypatch.setattr(process_executor, "ProcessPoolExecutor", Pool)
-    assert list(workers.ordered_map(lambda: abs, iter(range(9)), 2)) == list(range(9))
+    monkeypatch.setattr(local_pool, "ProcessPoolExecutor", Pool)
+    assert list(workers.ordered_map(lambda: abs, iter(range(9)), partial(local_pool.LocalPool, 2))) == list(
+        range(9)
+    )
     assert Pool.broken == 2
     assert caplog.messages == ["A worker process died: SIGKILL(-9). Its work is done again."] * 2
 

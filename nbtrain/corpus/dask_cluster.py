@@ -1,0 +1,313 @@
+"""A Dask cluster: one that runs, or one that is started for a prepare on this machine or on Slurm.
+
+Dask has no authentication but TLS: whoever reaches a plain scheduler runs code as its owner. Clusters that
+are started here always use TLS, with a certificate of their own; one that runs has TLS too, or listens on
+this machine alone.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import data_home, display, resolve
+from nbtrain.config.rules.data import is_loopback
+from nbtrain.config.workers_section import WorkersConfig
+from nbtrain.corpus.dask_pool import DaskPool
+from nbtrain.corpus.optional import optional
+from nbtrain.corpus.workers import ATTEMPTS, Workers, available_cores
+
+CONNECT_SECONDS = 30
+# A worker that is silent for so long is lost; a part takes seconds, and its worker's other thread answers.
+SILENT_WORKER = "15 minutes"
+# Workers leave so long before their job's end.
+LEAVE_SECONDS = 120
+SETTINGS = {
+    "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
+    "distributed.scheduler.worker-ttl": SILENT_WORKER,
+    # No pages: they have no password.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "distributed.nanny.http.routes": [],
+    # What workers of this machine print.
+    "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
+}
+LOGS = "slurm-workers"
+ROLES = ("client", "scheduler", "worker")
+
+
+class DaskCluster:
+    """The client of a scheduler, and the cluster if it is ours; `where` names the section in messages."""
+
+    def __init__(self, config: WorkersConfig, where: str):
+        self.config, self.where = config, where
+        needed_by = f"{where}: kind dask"
+        optional("distributed", needed_by, "set kind: local", extra="dask")
+        self._stack = contextlib.ExitStack()
+        self._heard = self._stack.enter_context(_heard())
+        self.address = config.address or f"the Dask cluster ({config.cluster})"
+        try:
+            if config.cluster is not None:
+                optional("cryptography", needed_by, "set kind: local", extra="dask")
+                self._cluster = self._start_local() if config.cluster == "local" else self._start_slurm()
+                self._stack.callback(self._cluster.close)
+                self.client = self._connect(self._cluster, self._cluster.security)
+            else:
+                self.client = self._connect(config.address, self._security())
+                self._check_listens_here_alone()
+        except BaseException:
+            self.close()
+            raise
+
+    def workers(self, folder: Path) -> Workers:
+        """What starts a map over this cluster whose parts go into `folder`."""
+        return partial(DaskPool, self, folder)
+
+    def close(self) -> None:
+        """End the client, and the cluster if it is ours."""
+        # What does not end in order has nothing to lose: results are on the disk.
+        with contextlib.suppress(OSError, TimeoutError):
+            self._stack.close()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Turn what is raised without a scheduler into DataError."""
+        try:
+            yield
+        except (OSError, CancelledError) as error:
+            raise self.gone() from error
+
+    def gone(self) -> DataError:
+        """The error for a scheduler that does not answer any more."""
+        return DataError(
+            f"{self.where}: {self.address} does not answer any more. What is done is kept: run it again when "
+            "the scheduler is back, or with kind: local."
+        )
+
+    def last_word(self, address: str) -> str:
+        """Why a worker died, as its nanny (the process that watches it) has logged it; "" if unknown."""
+        lines = list(self._heard)
+        with contextlib.suppress(Exception):
+            for logged in self.client.get_worker_logs(n=100, nanny=True).values():
+                lines += [line for _, line in logged]
+        about = [line for line in lines if address in line and "memory" in line]
+        return "it exceeded its memory limit" if about else ""
+
+    def _connect(self, target: Any, security: Any) -> Any:
+        from distributed import Client
+
+        try:
+            client = Client(target, security=security, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self.where}: no Dask scheduler answers at {self.address} "
+                f"({str(error) or type(error).__name__}). Start it, and check address and "
+                "certificates (data.workers.tls_*)."
+            ) from error
+        self._stack.callback(client.close)
+        return client
+
+    def _security(self) -> Any:
+        from distributed import Security
+
+        config = self.config
+        if not (config.address or "").startswith("tls://"):
+            return None
+        names = {"tls_ca_file": "ca", "tls_cert_file": "cert", "tls_key_file": "key"}
+        paths = {}
+        for name in names:
+            value = getattr(config, name)
+            if value is None:
+                continue
+            paths[name] = resolve(value)
+            if not paths[name].is_file():
+                raise DataError(f"{self.where}.{name}: {display(paths[name])} is no file.")
+        given = {
+            "tls_ca_file": paths.get("tls_ca_file"),
+            "tls_client_cert": paths.get("tls_cert_file"),
+            "tls_client_key": paths.get("tls_key_file"),
+        }
+        # What is not given here may be in Dask's own configuration.
+        # Any: its attributes are made when it is.
+        security: Any = Security(
+            require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None}
+        )
+        if security.tls_ca_file is None or security.tls_client_cert is None:
+            raise DataError(
+                f"{self.where}: a tls:// address needs tls_ca_file and tls_cert_file (and tls_key_file, if "
+                "the key is not in the same file)."
+            )
+        return security
+
+    def _check_listens_here_alone(self) -> None:
+        """A plain scheduler reached by a loopback address may listen on others too, or be a tunnel's end."""
+        if str(self.config.address).startswith("tls://"):
+            return
+        with self.answering():
+            info = self.client.scheduler_info()
+        for what, address in [
+            ("the scheduler", info["address"]),
+            *(("a worker", one) for one in info["workers"]),
+        ]:
+            if not is_loopback(address):
+                raise DataError(
+                    f"{self.where}.address = {self.config.address}: {what} listens at {address} without TLS: "
+                    "whoever reaches that port runs code as you. Start both with --host 127.0.0.1, or with "
+                    "--protocol tls and certificates."
+                )
+
+    def _settings(self) -> None:
+        import dask
+
+        self._stack.enter_context(_environment_kept())
+        self._stack.enter_context(dask.config.set(SETTINGS))
+
+    def _start_local(self) -> Any:
+        from distributed import LocalCluster, Security
+
+        self._settings()
+        self._stack.enter_context(_no_main_module())
+        return LocalCluster(
+            n_workers=self.config.num_workers or available_cores(),
+            threads_per_worker=1,
+            host="127.0.0.1",
+            protocol="tls://",
+            security=Security.temporary(),
+            memory_limit=self.config.memory_bytes,
+            dashboard_address="127.0.0.1:0",
+        )
+
+    def _start_slurm(self) -> Any:
+        jobqueue = optional(
+            "dask_jobqueue", f"{self.where}: cluster slurm", "set cluster: local", extra="dask"
+        )
+        if shutil.which("sbatch") is None:
+            raise DataError(
+                f"{self.where}: cluster is slurm, but there is no sbatch on this machine's PATH. Run it on a "
+                "login node, or set cluster: local."
+            )
+        folder = data_home() / LOGS
+        for path in (str(folder), sys.executable):
+            if shlex.quote(path) != path:
+                raise DataError(
+                    f"{self.where}: {path} has characters that a job script cannot hold: use paths of "
+                    "letters, digits and ./_- (set NBTRAIN_DATA)."
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self._settings()
+        security = self._stack.enter_context(_certificates(folder))
+        cluster = jobqueue.SLURMCluster(**slurm_options(self.config, folder), security=security)
+        jobs = math.ceil(self.config.num_workers / self.config.slurm.workers_per_job)
+        # Not scale(): a job that ended is followed by another.
+        cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
+        return cluster
+
+
+def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
+    """What dask-jobqueue is given; logs and certificates lie in `folder`."""
+    slurm = config.slurm
+    seconds = round(60 * slurm.time_minutes)
+    lifetime = max(seconds - LEAVE_SECONDS, seconds // 2)
+    hours, rest = divmod(seconds, 3600)
+    return {
+        "queue": slurm.partition,
+        "account": slurm.account,
+        "cores": slurm.workers_per_job,
+        "processes": slurm.workers_per_job,
+        "memory": f"{config.memory_bytes * slurm.workers_per_job}B",
+        "walltime": f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}",
+        "interface": slurm.interface,
+        "job_extra_directives": slurm.sbatch_options,
+        "job_script_prologue": slurm.setup_lines,
+        "job_name": "nbtrain-data",
+        "python": sys.executable,
+        "protocol": "tls://",
+        "worker_extra_args": ["--lifetime", f"{lifetime}s", "--no-dashboard"],
+        "log_directory": str(folder),
+        "scheduler_options": {"dashboard_address": "127.0.0.1:0"},
+    }
+
+
+@contextlib.contextmanager
+def _certificates(folder: Path) -> Iterator[Any]:
+    """A certificate for all processes of one cluster, in files below `folder` while the block runs."""
+    from distributed import Security
+
+    made = Security.temporary().get_tls_config_for_role("worker")
+    with tempfile.TemporaryDirectory(prefix="certificates-", dir=folder) as own:
+        paths = {name: Path(own) / f"{name}.pem" for name in ("ca_file", "cert", "key")}
+        for name, path in paths.items():
+            path.touch(mode=0o600)
+            path.write_text(made[name])
+        pairs = {f"tls_{role}_{name}": str(paths[name]) for role in ROLES for name in ("cert", "key")}
+        yield Security(require_encryption=True, tls_ca_file=str(paths["ca_file"]), **pairs)
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keep worker processes from running the caller's main module again: a script may have no guard."""
+    main = sys.modules["__main__"]
+    before = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    try:
+        main.__spec__ = None
+        if "__file__" in before:
+            del main.__file__
+        yield
+    finally:
+        vars(main).update(before)
+
+
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Dask sets OMP_NUM_THREADS and others here too: jobs that start later must not get them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+class _Listener(logging.Handler):
+    """Keeps the last warnings of Dask's processes on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=200)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[deque[str]]:
+    """Dask's warnings, kept in place of printed: what of them matters is reported in our words."""
+    import distributed  # noqa: F401  (it sets its own handlers when it is imported)
+
+    logger, listener = logging.getLogger("distributed"), _Listener()
+    printed = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
+    levels, propagates = [handler.level for handler in printed], logger.propagate
+    logger.addHandler(listener)
+    logger.propagate = False
+    for handler in printed:
+        handler.setLevel(logging.CRITICAL)
+    try:
+        yield listener.lines
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = propagates
+        for handler, level in zip(printed, levels, strict=True):
+            handler.setLevel(level)

@@ -1,0 +1,182 @@
+"""Parts made by the workers of a Dask cluster: the same shards, whichever worker makes them, however often.
+
+Dask gives a lost worker's tasks to others, also those whose results were not fetched yet: a part is
+repeatable, and its files appear by rename. Tasks and results pass the scheduler as bytes; a task of more than
+1 MiB (a piece of a source that one process must read) goes through the shared file system.
+"""
+
+import logging
+import pickle
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base.amounts import elapsed
+from nbtrain.base.errors import DataError
+from nbtrain.base.files import write_bytes
+from nbtrain.base.workspace import data_home, output_root, workspace
+from nbtrain.corpus.dask_worker import VARIABLES, Order, software
+from nbtrain.corpus.lease import Lease
+from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet
+
+if TYPE_CHECKING:
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+logger = logging.getLogger(__name__)
+
+LARGEST_MESSAGE_BYTES = 1 << 20
+LOOK_SECONDS = 1.0
+LOST_SECONDS = 0.1
+REMIND_SECONDS = 60.0
+# A cluster that shrinks to no worker comes back only if there is work.
+LEAST_LOOK_AHEAD = 4
+
+
+class DaskPool(Executor):
+    """A map over the workers of a cluster, writing into `folder`."""
+
+    advice = "give each worker more memory"
+
+    def __init__(self, cluster: "DaskCluster", folder: Path, make: Make):
+        self.cluster = cluster
+        self.client = cluster.client
+        self.folder = folder
+        self.lease = Lease(folder)
+        paths = dict(zip(VARIABLES, (workspace(), output_root(), data_home())))
+        environment = {name: str(path) for name, path in paths.items()}
+        order = Order(
+            self.lease.token,
+            software(),
+            environment,
+            str(self.lease.path),
+            self.lease.token,
+            pickle.dumps(make),
+        )
+        self._order = pickle.dumps(tuple(order))
+        self._number = 0
+        self._workers: set[str] = set()
+        self._looked = -LOOK_SECONDS
+        self._alone_since: float | None = None
+        self._reminded = 0.0
+        self._has_spoken = False
+
+        def call(order: bytes, task: bytes | str) -> bytes:
+            # A function inside another travels as its code: the scheduler need not have nbtrain.
+            from nbtrain.corpus.dask_worker import run
+
+            return run(order, task)
+
+        self._call = call
+
+    def look_ahead(self) -> int:
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+        return max(LEAST_LOOK_AHEAD, TASKS_PER_WORKER * len(self._workers))
+
+    def submit(self, task: Any) -> Any:
+        content: bytes | str = pickle.dumps(task)
+        path = None
+        if len(content) > LARGEST_MESSAGE_BYTES:
+            path = self.folder / f".task-{self.lease.token}-{self._number}.tmp"
+            write_bytes(path, content)  # type: ignore[arg-type]
+            content = str(path)
+        key = f"nbtrain-{self.lease.token}-{self._number}"
+        self._number += 1
+        with self.cluster.answering():
+            # pure: the same call would return an earlier result without running.
+            future = self.client.submit(
+                self._call, self._order, content, key=key, pure=False, priority=-self._number
+            )
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+        return future, done, path
+
+    def result(self, ticket: Any, timeout_seconds: float) -> Any:
+        from distributed import KilledWorker
+
+        future, done, path = ticket
+        if not done.wait(timeout_seconds):
+            self._look()
+            raise NotYet
+        if future.status == "error":
+            error = future.exception()
+            if isinstance(error, KilledWorker):
+                raise self._killed(error) from error
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nbtrain"):
+                raise DataError(
+                    f"{self.cluster.where}: a worker of {self.cluster.address} has no nbtrain. Start the "
+                    "workers with the Python environment of this process."
+                ) from error
+            raise error
+        if future.status == "cancelled":
+            raise self.cluster.gone()
+        try:
+            if future.status != "finished":
+                raise TimeoutError
+            content = future.result(timeout=timeout_seconds)
+        except (OSError, CancelledError) as error:
+            if future.status == "cancelled":
+                raise self.cluster.gone() from error
+            # Its worker died with the result: it is made again.
+            time.sleep(LOST_SECONDS)
+            self._look()
+            raise NotYet from error
+        future.release()
+        if path is not None:
+            path.unlink(missing_ok=True)
+        return pickle.loads(content)
+
+    def renew(self) -> None:
+        """Dask itself gives lost tasks to other workers."""
+
+    def close(self, is_abandoned: bool) -> None:
+        # Parts under way stop at their next look at the lease: Dask cannot stop them.
+        self.lease.end(is_abandoned)
+        for path in self.folder.glob(f".task-{self.lease.token}-*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """See which workers there are; raises DataError after data.workers.wait_minutes without any."""
+        with self.cluster.answering():
+            threads = self.client.nthreads()
+        now = self._looked = time.monotonic()
+        for address in sorted(self._workers - set(threads)):
+            why = self.cluster.last_word(address)
+            logger.warning(
+                "Dask worker %s is gone%s. Its work is done again.", address, f": {why}" if why else ""
+            )
+        if not self._has_spoken and (several := [address for address in threads if threads[address] > 1]):
+            self._has_spoken = True
+            logger.warning(
+                "%s Dask workers have several threads, of which one works: start them with --nthreads 1 and "
+                "more of them with --nworkers.",
+                len(several),
+            )
+        self._workers = set(threads)
+        if self._workers:
+            self._alone_since = None
+            return
+        if self._alone_since is None:
+            self._alone_since, self._reminded = now, now
+        waited, limit = now - self._alone_since, 60 * self.cluster.config.wait_minutes
+        if waited >= limit:
+            raise DataError(
+                f"{self.cluster.where}: {self.cluster.address} had no worker for {elapsed(limit)} "
+                f"(data.workers.wait_minutes = {self.cluster.config.wait_minutes:g}). Start workers, or look "
+                "at the queue. What is done is kept: run it again."
+            )
+        if now - self._reminded >= REMIND_SECONDS:
+            self._reminded = now
+            logger.warning("waiting for a worker of %s for %s", self.cluster.address, elapsed(waited))
+
+    def _killed(self, error: Any) -> DataError:
+        """The error for a part during which workers died as often as Dask allows."""
+        why = self.cluster.last_word(error.last_worker.address)
+        return DataError(
+            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same place, the last "
+            f"one {error.last_worker.address}: {why or 'their logs say why'}. Often a worker's memory is too "
+            "small: raise data.workers.memory_bytes, or --memory-limit of `dask worker`. What is done is "
+            "kept: run it again."
+        )

@@ -1,0 +1,89 @@
+"""What runs in a worker of a Dask cluster: a check that it has the same software, then parts, one by one."""
+
+import functools
+import hashlib
+import os
+import pickle
+import platform
+import socket
+import threading
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.version import PACKAGE, __version__
+from nbtrain.corpus import lease
+
+# What decides the bytes of a shard, besides nbtrain.
+LIBRARIES = ("numpy", "tokenizers", "fastokens", "orjson", "lxml", "ftfy", "rensa", "sentencex", "pyarrow")
+# Where paths in the run are relative to.
+VARIABLES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
+
+
+class Order(NamedTuple):
+    """What a worker must know before its first part; it travels as a plain tuple, which any version reads."""
+
+    key: str
+    software: dict[str, str]
+    environment: dict[str, str]
+    lease: str
+    token: str
+    make: bytes
+    """Pickled; opened when the software is known to be the same."""
+
+
+@functools.cache
+def software() -> dict[str, str]:
+    """Versions of what decides the bytes; nbtrain's with a hash of its files."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    python = ".".join(platform.python_version_tuple()[:2])
+    found = {"python": python, "nbtrain": f"{__version__} ({digest.hexdigest()[:12]})"}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+# One part at a time, whatever threads the worker has: encoders keep state, and one part fills a core.
+_one_part = threading.Lock()
+_key: str | None = None
+_function: Callable[[Any], Any]
+
+
+def run(order: bytes, task: bytes | str) -> bytes:
+    """The pickled result of one task, itself pickled, or the path of a file that holds it."""
+    with _one_part:
+        function = _function_of(Order(*pickle.loads(order)))
+        return pickle.dumps(
+            function(pickle.loads(Path(task).read_bytes() if isinstance(task, str) else task))
+        )
+
+
+def _function_of(order: Order) -> Callable[[Any], Any]:
+    global _key, _function
+    worker = f"Dask worker {socket.gethostname()} (process {os.getpid()})"
+    if order.key != _key:
+        here = software()
+        if differing := [
+            name for name in {**order.software, **here} if order.software.get(name) != here.get(name)
+        ]:
+            found = ", ".join(
+                f"{name} {here.get(name, 'missing')} there, {order.software.get(name, 'missing')} here"
+                for name in differing
+            )
+            raise DataError(
+                f"{worker}: {found}. Workers must have the software of this process, or the bytes may "
+                "differ: start them anew with the same Python environment."
+            )
+        os.environ.update(order.environment)
+    lease.hold(Path(order.lease), order.token, worker)
+    if order.key != _key:
+        _function = pickle.loads(order.make)()
+        _key = order.key
+    return _function

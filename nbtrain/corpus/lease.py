@@ -1,0 +1,77 @@
+"""A file that says that work on other machines is still wanted.
+
+    prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it after
+    worker  -> must see it before its first part: then it sees the folder it writes into; stops if it is gone
+
+A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler goes on:
+without the file it would write into the work of a later prepare.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.files import write_text
+from nbtrain.base.workspace import display
+
+LOOK_SECONDS = 1.0
+# NFS remembers for so long which names a folder has.
+SEEN_AFTER_SECONDS = 60.0
+
+
+class Ended(Exception):
+    """Nobody waits for this work any more."""
+
+
+class Lease:
+    """The file, held by the process that wants the work."""
+
+    def __init__(self, folder: Path):
+        self.token = os.urandom(8).hex()
+        self.path = folder / f".lease-{self.token}.tmp"
+        write_text(self.path, self.token)
+
+    def end(self, is_abandoned: bool) -> None:
+        """Workers stop at their next look; a mark says so to those that only now begin."""
+        if is_abandoned:
+            with contextlib.suppress(OSError):
+                self.path.replace(_mark_of_end(self.path))
+        self.path.unlink(missing_ok=True)
+
+
+def _mark_of_end(lease: Path) -> Path:
+    return lease.with_suffix(".ended.tmp")
+
+
+_WORDS = "{}: nobody waits for this work any more"
+_held: Path | None = None
+_looked = 0.0
+
+
+def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_SECONDS) -> None:
+    """Begin work under a lease, in a worker. Raises DataError if it is not seen there."""
+    global _held, _looked
+    until = time.monotonic() + wait_seconds
+    while not path.is_file() or path.read_text() != token:
+        if _mark_of_end(path).exists():
+            raise Ended(_WORDS.format(path))
+        if time.monotonic() >= until:
+            raise DataError(
+                f"{worker}: does not see {display(path.parent)}. All workers need the data home and the "
+                "sources under the same paths, on a file system that the machines share: set NBTRAIN_DATA to "
+                "a folder of it."
+            )
+        time.sleep(LOOK_SECONDS / 5)
+    _held, _looked = path, time.monotonic()
+
+
+def stop_if_ended() -> None:
+    """Raises Ended if this process works under a lease that is gone; looks once a second."""
+    global _looked
+    if _held is None or time.monotonic() - _looked < LOOK_SECONDS:
+        return
+    _looked = time.monotonic()
+    if not _held.is_file():
+        raise Ended(_WORDS.format(_held))

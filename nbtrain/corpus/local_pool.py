@@ -1,0 +1,80 @@
+"""Worker processes of this machine.
+
+The pool is loky's: its workers do not run the caller's main module again (a notebook has none, a script may
+have no guard), and it says how a worker died.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet, WorkersLost
+
+_function: Callable[[Any], Any] | None = None
+
+
+class LocalPool(Executor):
+    """`num_workers` processes of this machine, which end with this one."""
+
+    advice = "set data.num_prepare_workers lower"
+
+    def __init__(self, num_workers: int, make: Make):
+        self.num_workers, self.make = num_workers, make
+        self._pool = self._start()
+
+    def _start(self) -> Any:
+        arguments = (self.make, os.getpid())
+        return ProcessPoolExecutor(self.num_workers, initializer=_initialize, initargs=arguments)
+
+    def look_ahead(self) -> int:
+        return TASKS_PER_WORKER * self.num_workers
+
+    def submit(self, task: Any) -> Any:
+        # It too raises if a worker has died since the last look.
+        try:
+            return self._pool.submit(_run, task)
+        except BrokenProcessPool as error:
+            raise WorkersLost(_reason(error)) from error
+
+    def result(self, ticket: Any, timeout_seconds: float) -> Any:
+        # A task may raise TimeoutError itself.
+        if not wait([ticket], timeout_seconds).done:
+            raise NotYet
+        try:
+            return ticket.result()
+        except BrokenProcessPool as error:
+            raise WorkersLost(_reason(error)) from error
+
+    def renew(self) -> None:
+        self._pool.shutdown(kill_workers=True)
+        self._pool = self._start()
+
+    def close(self, is_abandoned: bool) -> None:
+        self._pool.shutdown(kill_workers=is_abandoned)
+
+
+def _reason(error: BaseException) -> str:
+    """How a worker died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
+    codes = re.search(r"\{([^}]+)\}", str(error))
+    return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
+
+
+def _initialize(make: Make, parent: int) -> None:
+    global _function
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died while this process started: no signal will come any more
+    # Ctrl-C in a terminal reaches the whole process group, but the parent alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _function = make()
+
+
+def _run(task: Any) -> Any:
+    assert _function is not None
+    return _function(task)

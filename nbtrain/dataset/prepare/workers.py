@@ -1,0 +1,62 @@
+"""Which processes make the parts of a prepare: this one, several of this machine, or a Dask cluster's."""
+
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import place
+from nbtrain.corpus.workers import Workers, available_cores
+
+if TYPE_CHECKING:
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+# A worker takes half a second to start: below these sizes one process is done sooner.
+PARALLEL_FROM_BYTES = 256 << 20
+PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
+
+
+def local(num_workers: int) -> Workers:
+    """Processes of this machine; 1 is this process itself."""
+    if num_workers <= 1:
+        return None
+    from nbtrain.corpus.local_pool import LocalPool
+
+    return partial(LocalPool, num_workers)
+
+
+class ChosenWorkers:
+    """The workers of one prepare. A cluster is there from its first use to the end of the `with` block."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self._cluster: DaskCluster | None = None
+
+    def __enter__(self) -> "ChosenWorkers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the cluster now: no part is left to make."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def choose(self, total_bytes: int | None, is_slow: bool, folder: Path) -> Workers:
+        """The workers for a source of that size, which write into `folder`. Raises DataError."""
+        data = self.config.data
+        if data.workers.kind == "dask":
+            if self._cluster is None:
+                from nbtrain.corpus.dask_cluster import DaskCluster
+
+                self._cluster = DaskCluster(data.workers, place(self.config, "data.workers"))
+            return self._cluster.workers(folder)
+        if data.num_prepare_workers:
+            return local(data.num_prepare_workers)
+        least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
+        return local(available_cores()) if total_bytes is None or total_bytes >= least else None

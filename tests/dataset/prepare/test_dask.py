@@ -1,0 +1,320 @@
+"""Parts made by a Dask cluster: the bytes of the local pool, whoever dies in the middle."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import dataset_dir
+from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
+from nbtrain.corpus import dask_pool, dask_worker, lease, workers
+from nbtrain.corpus.sources import base, jsonl
+from nbtrain.corpus.sources import files as source_files
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.conftest import skip_or_fail
+
+
+def needs_dask():
+    for package in ("distributed", "dask_jobqueue", "cryptography"):
+        if importlib.util.find_spec(package) is None:
+            skip_or_fail("NBTRAIN_REQUIRE_DASK", f"{package} is not installed (pip install 'nbtrain[dask]')")
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of 2 kB: the texts of a test make several."""
+    for module in (base, source_files, jsonl):
+        if hasattr(module, "PART_BYTES"):
+            monkeypatch.setattr(module, "PART_BYTES", 2_000)
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """The plain address of a scheduler on this machine with 2 workers."""
+    needs_dask()
+    import dask
+    from distributed import LocalCluster
+
+    from nbtrain.corpus.dask_cluster import SETTINGS, _heard
+
+    with (
+        dask.config.set(SETTINGS),
+        _heard(),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def cluster(scheduler):
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+    connected = DaskCluster(WorkersConfig(kind="dask", address=scheduler), "run.yaml:3: data.workers")
+    yield connected
+    connected.close()
+
+
+def content(folder):
+    """{name: bytes} of the pairs of a dataset."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
+
+
+def work(folder, task):
+    """The task again; "once" kills its process at the first time, "always" each time."""
+    mark = folder / f"{task}.mark"
+    if task == "always" or (task == "once" and not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "once":
+        time.sleep(2 * dask_pool.LOOK_SECONDS)
+    if task == "bad":
+        raise DataError("part 7 is bad")
+    return task
+
+
+def make(folder):
+    return partial(work, folder)
+
+
+@pytest.mark.slow
+def test_the_bytes_of_the_local_pool(make_config, small_parts, scheduler):
+    """A scheduler with 2 workers, one it starts itself with 1, and 2 local processes: one dataset."""
+    prepare(make_config(data={"num_prepare_workers": 2}))
+    expected, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
+    assert len(expected) == 2
+    for given in ({"address": scheduler}, {"cluster": "local", "num_workers": 1}):
+        shutil.rmtree(dataset_dir("small"))
+        prepare(make_config(data={"workers": {"kind": "dask", **given}}))
+        assert content(dataset_dir("small")) == expected
+        assert DatasetFiles.named("small").manifest() == manifest
+        assert not [path for path in dataset_dir("small").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
+    """kill -9: its tasks are done again by others, all results come in order, and it says so."""
+    tasks = [0, 1, "once", *range(3, 12), b"x" * (2 << 20), 13]
+    results = list(workers.ordered_map(partial(make, workspace), iter(tasks), cluster.workers(workspace)))
+    assert results == tasks
+    assert re.search(r"Dask worker tcp://127\S+ is gone. Its work is done again.", caplog.text)
+    assert [path.name for path in workspace.iterdir()] == ["once.mark"], "leases and large tasks are gone"
+
+
+def test_a_result_that_dies_with_its_worker(monkeypatch):
+    """Dask makes it again: until then it is not there yet, and the scheduler is not gone."""
+    needs_dask()
+    monkeypatch.setattr(dask_pool, "LOST_SECONDS", 0)
+    pool = object.__new__(dask_pool.DaskPool)
+    pool._look = lambda: None
+    future = SimpleNamespace(status="lost", release=lambda: None, result=lambda timeout: pickle.dumps(3))
+    done = threading.Event()
+    done.set()
+    with pytest.raises(workers.NotYet):
+        pool.result((future, done, None), 0)
+    future.status = "finished"
+    assert pool.result((future, done, None), 0) == 3
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_each_worker(cluster, workspace):
+    """After 3 deaths it ends, with what to do."""
+    with pytest.raises(DataError) as caught:
+        list(workers.ordered_map(partial(make, workspace), iter(["always"]), cluster.workers(workspace)))
+    text = str(caught.value)
+    assert text.startswith(
+        "run.yaml:3: data.workers: 3 workers died at the same place, the last one tcp://127."
+    )
+    assert text.endswith(
+        "Often a worker's memory is too small: raise data.workers.memory_bytes, or --memory-limit of `dask "
+        "worker`. What is done is kept: run it again."
+    )
+
+
+@pytest.mark.slow
+def test_an_error_in_a_part(cluster, workspace):
+    """It is raised here as it is."""
+    with pytest.raises(DataError, match=r"^part 7 is bad$"):
+        list(workers.ordered_map(partial(make, workspace), iter([1, "bad"]), cluster.workers(workspace)))
+
+
+def written_address(process, file):
+    """The address in the scheduler's file; Dask makes the file first and writes into it later."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return json.loads(file.read_text())["address"]
+        time.sleep(0.05)
+    raise AssertionError(f"no address in {file} after 120 s")
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_vanishes(workspace):
+    """kill -9 of the scheduler: an error with what to do, and no wait without end."""
+    needs_dask()
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+    file = workspace / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    with contextlib.ExitStack() as ended:
+        process = ended.enter_context(
+            subprocess.Popen(
+                [*command, "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
+            )
+        )
+        ended.callback(process.kill)
+        address = written_address(process, file)
+        cluster = DaskCluster(WorkersConfig(kind="dask", address=address), "run.yaml:3: data.workers")
+        results = workers.ordered_map(
+            partial(make, workspace), iter(range(9)), cluster.workers(workspace), process.kill
+        )
+        with pytest.raises(DataError) as caught:
+            next(results)
+        assert str(caught.value) == (
+            f"run.yaml:3: data.workers: {address} does not answer any more. What is done is kept: run it "
+            "again when the scheduler is back, or with kind: local."
+        )
+        cluster.close()
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> "$0.log"
+cp "$1" "$0.script"
+setsid sh "$0.script" > "$0.out" 2>&1 &
+echo $! >> "$0.pids"
+echo "Submitted batch job 41"
+"""
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm(make_config, small_parts, tmp_path, monkeypatch):
+    """sbatch gets a job script whose worker joins by TLS and makes the parts."""
+    needs_dask()
+    home = tmp_path / "data"
+    make_config()
+    monkeypatch.setenv("NBTRAIN_DATA", str(home))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("sbatch", SBATCH), ("scancel", "#!/bin/sh\n")):
+        (commands / name).write_text(text)
+        (commands / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    slurm = {"partition": "cpu", "account": "nlp", "time_minutes": 90, "interface": "lo"}
+    slurm |= {"sbatch_options": ["--qos=long"], "setup_lines": ["export GREETING=hello"]}
+    given = {"kind": "dask", "cluster": "slurm", "num_workers": 1, "memory_bytes": 2_000_000_000}
+    config = make_config(data={"workers": {**given, "slurm": slurm}})
+    try:
+        assert prepare(config).manifest.counts["documents"] == 120
+    finally:
+        for pid in map(int, (commands / "sbatch.pids").read_text().split()):
+            if psutil.pid_exists(pid):
+                os.killpg(pid, signal.SIGKILL)
+    script = (commands / "sbatch.script").read_text().splitlines()
+    assert [line for line in script if line.startswith("#SBATCH")] == [
+        "#SBATCH -J nbtrain-data",
+        f"#SBATCH -e {home}/slurm-workers/nbtrain-data-%J.err",
+        f"#SBATCH -o {home}/slurm-workers/nbtrain-data-%J.out",
+        "#SBATCH -p cpu",
+        "#SBATCH -A nlp",
+        "#SBATCH -n 1",
+        "#SBATCH --cpus-per-task=1",
+        "#SBATCH --mem=2G",
+        "#SBATCH -t 01:30:00",
+        "#SBATCH --qos=long",
+    ]
+    assert "export GREETING=hello" in script
+    assert "--lifetime 5280s" in script[-1] and " tls://127.0.0.1:" in script[-1]
+    assert list((home / "slurm-workers").iterdir()) == [], "the certificates are gone"
+
+
+def test_slurm_without_sbatch(monkeypatch):
+    """dask-jobqueue itself would say nothing, and wait."""
+    needs_dask()
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    config = WorkersConfig(kind="dask", cluster="slurm", num_workers=2, slurm=SlurmWorkersConfig())
+    with pytest.raises(DataError) as caught:
+        DaskCluster(config, "run.yaml:3: data.workers")
+    assert str(caught.value) == (
+        "run.yaml:3: data.workers: cluster is slurm, but there is no sbatch on this machine's PATH. Run "
+        "it on a login node, or set cluster: local."
+    )
+
+
+def test_without_the_extra(make_config, monkeypatch):
+    """The error names the extra and the way without it; no dataset's folder is left."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(DataError) as caught:
+        prepare(make_config(data={"workers": {"kind": "dask", "cluster": "local"}}))
+    assert str(caught.value) == (
+        "data.workers: kind dask needs the package distributed, which is not installed. Install it with `pip "
+        "install 'nbtrain[dask]'`, or set kind: local."
+    )
+
+
+def order(folder, **changes):
+    """What a worker gets, for a function that adds 1."""
+    held = lease.Lease(folder)
+    fields = {
+        "key": held.token,
+        "software": dask_worker.software(),
+        "environment": {},
+        "lease": str(held.path),
+        "token": held.token,
+        "make": pickle.dumps(partial(make, folder)),
+    }
+    return held, pickle.dumps(tuple(dask_worker.Order(**{**fields, **changes})))
+
+
+def test_a_worker_of_another_version(tmp_path):
+    """It does not begin, and names what differs on both sides."""
+    there = {**dask_worker.software(), "nbtrain": "0.0.9 (0123)"}
+    _, given = order(tmp_path, software=there)
+    with pytest.raises(DataError) as caught:
+        dask_worker.run(given, pickle.dumps(1))
+    here = dask_worker.software()["nbtrain"]
+    assert str(caught.value).partition("): ")[2] == (
+        f"nbtrain {here} there, 0.0.9 (0123) here. Workers must have the software of this process, or the "
+        "bytes may differ: start them anew with the same Python environment."
+    )
+
+
+def test_a_worker_of_another_file_system(tmp_path, monkeypatch):
+    """One that does not see the folder says so; one that begins too late does nothing."""
+    monkeypatch.setattr(lease, "_held", None)
+    held = lease.Lease(tmp_path)
+    with pytest.raises(
+        DataError, match=r"^Dask worker x: does not see .* file system that the machines share"
+    ):
+        lease.hold(tmp_path / "other.tmp", held.token, "Dask worker x", wait_seconds=0)
+    lease.hold(held.path, held.token, "Dask worker x")
+    monkeypatch.setattr(lease, "_looked", -1e9)
+    lease.stop_if_ended()
+    held.end(is_abandoned=True)
+    monkeypatch.setattr(lease, "_looked", -1e9)
+    with pytest.raises(lease.Ended):
+        lease.stop_if_ended()
+    with pytest.raises(lease.Ended):
+        lease.hold(held.path, held.token, "Dask worker x", wait_seconds=0)

@@ -21,13 +21,16 @@
     nb.launch(run, mode)          submit or twin, for a notebook that runs with nobody watching
     nb.launcher(run)              the launch form
     nb.runs(), nb.open_run(run)   find runs again, from any kernel
+    nb.queue()                    who has this machine's GPUs and cores, and who waits for them
     nb.tensorboard(run)           the live TensorBoard panel
     nb.curves(run)                loss, perplexity, learning rate and throughput as a figure
     nb.scalars(run)               the newest value of everything that is measured
+    nb.advise(run)                what to change after a failed or slow run; writes the YAML
     nb.generate(run, prompt)      text from the newest checkpoint
     nb.check_parameters()         refuse a parameter that the notebook does not have
 
-A run is a YAML's path, an example's name, a loaded configuration or a Run; `data` is a run or a dataset.
+A run is a YAML's path, an example's name, a preset (13B), a loaded configuration or a Run; `data` is a run or
+a dataset.
 Importing this package takes milliseconds: every name is imported when it is first used.
 """
 
@@ -41,6 +44,7 @@ from typing import TYPE_CHECKING
 from nbtrain.base.version import __version__  # noqa: F401
 
 __all__ = [
+    "advise",
     "baselines",
     "calibrate",
     "check_parameters",
@@ -58,6 +62,7 @@ __all__ = [
     "plan",
     "plan_picture",
     "prepare",
+    "queue",
     "runs",
     "scalars",
     "search",

@@ -11,7 +11,7 @@ import pytest
 from .durations import Durations
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.twin.fork_client import ForkServer
+    from nbtrain.proof.fork_client import ForkServer
     from tests.train.launch import ForkedRuns
 
 REPOSITORY = Path(__file__).parent.parent
@@ -74,13 +74,23 @@ def repository() -> Path:
     return REPOSITORY
 
 
+@pytest.fixture(scope="session", autouse=True)
+def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Jobs of tests wait for none of the user's, nor for those of another process of pytest."""
+    folder = tmp_path_factory.mktemp("queue")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_QUEUE", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty workspace with a blank and a quote in its path; output/ and data/ lie below it."""
+    """An empty workspace with a blank and a quote in its path; output/, data/ and queue/ lie below it."""
     folder = tmp_path_factory.mktemp("it's a workspace")
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(folder))
     monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
     monkeypatch.delenv("NBTRAIN_DATA", raising=False)
+    monkeypatch.setenv("NBTRAIN_QUEUE", str(folder / "queue"))
     return folder
 
 
@@ -114,7 +124,7 @@ def skip_or_fail(variable: str, reason: str) -> None:
 def fork_server() -> Iterator["ForkServer"]:
     """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a
     supervisor."""
-    from nbtrain.jobs.twin.fork_client import ForkServer
+    from nbtrain.proof.fork_client import ForkServer
 
     with ForkServer() as server:
         yield server

@@ -1,10 +1,13 @@
 """`Run`: what a notebook holds of a run."""
 
+import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from nbtrain.api.arguments import misused, number, wait_wanted, whole
+from nbtrain.api.arguments import misused, number, wait_wanted, whole, whole_or_none
+from nbtrain.api.arguments import text as text_of
 from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.records import ResumeCertificate
@@ -15,6 +18,8 @@ from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
+    from nbtrain.monitor.job_page import JobPage
+    from nbtrain.monitor.log_search import Hit
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.profiles import Profiles
     from nbtrain.monitor.run_view import RunView
@@ -25,6 +30,13 @@ RunLike = Union[str, Path, RunConfig, "Run"]
 LOG_TAIL_LINES = 30
 WAIT_POLL_SECONDS = 0.5
 WAIT_LINE_SECONDS = 10.0
+
+
+def _status(job: JobDir) -> tuple[str, str | None]:
+    """(state, cause); an engine is asked, if its last word is old."""
+    from nbtrain.jobs.backends.base import status_of
+
+    return status_of(job)
 
 
 class Run:
@@ -59,13 +71,13 @@ class Run:
 
     @property
     def state(self) -> str:
-        """QUEUED, STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED or LOST."""
-        return jobstate.read_state(self.job, time.time())[0]
+        """QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED or LOST."""
+        return _status(self.job)[0]
 
     @property
     def cause(self) -> str | None:
         """One sentence: why the newest job is in its state."""
-        return jobstate.read_state(self.job, time.time())[1]
+        return _status(self.job)[1]
 
     @property
     def unfinished(self) -> str | None:
@@ -73,7 +85,7 @@ class Run:
         from nbtrain.monitor.runs import summary_of
 
         job = self.directory.newest_job()
-        state = jobstate.read_state(job, time.time())[0] if job else None
+        state = _status(job)[0] if job else None
         if state in (None, jobstate.SUCCEEDED, *jobstate.ACTIVE):
             return None
         line = summary_of(self.directory, time.time())
@@ -142,14 +154,47 @@ class Run:
         return HTML(run_html(self.view.snapshot()))
 
     def failure(self) -> str:
-        """The cause of the newest job's end and the end of its log; for a full disk the cause says all."""
+        """The cause of the newest job's end and the end of its log; for a full disk the cause says all.
+
+        The log is that of the rank that failed, and its last traceback comes first.
+        """
         from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
         if DISK_IS_FULL in (self.cause or ""):
             return f"{said}\nIts logs: {display(self.job.supervisor_log.parent)}"
-        tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES))
-        return f"{said}\nEnd of its log:\n{tail}"
+        rank = self.failed_rank
+        tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES, rank))
+        traceback = textwrap.indent(self.traceback() or "", "  ")
+        if traceback and traceback not in tail:
+            said += f"\nThe last traceback of rank {rank}:\n{traceback}"
+        return f"{said}\nEnd of its log{f' (rank {rank})' if rank else ''}:\n{tail}"
+
+    @property
+    def failed_rank(self) -> int:
+        """The rank that the cause of the newest job's end names first; 0 if it names none that has a log."""
+        from nbtrain.monitor.logs import log_attempts
+        from nbtrain.monitor.tracebacks import culprit
+
+        rank = culprit(self.cause)
+        return rank if rank is not None and rank in log_attempts(self.job) else 0
+
+    def traceback(self, rank: int | None = None) -> str | None:
+        """The last traceback of a rank of the newest job, by default of the one that failed; None if none."""
+        from nbtrain.monitor.tracebacks import last_traceback
+
+        return last_traceback(self.job, self.failed_rank if rank is None else whole("rank", rank))
+
+    def search(self, text: str, rank: int | None = None, ignore_case: bool = False) -> "Iterator[Hit]":
+        """Lines with `text` in the newest job's logs: of all ranks and attempts, or of one rank.
+
+        Each has .log, .line_number and .text. They come as they are found; a log may have any size.
+        """
+        from nbtrain.monitor.log_search import search
+
+        if not text_of("text", text):
+            raise ConfigError("the text to search for is empty.")
+        return search(self.job, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
 
     def progress_line(self) -> str:
         """State, step, loss, rate and ETA in one line."""
@@ -178,8 +223,17 @@ class Run:
 
         cancel(self.job, now=now)
 
+    def pause(self) -> None:
+        """Have the newest job save and give its devices up; resume() goes on with the same job."""
+        from nbtrain.jobs.control import pause
+
+        pause(self.job)
+
     def resume(self, overrides: Overrides = None) -> "Run":
-        """Go on from the newest whole checkpoint as a new job, e.g. {"batch.train_tokens": 5e6}."""
+        """Go on from the newest whole checkpoint as a new job, e.g. {"batch.train_tokens": 5e6}.
+
+        A paused job goes on itself, unless `overrides` change something.
+        """
         from nbtrain.jobs.submit import resume
 
         return Run(resume(self.directory, overrides).run)
@@ -189,6 +243,17 @@ class Run:
         from nbtrain.jobs.submit import clone
 
         return clone(self.directory, name, overrides)
+
+    def delete(self, yes: bool = False, force: bool = False) -> str:
+        """Delete the run with all its files; without `yes` nothing goes, and what would go is returned.
+
+        Raises JobError while a job is active, and unless `force` if other run YAMLs name files of the run.
+        """
+        from nbtrain.jobs.delete import delete, survey
+
+        if not yes:
+            return f"{survey(self.directory, force)}\nNothing was deleted; yes=True deletes it."
+        return f"{delete(self.directory, force)}\nDeleted."
 
     def curves(self) -> Any:
         """Matplotlib figure: loss, validation perplexity, learning rate, throughput."""
@@ -207,6 +272,21 @@ class Run:
         from nbtrain.monitor.pictures import timing
 
         return timing(self.view)
+
+    def job_page(self, job_id: str | None = None) -> "JobPage":
+        """Basic info, conditions, events, replicas and resources of a job, by default the newest.
+
+        Printed as `nbtrain job` prints it; to_dict() is JSON with the curves.
+        """
+        from nbtrain.monitor.job_page import job_page
+
+        return job_page(self.directory, job_id)
+
+    def resources(self, job_id: str | None = None) -> Any:
+        """Matplotlib figure: CPU, memory, GPUs, network and disks of a job over time, with its limits."""
+        from nbtrain.monitor.usage_picture import usage_figure
+
+        return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
         """What the profiler saw: pictures in a cell, pages in print. Raises DataError if it did not run."""

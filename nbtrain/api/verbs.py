@@ -10,8 +10,7 @@ nb.generate(run, "def ")
 
 import logging
 import os
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +18,7 @@ from nbtrain.api.arguments import misused, number, text, wait_wanted, whole, who
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if
+from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed, SubmitError
@@ -39,44 +39,19 @@ if TYPE_CHECKING:
     from nbtrain.foreign.exporting import Exported
     from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibrate import Calibrated
-    from nbtrain.jobs.twin.report import TwinReport
+    from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
+    from nbtrain.monitor.job_page import JobPage
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
     from nbtrain.planner.advice import Advice
     from nbtrain.planner.plan import Plan
+    from nbtrain.proof.report import TwinReport
 
 
 logger = logging.getLogger(__name__)
-
-
-class NotLaunched:
-    """A run that needs more than this machine has: nothing was submitted. Shown in a cell, it says why.
-
-    `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them.
-    """
-
-    def __init__(self, config: RunConfig, shortages: list[str], command: str):
-        self.config, self.shortages, self.command = config, shortages, command
-
-    def __str__(self) -> str:
-        lines = "\n".join(f"  - {line}" for line in self.shortages)
-        return (
-            f"{self.config.name} was not launched: this machine does not suffice.\n{lines}\n"
-            f"On a machine that has it:\n  {self.command}"
-        )
-
-    __repr__ = __str__
-
-    def wait_if(self, wait: str) -> None:
-        """Nothing to wait for."""
-        wait_wanted(wait)
-
-    def report(self) -> "Plan":
-        """The plan of what was not launched."""
-        return plan(self.config)
 
 
 class TwinRun:
@@ -111,6 +86,10 @@ class TwinRun:
         from nbtrain.monitor.twin_picture import draw
 
         return draw(self._report.to_dict())
+
+    def job_page(self) -> "JobPage":
+        """The page of the twin's newest job."""
+        return self.run.job_page()
 
 
 def load(run: RunLike, overrides: Overrides = None, source: str = "", dataset: str = "") -> RunConfig:
@@ -190,13 +169,17 @@ def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> 
     With `submitted`, its first run starts as a job does, through supervisor and torchrun. A check that fails
     does not raise here: it is in the TwinRun, whose wait_if raises.
     """
-    from nbtrain.jobs.twin.prove import run_twin
+    from nbtrain.proof.prove import run_twin
 
     return TwinRun(run_twin(load(run, overrides), submitted))
 
 
 @overload
 def submit(run: RunLike, overrides: Overrides = ..., finished: str = ..., *, prepared: bool = ...) -> Run: ...
+
+
+@overload
+def submit(run: RunLike, overrides: Overrides = ..., *, dry_run: str | Path) -> Path: ...
 
 
 @overload
@@ -211,14 +194,17 @@ def submit(
     finished: str = "refuse",
     too_small: str = "refuse",
     prepared: bool = True,
-) -> Run | NotLaunched:
+    dry_run: str | Path | None = None,
+) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, resume it if it ended early.
 
     A run that has succeeded is refused; with finished="open" it is opened, so that a notebook can run twice.
     If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back
-    instead. Missing data is refused; with prepared=False it is prepared first.
+    instead. Missing data is refused; with prepared=False it is prepared first. `dry_run` names a file that
+    gets Slurm's batch script or the Kubernetes manifest: then nothing is submitted.
     """
     from nbtrain.jobs.preflight import preflight
+    from nbtrain.jobs.queue.after_boot import start_after_boot
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -227,6 +213,11 @@ def submit(
     if too_small not in ("refuse", "explain"):
         raise SubmitError(f'too_small = {too_small!r} must be "refuse" or "explain".')
     config = load(run, overrides)
+    if dry_run is not None:
+        from nbtrain.jobs.dry_run import dry_run as write_request
+
+        return write_request(config, Path(resolve(dry_run)))
+    start_after_boot(say=print)
     directory = RunDir.named(config.name)
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
@@ -237,18 +228,18 @@ def submit(
             return Run(submit_job(config).run)
     problems = preflight(config) if too_small == "explain" else []
     if any(problem.kind == "resource" for problem in problems):
-        command = f"nbtrain submit {shlex.join(config.as_arguments)}"
-        return NotLaunched(config, [str(problem) for problem in problems], command)
+        return not_launched(config, [str(problem) for problem in problems])
     if not prepared:
         refuse_hopeless(config)
         prepare(config)
     return Run(submit_job(config).run)
 
 
-def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
-    """What notebook 03 does: submit the run (mode "full") or train its twin by the same way (mode "twin").
+def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | NotLaunched | TwinRun:
+    """What notebooks 03 and 06 do: submit the run (mode "full"), or train its twin by the same way ("twin").
 
-    An active run is joined, a finished one opened, and a machine that is too small explained (NotLaunched).
+    An active run is joined, a finished one opened, and a machine that is too small, or does not reach the
+    backend's engine, explained (NotLaunched), with what the engine would get. `dry_run` submits nothing.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -257,14 +248,37 @@ def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
         )
     if mode == "twin":
         return twin(run, submitted=True)
+    if dry_run:
+        return not_launched(load(run), [])
     return submit(run, finished="open", too_small="explain", prepared=False)
 
 
-def runs() -> "list[RunSummary]":
-    """Every run under the output root with its state, newest first."""
+def runs(
+    name: str = "",
+    state: str | Sequence[str] = (),
+    newer_than: str | float | None = None,
+    older_than: str | float | None = None,
+    sort: str = "submitted",
+    reverse: bool = False,
+    limit: int | None = None,
+) -> "list[RunSummary]":
+    """The runs under the output root, newest first; in a cell, a table.
+
+    `name` is a part of the name or a pattern (gpt-*); `state` e.g. "failed", "active" or a list; ages are
+    "12h", "2d" or seconds since the submission; `sort` is submitted, ended, name, state, step, loss,
+    validation or restarts.
+    """
+    from nbtrain.monitor.run_filter import run_filter
     from nbtrain.monitor.runs import list_runs
 
-    return list_runs()
+    return list_runs(wanted=run_filter(name, state, newer_than, older_than, sort, reverse, limit))
+
+
+def queue(name: str = "") -> "QueueList":
+    """Jobs that have devices of this machine or wait for them, in order; `name` is a part of a run's name."""
+    from nbtrain.jobs.queue.listing import list_queue
+
+    return list_queue(name=text("name", name))
 
 
 def launcher(run: str | None = None, overrides: Overrides = None) -> "LaunchForm":

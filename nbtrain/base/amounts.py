@@ -31,6 +31,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def step(seconds: float) -> str:
+    """A step's time: 98.7 as "98.7 s", 1401 as "1,401 s"."""
+    return f"{seconds:,.0f} s" if seconds >= 999.5 else f"{seconds:.3g} s"
+
+
 def elapsed(seconds: float) -> str:
     """200 as "3 min 20 s", 90000 as "1 d 1 h": two units of a time that is measured, as on a clock."""
     whole = max(0, round(seconds))

@@ -62,6 +62,11 @@ def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(job: JobDir) -> list[dict[str, Any]]:
-    """All events of a job, by time; events of one writer stay in its order."""
-    streams = [list(read_events_file(path)) for path in sorted(job.events.glob("*.jsonl"))]
-    return sorted((event for stream in streams for event in stream), key=lambda event: event["time"])
+    """All events of a job, by time; events of one writer stay in its order, though its clock be set back."""
+    placed = []
+    for path in sorted(job.events.glob("*.jsonl")):
+        latest = float("-inf")
+        for event in read_events_file(path):
+            latest = max(latest, event["time"])
+            placed.append((latest, event))
+    return [event for _, event in sorted(placed, key=lambda one: one[0])]

@@ -4,11 +4,16 @@ QUEUED -> STARTING -> RUNNING -> SUCCEEDED
              ^           |  \\-> FAILED
              |           |   \\-> CANCELLED
              +-RESTARTING+
-LOST: derived by readers, never written.
+             +-SUSPENDED-+
+LOST: derived by readers, never written; SUSPENDED too, if an engine holds the job.
+
+The order of truth about a job of an engine (Slurm, Kubernetes): its own records, then the engine's word
+(engine.json), then the engine's silence. That the engine cannot be seen is a flag beside the state, no state.
 """
 
 from nbtrain.base import last_words
 from nbtrain.base.files import READ_ONLY, is_read_only
+from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
@@ -21,18 +26,21 @@ SUCCEEDED = "SUCCEEDED"
 FAILED = "FAILED"
 CANCELLED = "CANCELLED"
 LOST = "LOST"
+SUSPENDED = "SUSPENDED"
 
 MEANING = {
-    QUEUED: "submitted; its supervisor has not started yet",
+    QUEUED: "submitted; waits for its devices, or its supervisor has not started yet",
     STARTING: "the supervisor runs and has started the ranks",
     RUNNING: "rank 0 trains",
     RESTARTING: "a rank failed; waiting before the next attempt",
     SUCCEEDED: "all tokens are done and saved",
     FAILED: "ended by an error; the cause says which",
     CANCELLED: "stopped on request; can be resumed",
+    SUSPENDED: "paused, or held by its engine, without devices; goes on when it is resumed",
     LOST: "its supervisor is gone without a word; can be resumed",
 }
-ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING})
+ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
+"""There is a supervisor, or there is to be one."""
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
 # A supervisor that has not written job.json after this long never started.
@@ -42,6 +50,11 @@ SIGN_OF_LIFE_SECONDS = 5.0
 # A supervisor on another host whose job.json is older than this is dead; clocks of two hosts may differ by
 # minutes.
 SILENCE_SECONDS = 900.0
+# A supervisor is dead if its engine says that the job has ended, and its job.json was older than this when
+# the engine was asked. Both times are time stamps of the shared disk, so that no host's clock counts.
+ENGINE_SILENCE_SECONDS = 30.0
+# Backends whose engine puts the supervisor somewhere else, and may take its time.
+ENGINES = frozenset({"slurm", "kubernetes"})
 
 
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
@@ -71,11 +84,68 @@ def observed_state(record: JobRecord, now: float, written_at: float | None = Non
     )
 
 
+def state_with_engine(
+    record: JobRecord, word: EngineWord | None, silent_seconds: float, silent_when_asked: float | None = None
+) -> tuple[str, str | None]:
+    """(state, cause) of a job that an engine has placed.
+
+    `silent_seconds` is the age of job.json by the reader's clock, which may be minutes off;
+    `silent_when_asked` how much older job.json is than engine.json: at most 0 if the supervisor was heard of
+    after the engine. While it is heard of, its own word counts, but for a suspended job, whose supervisor is
+    silent because it stands still.
+    """
+    state, cause = record.state, record.cause
+    if state not in ACTIVE:
+        return state, cause
+    said = word.state if word else None
+    engine = word.engine if word and word.engine else record.backend
+    reason = word.reason if word else ""
+    silent = silent_seconds if silent_when_asked is None else silent_when_asked
+    denied = word is not None and (said in FINAL or (word.seen and said is None))
+    if said == SUSPENDED and silent > -ENGINE_SILENCE_SECONDS:
+        return SUSPENDED, reason or f"suspended by {engine}"
+    if state == QUEUED:
+        return _before_its_supervisor(record, said, engine, reason, denied and silent > QUEUED_GRACE_SECONDS)
+    if silent >= ENGINE_SILENCE_SECONDS:
+        if said == QUEUED:
+            return QUEUED, reason or f"{engine} has put it back into its queue"
+        if said == CANCELLED:
+            return CANCELLED, f"{reason or f'{engine} was cancelled'}, while the job was {state}"
+        if denied:
+            why = reason or f"{engine} is not known any more"
+            return LOST, f"its supervisor has been silent for {silent:.0f} s while the job was {state}; {why}"
+    answers = word is not None and word.seen and silent_seconds - silent < SILENCE_SECONDS
+    if silent_seconds > SILENCE_SECONDS and not answers:
+        return LOST, (
+            f"nothing was heard for {silent_seconds:.0f} s of its supervisor, while the job was {state}, and "
+            f"{engine} does not answer"
+        )
+    return state, cause
+
+
+def _before_its_supervisor(
+    record: JobRecord, said: str | None, engine: str, reason: str, denied: bool
+) -> tuple[str, str | None]:
+    """Of a job whose supervisor has not started: the engine's word is all there is."""
+    if said in (CANCELLED, FAILED):
+        return said, reason or f"{engine} ended it before its supervisor started"
+    if said == SUCCEEDED:
+        # A batch script that ends in order without its supervisor has trained nothing.
+        return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
+    if denied:
+        return LOST, f"{engine} is not known, and its supervisor never started"
+    return QUEUED, reason or record.cause
+
+
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     """observed_state of a job on disk. LOST without job.json: its submission never finished."""
     record = JobRecord.read(job.job_json)
     if record is None:
         return LOST, "the submission was cut off before job.json was written"
+    if record.backend in ENGINES:
+        word, written_at = EngineWord.read(job.engine_json), job.job_json.stat().st_mtime
+        asked = job.engine_json.stat().st_mtime - written_at if word else None
+        return state_with_engine(record, word, now - written_at, asked)
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state != LOST:
         return state, cause

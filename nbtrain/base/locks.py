@@ -1,6 +1,7 @@
 """A lock on a directory, held by one process at a time."""
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -11,6 +12,37 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 
 logger = logging.getLogger(__name__)
+
+
+# Network file systems that lock no folder: NFS asks for a descriptor that can write, which a folder has not.
+NO_FOLDER_LOCK = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCK_FILE = ".lock"
+
+
+def flock_folder(folder: Path, blocking: bool) -> int | None:
+    """The descriptor that holds a folder's lock until it is closed; None if another process holds it.
+
+    flock on the folder itself, so that no lock file is left; where the file system locks no folder, on .lock
+    in it. The kernel frees it when the holder dies.
+    """
+    how = fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, how)
+        except OSError as error:
+            if error.errno not in NO_FOLDER_LOCK:
+                raise
+            os.close(descriptor)
+            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -30,22 +62,23 @@ def locked_directory(directory: Path) -> Iterator[None]:
 def _lock(directory: Path) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        if (descriptor := flock_folder(directory, blocking=False)) is not None:
+            return descriptor
+        logger.warning("%s: another process is preparing it; waiting until it ends.", display(directory))
+        waited = flock_folder(directory, blocking=True)
     except OSError as error:
         raise DataError(
             f"{display(directory)}: cannot be made or opened: {error.strerror}. Set NBTRAIN_DATA to a folder "
             "that can be written."
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.warning("%s: another process is preparing it; waiting until it ends.", display(directory))
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    assert waited is not None, "a blocking lock is taken"
+    return waited
 
 
 def _is_at(descriptor: int, directory: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), directory.stat())
-    except FileNotFoundError:
-        return False
+    with contextlib.suppress(FileNotFoundError):
+        held = os.fstat(descriptor)
+        return os.path.samestat(held, directory.stat()) or os.path.samestat(
+            held, (directory / LOCK_FILE).stat()
+        )
+    return False

@@ -24,7 +24,7 @@ nbtrain.config | nbtrain.config.arithmetic | batch devices flops lr_schedule par
 nbtrain.config | nbtrain.config.rules | check check_data=data check_layout=layout
     check_wording=wording check_zero=zero combinations
 nbtrain.config | nbtrain.planner.lint | check_warnings=rules
-nbtrain.config | nbtrain.jobs.twin | twin=shape
+nbtrain.config | nbtrain.proof | twin=shape
 nbtrain.data | nbtrain.corpus | broken_records characters cleaning corpus dedup extract heap records sentences
     text_sample workers
 nbtrain.data | nbtrain.corpus.tokenizer | prepare_tokenizer=prepare tokenizer tokenizer_exactness=exactness
@@ -43,8 +43,9 @@ nbtrain.generation | nbtrain.inference | __main__=generate decode sampling
 nbtrain.jobs | nbtrain.jobs | problem=obstacle
 nbtrain.jobs | nbtrain.jobs.supervisor | attempt hang host_memory leftovers processes rank_wrapper reserve
     summary verdict
-nbtrain.jobs | nbtrain.jobs.twin | fork_server=fork_client twin_folder=folder twin_report=report
+nbtrain.jobs | nbtrain.proof | fork_server=fork_client twin_folder=folder twin_report=report
 nbtrain.jobs | nbtrain.monitor | registry=runs
+nbtrain.jobs.twin | nbtrain.proof | folder fork_client prove report shape small_sections
 nbtrain.model | nbtrain.model | pipeline=gpt_pipe
 nbtrain.monitor | nbtrain.base | nvml
 nbtrain.planner | nbtrain.cli.reference | docs=pages docs_parallelism=parallelism
@@ -64,7 +65,7 @@ nbtrain.widgets | nbtrain.lab.widgets | data_browser draft launcher mime panel s
 """
 # Old module | where else its definitions went.
 _SPLIT = """
-nbtrain.config.twin | nbtrain.jobs.twin.small_sections
+nbtrain.config.twin | nbtrain.proof.small_sections
 nbtrain.data.dataset_files | nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest
     nbtrain.dataset.of_run
 nbtrain.data.encode | nbtrain.dataset.encode.shard
@@ -90,6 +91,7 @@ _PACKAGES = {
     "nbtrain.data.wiki": "nbtrain.corpus.wiki",
     "nbtrain.export": "nbtrain.checkpoint",
     "nbtrain.generation": "nbtrain.inference",
+    "nbtrain.jobs.twin": "nbtrain.proof",
     "nbtrain.server": "nbtrain.lab.server",
     "nbtrain.widgets": "nbtrain.lab.widgets",
 }

@@ -5,7 +5,7 @@ and a machine without the driver needs neither.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -44,6 +44,89 @@ def utilization_fraction(uuid: str) -> float | None:
     library = _library()
     handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}")
     return _utilization(library, handle) if library and handle is not None else None
+
+
+def memory_used_bytes(entry: str) -> int | None:
+    """Memory in use on the GPU that an entry of CUDA_VISIBLE_DEVICES names; None if it is not reported."""
+    library = _library()
+    if library is None:
+        return None
+    number = entry.isdigit()
+    find = library.nvmlDeviceGetHandleByIndex if number else library.nvmlDeviceGetHandleByUUID
+    handle = _ask(library, find, int(entry) if number else entry)
+    memory = _ask(library, library.nvmlDeviceGetMemoryInfo, handle) if handle is not None else None
+    return memory.used if memory is not None else None
+
+
+def visible_indices(chosen: str | None) -> set[int] | None:
+    """The driver's numbers of the GPUs in a value of CUDA_VISIBLE_DEVICES; None if it chooses none.
+
+    Parts of GPUs (MIG) count as None too: they have no figures of their own here.
+    """
+    if chosen is None or "MIG-" in chosen:
+        return None
+    library, found = _library(), set()
+    for entry in (part.strip() for part in chosen.split(",")):
+        if entry.isdigit():
+            found.add(int(entry))
+            continue
+        handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, entry)
+        index = _ask(library, library.nvmlDeviceGetIndex, handle) if library and handle is not None else None
+        if index is None:
+            break  # CUDA's own rule: what follows an invalid entry is hidden
+        found.add(index)
+    return found
+
+
+class TensorActivity:
+    """Share of time in which the tensor cores of GPUs worked, between two looks; from Hopper on (GPM)."""
+
+    def __init__(self, indices: Iterable[int]):
+        self._samples: dict[int, Any] = {}
+        """{index: the counters at the last look}; None before the first."""
+        if (library := _library()) is None:
+            return
+        for index in indices:
+            handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
+            able = handle is not None and _ask(library, library.nvmlGpmQueryDeviceSupport, handle)
+            if able and able.isSupportedDevice:
+                self._samples[index] = None
+
+    @property
+    def supported(self) -> bool:
+        """Whether any of these GPUs counts it."""
+        return bool(self._samples)
+
+    def look(self) -> dict[int, float]:
+        """{index: share since the look before}, of the GPUs that answer."""
+        if (library := _library()) is None:
+            return {}
+        found: dict[int, float] = {}
+        for index, before in self._samples.items():
+            sample = _ask(library, library.nvmlGpmSampleAlloc)
+            handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
+            if sample is None or handle is None:
+                continue
+            if _ask(library, library.nvmlGpmSampleGet, handle, sample) is None:
+                _ask(library, library.nvmlGpmSampleFree, sample)
+                continue
+            if before is not None:
+                if (share := _tensor_share(library, before, sample)) is not None:
+                    found[index] = share
+                _ask(library, library.nvmlGpmSampleFree, before)
+            self._samples[index] = sample
+        return found
+
+
+def _tensor_share(library: ModuleType, before: Any, sample: Any) -> float | None:
+    asked = library.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics = library.NVML_GPM_METRICS_GET_VERSION, 1
+    asked.sample1, asked.sample2 = before, sample
+    asked.metrics[0].metricId = library.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+    if _ask(library, library.nvmlGpmMetricsGet, asked) is None or asked.metrics[0].nvmlReturn:
+        return None
+    share = asked.metrics[0].value / 100
+    return share if 0 <= share <= 1 else None
 
 
 def _utilization(library: ModuleType, handle: Any) -> float | None:

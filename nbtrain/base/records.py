@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from types import UnionType
 from typing import Any, Self, get_args, get_origin
 
 from nbtrain.base import files
@@ -40,6 +41,9 @@ def _nested(kind: Any, value: Any, where: object) -> Any:
     """The value of a field of type `kind`, with the records in it: one, a list of them or a dict of them."""
     if value is None:
         return None
+    if isinstance(kind, UnionType):
+        # `X | None`: the value is there, so it is an X.
+        kind = next(one for one in get_args(kind) if one is not type(None))
     for inner in (kind, *get_args(kind)):
         if isinstance(inner, type) and issubclass(inner, Record):
             if get_origin(kind) is list:

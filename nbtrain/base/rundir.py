@@ -14,16 +14,27 @@
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
+        control/pause.json      anyone      whether the job is to pause
+        control/ask.json        anyone      a request to a supervisor on another host
+        control/launch.json     supervisor  the ranks of an attempt, for the node agents
+        control/signals.json    supervisor  signals to ranks, for the node agents
+        nodes/<k>.json          the agent of node k: that it is there; not for jobs of this machine
+        nodes/<k>.<attempt>.json  the same agent: how its ranks ended
+        handle.json             submit      the engine's own name of the job (Slurm, Kubernetes)
+        engine.json             who asked   what the engine said last
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
         logs/supervisor.log     supervisor  its own words and torchrun's
+        logs/node<k>.log        the agent of node k: its own words and torchrun's
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
+        resources/<node>.<number>.<level>.bin  that node: its CPU, memory, GPUs, network and disks over time
       tensorboard/              rank 0      event files
       model/global_step<N>/     the ranks   a checkpoint; counts if its manifest.json (written last) is whole
       model/latest              rank 0      a hint, never the truth
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       profiling/  export/  notebooks/
+      .lock                     on network file systems that lock no folder: the run's lock
 
 One writer per file; every JSON file appears by rename; nothing inside holds an absolute path, so the
 folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file, never a torn
@@ -31,7 +42,6 @@ one. This module is the standard library only: the trainer, the supervisor and t
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -41,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.locks import flock_folder
 from nbtrain.base.workspace import check_name, output_root
 
 SCHEMA_VERSION = 1
@@ -115,20 +126,13 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock: flock on the directory itself, so that no lock file can be left.
-
-        Yields whether it was taken (always, if blocking). The kernel frees it when the holder dies.
-        """
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        """Hold the run's lock (locks.py). Yields whether it was taken: always, if blocking."""
+        descriptor = flock_folder(self.path, blocking)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield descriptor is not None
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 class JobDir:
@@ -147,8 +151,15 @@ class JobDir:
         self.control_request = path / "control" / "request.json"
         self.control_ack = path / "control" / "ack.json"
         self.control_devices = path / "control" / "devices.json"
+        self.control_pause = path / "control" / "pause.json"
+        self.control_ask = path / "control" / "ask.json"
+        self.control_launch = path / "control" / "launch.json"
+        self.control_signals = path / "control" / "signals.json"
+        self.handle_json = path / "handle.json"
+        self.engine_json = path / "engine.json"
         self.supervisor_log = path / "logs" / "supervisor.log"
         self.events = path / "events"
+        self.resources = path / "resources"
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
@@ -159,8 +170,17 @@ class JobDir:
     def log(self, rank: int, attempt: int) -> Path:
         return self.path / "logs" / f"{rank}.{attempt}.log"
 
+    def node(self, number: int) -> Path:
+        return self.path / "nodes" / f"{number}.json"
+
+    def node_exit(self, number: int, attempt: int) -> Path:
+        return self.path / "nodes" / f"{number}.{attempt}.json"
+
+    def node_log(self, number: int) -> Path:
+        return self.path / "logs" / f"node{number}.log"
+
     def make_folders(self) -> None:
-        for name in ("control", "heartbeat", "exit", "logs", "events"):
+        for name in ("control", "heartbeat", "exit", "logs", "events", "nodes"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
 
 

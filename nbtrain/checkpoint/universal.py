@@ -16,7 +16,6 @@ first one's weight decay.
     python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}  answers as JSON lines
 """
 
-import json
 import shutil
 import sys
 import time
@@ -27,7 +26,8 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, NbtrainError
+from nbtrain.base.answers import answer_request
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
@@ -39,14 +39,7 @@ from nbtrain.model.names import piped_name
 
 
 def main() -> int:
-    request = json.load(sys.stdin)
-    try:
-        for answer in answers(request):
-            print(json.dumps(answer), flush=True)
-    except NbtrainError as error:
-        print(json.dumps({"kind": "error", "error": type(error).__name__, "message": str(error)}), flush=True)
-        return error.exit_code
-    return 0
+    return answer_request(answers)
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:

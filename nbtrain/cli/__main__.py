@@ -3,18 +3,20 @@
     nbtrain doctor                       is this machine ready
     nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
     nbtrain import FILE... [-o YAML]     another program's manifest, script or DeepSpeed JSON as a run YAML
-    nbtrain check RUN [key=value ...]    the YAML alone
+    nbtrain check RUN [key=value ...]    the YAML alone, or FILE...: other programs' files
     nbtrain export RUN --to megatron-lm  the run as a script of Megatron or a DeepSpeed JSON
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
     nbtrain search RUN --gpus 64         every layout on those GPUs, ranked; largest: what fits at all
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
     nbtrain twin RUN [key=value ...]     a small run of the same shape, on this machine's CPU
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
+    nbtrain advise RUN                   what to change after a failed or slow run
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
 
-RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder. Exit codes: 0
-done, 1 doctor found an error or the system refused a file, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6
-not submitted (an active run keeps its settings), 7 job failed or was stopped, 130 interrupted.
+RUN is a YAML's path, an example's name (gpt-tiny), a preset (13B) or, once submitted, the run's name or
+folder. Exit codes: 0 done, 1 doctor found an error or the system refused a file, 2 config or usage, or check
+found that a run cannot work, 3 data, 4 checkpoint, 5 job, 6 not submitted (an active run keeps its settings),
+7 job failed or was stopped, 130 interrupted.
 """
 
 import argparse
@@ -31,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every NbtrainError becomes its message and exit code."""
     options = parse(arguments)
     try:
+        if options.verb not in (runs.queue, runs.cancel, runs.delete):
+            # These say which of the jobs that a restart of the machine has ended are not to go on.
+            from nbtrain.jobs.queue.after_boot import start_after_boot
+
+            start_after_boot(say=lambda said: print(said, file=sys.stderr))
         return options.verb(options) or 0
     except NbtrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import Parser, config_verb, save_picture
+from nbtrain.cli.verbs import PICTURE_HELP, Parser, check_picture, config_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
@@ -19,7 +19,7 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--why", type=int, metavar="N", help="every decision of layout N")
     one.add_argument("--refused", action="store_true", help="every reason against other layouts")
-    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw time and memory: .png or .svg")
+    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
     one.add_argument("--use", type=int, metavar="N", help="write the run YAML of layout N to the file of -o")
     one.add_argument("-o", "--output", type=Path, metavar="RUN.yaml", help="the run YAML to write")
     one.add_argument("--force", action="store_true", help="overwrite that file")
@@ -38,6 +38,7 @@ def search(options: argparse.Namespace) -> None:
 
     if (options.use is None) != (options.output is None):
         raise ConfigError("--use N and -o RUN.yaml go together: which layout, and where its run YAML goes.")
+    check_picture(options.picture)
     gpus = options.gpus, options.gpus_per_node, options.gpu_type
     found = api.search(options.run, *gpus, options.overrides, top=options.top)
     if options.json:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb, config_verb, save_picture
+from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, config_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
@@ -21,11 +21,15 @@ def add_verbs(under: Any) -> None:
     one.add_argument("-o", "--output", type=Path, metavar="YAML", help="write it there; printed without it")
     one.add_argument("--overwrite", action="store_true", help="replace the YAML if it exists")
     one.add_argument("--onto", metavar="RUN", help="the run that a DeepSpeed JSON alone is put on")
-    text = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
-    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=text)
+    program = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
+    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
     one.set_defaults(overrides=[])
-    one = config_verb(under, "check", check, "Check a run YAML, or files of other programs; needs no data.")
+    text = (
+        "Check a run YAML or files of other programs, without data; exit 2 if it is refused or cannot work."
+    )
+    one = config_verb(under, "check", check, text)
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
+    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
     one = config_verb(under, "export", export_run, "Write a run as flags of Megatron or as a DeepSpeed JSON.")
     text = "megatron-lm, megatron-deepspeed, each with @VERSION or the newest; or deepspeed, its JSON alone"
     one.add_argument("--to", required=True, metavar="TARGET", help=text)
@@ -34,7 +38,7 @@ def add_verbs(under: Any) -> None:
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
     one.add_argument(
         "--why", action="store_true", help="every figure with its formula, and where that is from"
     )
@@ -50,7 +54,7 @@ def add_verbs(under: Any) -> None:
     one = add_verb(under, "calibrate", calibrate, "Measure this machine's rates; plans use them.")
     one.add_argument("--seconds", type=float, default=120.0, help="how long to measure (default: 120)")
     one.add_argument("--json", action="store_true", help="every figure, as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
     one.add_argument(
         "--clock",
         choices=("wall", "cpu"),
@@ -76,6 +80,7 @@ def advise(options: argparse.Namespace) -> None:
 def calibrate(options: argparse.Namespace) -> None:
     from nbtrain.jobs.calibrate import calibrate as measure
 
+    check_picture(options.picture)
     result = measure(options.seconds, options.clock)
     print(json.dumps(result.to_dict(), indent=2) if options.json else result)
     if options.picture:
@@ -123,35 +128,50 @@ def import_run(options: argparse.Namespace) -> None:
 
 def check(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
+    from nbtrain.base.errors import ConfigError
     from nbtrain.config.load import load, to_yaml
     from nbtrain.foreign.read import is_foreign
+    from nbtrain.planner.cost import checked_prices, is_prices
+    from nbtrain.planner.findings import stops
 
     files = [options.run, *(word for word in options.overrides if "=" not in word)]
     if any(is_foreign(file) for file in files):
-        return check_files(files, [word for word in options.overrides if "=" in word])
+        if options.resolved:
+            raise ConfigError("--resolved is for a run; `nbtrain import` prints the run YAML of these files.")
+        return check_files(files, [word for word in options.overrides if "=" in word], options.program)
+    if options.program:
+        raise ConfigError(f"--from names the program of a script or manifest, and {options.run} is none.")
+    if is_prices(Path(options.run)):
+        print(checked_prices(Path(options.run)))
+        return 0
     config = load(options.run, options.overrides)
     if options.resolved:
         print(to_yaml(config), end="")
         return 0
     findings = api.plan(config).findings
-    works = not any(finding.cost.fatal for finding in findings)
+    works = not stops(findings)
     verdict = "every field and every rule holds" if works else "the fields are legal, but the run cannot work"
     print(f"{config.name}: {verdict}{'; findings, the dearest first:' if findings else '.'}")
     for finding in findings:
         print(*finding.lines(), sep="\n")
-    return 0
+    return 0 if works else ConfigError.exit_code
 
 
-def check_files(files: list[str], overrides: list[str]) -> int:
-    """Findings about files of other programs; 2 if one of them is an error."""
+def check_files(files: list[str], overrides: list[str], program: str) -> int:
+    """Findings about files of other programs; 2 if one of them stops the job."""
+    from nbtrain.base import amounts
+    from nbtrain.base.errors import ConfigError
     from nbtrain.foreign.lint import lint
+    from nbtrain.planner.findings import stops
 
-    findings = lint(files, overrides)
-    found = f"{len(findings)} findings, the dearest first:" if findings else "nothing stands against it."
+    findings = lint(files, overrides, program)
+    many = amounts.counted(len(findings), "finding")
+    found = f"{many}, the dearest first:" if len(findings) > 1 else f"{many}:"
+    found = found if findings else "nothing stands against it."
     print(f"{', '.join(files)}: {found}")
     for finding in findings:
         print(*finding.lines(), sep="\n")
-    return 2 if any(finding.level == "error" for finding in findings) else 0
+    return ConfigError.exit_code if stops(findings) else 0
 
 
 def export_run(options: argparse.Namespace) -> None:
@@ -174,6 +194,7 @@ def schema(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
+    check_picture(options.picture)
     result = api.plan(options.run, options.overrides)
     print(json.dumps(result.to_dict(), indent=2) if options.json else result.why() if options.why else result)
     if options.picture:

@@ -3,30 +3,69 @@
 import argparse
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
-from nbtrain.cli.verbs import add_verb, config_verb, run_of, run_verb, save_picture
+from nbtrain.cli.verbs import (
+    PICTURE_HELP,
+    add_verb,
+    check_picture,
+    config_verb,
+    run_of,
+    run_verb,
+    save_picture,
+)
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
     one = config_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
     one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 if it fails")
+    text = "write Slurm's batch script or the Kubernetes manifest to FILE, and submit nothing"
+    one.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
+    text = "beside other jobs, without a place in this machine's queue: backend.share_devices=true"
+    one.add_argument("--now", action="store_true", help=text)
     one = add_verb(under, "runs", runs, "Every run under the output root and its state.")
+    one.add_argument("name", metavar="NAME", nargs="?", default="", help="a part of the name, or gpt-*")
+    one.add_argument("--state", default="", help="e.g. failed,lost; active and ended stand for several")
+    one.add_argument("--newer-than", metavar="AGE", help="submitted within this time: 90s, 30m, 12h, 2d, 1w")
+    one.add_argument("--older-than", metavar="AGE", help="submitted before this time")
+    one.add_argument("--sort", default="submitted", help="or: ended name state step loss validation restarts")
+    one.add_argument("--reverse", action="store_true", help="the other way round")
+    one.add_argument("-n", "--limit", type=int, help="at most so many runs")
+    one.add_argument("--json", action="store_true", help="as JSON, one run in each line")
+    text = "Jobs that have this machine's devices, and those that wait; RUN: change its place."
+    one = add_verb(under, "queue", queue, text)
+    one.add_argument("run", metavar="RUN", nargs="?", help="a run whose job waits")
+    one.add_argument("--priority", type=int, metavar="N", help="of RUN: the greater number comes first")
+    one.add_argument("--now", action="store_true", help="start RUN at once, beside other jobs")
+    one.add_argument("--restart", action="store_true", help="start all lost jobs of the queue again")
     one.add_argument("--json", action="store_true", help="as JSON")
     one = run_verb(under, "status", status, "State, progress, cause and last events of a run.")
     one.add_argument("--json", action="store_true", help="the snapshot that the panel draws")
-    one = run_verb(under, "logs", logs, "A rank's log.")
+    text = "The page of a run's job: conditions, replicas, resources, events."
+    one = run_verb(under, "job", job, text)
+    one.add_argument("--job", metavar="JOB_ID", help="an earlier job of the run; default: the newest")
+    one.add_argument("-n", "--events", type=int, default=20, metavar="N", help="the newest N (20)")
+    one.add_argument("--yaml", action="store_true", help="the run's resolved YAML alone")
+    one.add_argument("--json", action="store_true", help="everything as JSON, with the curves")
+    one.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"resources over time: {PICTURE_HELP}")
+    one = run_verb(under, "logs", logs, "A rank's log; of a failed run, first the last traceback.")
     one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
-    one.add_argument("--rank", type=int, default=0)
-    one.add_argument("-n", "--lines", type=int, default=50)
+    one.add_argument("--rank", type=int, help="default: 0, or the rank that failed; with --grep, all")
+    one.add_argument("-n", "--lines", type=int, help="default: the last 50; with --grep, all")
+    one.add_argument("--grep", metavar="TEXT", help="lines with this text, of all ranks and attempts")
+    one.add_argument("-i", "--ignore-case", action="store_true", help="with --grep")
     run_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails.")
     one = run_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave.")
     one.add_argument("--now", action="store_true", help="kill it without saving")
+    text = "Save, end the ranks and give their devices up; resume goes on with the same job."
+    run_verb(under, "pause", pause, text)
     run_verb(under, "save", save, "Ask the job for a checkpoint; it goes on.")
-    one = run_verb(under, "resume", resume, "Go on from the newest whole checkpoint as a new job.")
+    text = "Go on from the newest whole checkpoint as a new job; a paused job goes on itself."
+    one = run_verb(under, "resume", resume, text)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
     one.add_argument("--wait", action="store_true", help="wait for its end")
     one = run_verb(under, "clone", clone, "Submit a run's configuration under a new name.")
@@ -34,8 +73,11 @@ def add_verbs(under: Any) -> None:
     one.add_argument("overrides", nargs="*", metavar="key=value")
     one = run_verb(under, "clean", clean, "Remove what failed attempts left.")
     one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
+    one = run_verb(under, "delete", delete, "Delete a run with all its files; asks first.")
+    one.add_argument("--yes", action="store_true", help="without asking")
+    one.add_argument("--force", action="store_true", help="even if other run YAMLs name its files")
     one = run_verb(under, "curves", curves, "Draw loss, perplexity, learning rate and throughput.")
-    one.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=".png or .svg")
+    one.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=PICTURE_HELP)
     text = "What the profiler saw of a run: a page each, and where its pictures are."
     run_verb(under, "profile", profile, text)
     one = run_verb(under, "generate", generate, "Text from a run's newest checkpoint.")
@@ -51,8 +93,31 @@ def add_verbs(under: Any) -> None:
 def submit(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
 
-    config = api.load(options.run, options.overrides)
+    now = ["backend.share_devices=true"] if options.now else []
+    config = api.load(options.run, [*options.overrides, *now])
+    if options.dry_run is not None:
+        # A path on the command line is relative to the current folder.
+        path = api.submit(config, dry_run=options.dry_run.absolute())
+        print(f"{path}: written; nothing was submitted. Its first lines say what must be there first.")
+        return 0
     return _started(api.submit(config), config, options.wait)
+
+
+def queue(options: argparse.Namespace) -> None:
+    from nbtrain.jobs.queue.folder import Queue
+    from nbtrain.jobs.queue.listing import list_queue, move
+    from nbtrain.jobs.queue.restart import restart
+
+    if options.run:
+        if options.priority is None and not options.now:
+            raise ConfigError("say what to change: --priority N or --now. `nbtrain queue` alone lists all.")
+        move(run_of(options).job, options.priority, options.now)
+    elif options.priority is not None or options.now:
+        raise ConfigError("--priority and --now need a RUN: `nbtrain queue RUN --priority 5`.")
+    if options.restart:
+        restart(Queue(), everything=True, say=print)
+    entries = list_queue()
+    print(json.dumps(entries.to_dicts(), indent=2) if options.json else entries)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -89,35 +154,75 @@ def _waited(run: Any) -> int:
 
 
 def runs(options: argparse.Namespace) -> None:
-    from nbtrain.monitor.runs import list_runs, runs_table
+    from nbtrain.monitor.run_filter import EVERY_RUN, run_filter
+    from nbtrain.monitor.runs import list_runs, runs_json, runs_table
 
-    entries = list_runs()
+    ages = (options.newer_than, options.older_than)
+    order = (options.sort, options.reverse, options.limit)
+    wanted = run_filter(options.name, options.state, *ages, *order)
+    entries = list_runs(wanted=wanted)
     if options.json:
-        print(json.dumps([entry.to_dict() for entry in entries], indent=2))
-    else:
+        print(runs_json(entries))
+    elif entries or wanted == EVERY_RUN:
         print(runs_table(entries))
+    else:
+        print("No run is like that; `nbtrain runs` lists all.")
 
 
 def status(options: argparse.Namespace) -> None:
     from nbtrain.monitor.lines import status_text
 
     run = run_of(options)
+    if run.directory.newest_job():
+        # The view reads files alone: have an engine asked before.
+        _ = run.state
     print(json.dumps(run.view.snapshot(), indent=2) if options.json else status_text(run.view))
 
 
+def job(options: argparse.Namespace) -> None:
+    from nbtrain.monitor.job_text import job_text
+    from nbtrain.monitor.usage_picture import usage_figure
+
+    if options.events < 0:
+        raise ConfigError(f"--events {options.events}: must be at least 0.")
+    check_picture(options.output)
+    page = run_of(options).job_page(options.job)
+    if options.json:
+        print(json.dumps(page.to_dict(), indent=2, ensure_ascii=False))
+    elif options.yaml:
+        print(page.yaml, end="")
+    else:
+        print(job_text(page, options.events))
+    if options.output:
+        save_picture(usage_figure(page), options.output)
+        print(options.output, file=sys.stderr)
+
+
 def logs(options: argparse.Namespace) -> None:
+    from nbtrain.base.jobstate import FAILED
     from nbtrain.monitor.logs import follow
 
     run = run_of(options)
-    if options.lines < 0:
+    if options.lines is not None and options.lines < 0:
         raise ConfigError(f"--lines {options.lines}: must be at least 0.")
     ranks = run.config.world_size
-    if not 0 <= options.rank < ranks:
+    if options.rank is not None and not 0 <= options.rank < ranks:
         raise ConfigError(f"--rank {options.rank}: {run.name} has {ranks} rank(s), 0 to {ranks - 1}.")
-    for line in run.log(options.lines, options.rank):
+    if options.grep is not None:
+        for hit in islice(run.search(options.grep, options.rank, options.ignore_case), options.lines):
+            print(hit)
+        return
+    lines, rank = 50 if options.lines is None else options.lines, options.rank or 0
+    if options.rank is None and run.directory.newest_job() and run.state == FAILED:
+        rank = run.failed_rank
+        if traceback := run.traceback():
+            print(f"{run.name} is FAILED. The last traceback of rank {rank}:\n\n{traceback}\n")
+        if traceback or rank:
+            print(f"The end of the log of rank {rank}:\n")
+    for line in run.log(lines, rank):
         print(line)
     if options.follow:
-        for line in follow(run.directory, options.rank):
+        for line in follow(run.directory, rank):
             print(line, flush=True)
         print(run.progress_line())
 
@@ -134,6 +239,14 @@ def cancel(options: argparse.Namespace) -> None:
     run.stop(now=options.now)
     state = run.state
     print(f"{run.name}: {state}.{'' if state == SUCCEEDED else f' {advice_to_resume(run.directory)}'}")
+
+
+def pause(options: argparse.Namespace) -> None:
+    from nbtrain.jobs.control import pause as pause_job
+
+    run = run_of(options)
+    state, cause = pause_job(run.job)
+    print(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
 
 
 def save(options: argparse.Namespace) -> None:
@@ -153,7 +266,25 @@ def clean(options: argparse.Namespace) -> None:
         print("Nothing was removed; add --yes to remove these.")
 
 
+def delete(options: argparse.Namespace) -> None:
+    from nbtrain.base import amounts
+    from nbtrain.jobs.delete import delete as delete_run
+    from nbtrain.jobs.delete import survey
+
+    run = run_of(options)
+    print(survey(run.directory, options.force))
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"nobody is here to be asked whether {run.name} is to be deleted: add --yes.")
+        if input(f"Delete {run.name} with all these files? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("Nothing was deleted.")
+            return
+    gone = delete_run(run.directory, options.force)
+    print(f"{run.name} is deleted; {amounts.size(gone.size_bytes)} are free again.")
+
+
 def curves(options: argparse.Namespace) -> None:
+    check_picture(options.output)
     save_picture(run_of(options).curves(), options.output)
     print(options.output)
 

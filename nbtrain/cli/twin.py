@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError, JobFailed
-from nbtrain.cli.verbs import config_verb, save_picture
+from nbtrain.base.errors import JobFailed
+from nbtrain.cli.verbs import PICTURE_HELP, check_picture, config_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
@@ -16,19 +16,18 @@ def add_verbs(under: Any) -> None:
     text = "send its straight run through supervisor and torchrun"
     one.add_argument("--submit", action="store_true", help=text)
     one.add_argument("--json", action="store_true", help="the report as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw its curves: .png or .svg")
+    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw its curves: {PICTURE_HELP}")
 
 
 def twin(options: argparse.Namespace) -> int:
     from nbtrain.base.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
-    from nbtrain.jobs.twin.prove import run_twin
     from nbtrain.monitor.twin_picture import draw
+    from nbtrain.proof.prove import run_twin
 
     # Before minutes of training.
-    if options.picture and options.picture.suffix.lower() not in (".png", ".svg"):
-        raise ConfigError(f"{options.picture}: no picture format of this ending; write .png or .svg.")
+    check_picture(options.picture)
     report = run_twin(load(options.run, options.overrides), submitted=options.submit)
     words = f"{report}\nReport: {display(RunDir.named(report.twin).path / 'twin.json')}"
     print(json.dumps(report.to_dict(), indent=2) if options.json else words)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from nbtrain.api.run import Run
 
 Parser = argparse.ArgumentParser
+PICTURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
+PICTURE_HELP = f"{', '.join(PICTURE_ENDINGS[:-1])} or {PICTURE_ENDINGS[-1]}"
 
 
 def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:
@@ -22,7 +24,8 @@ def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parse
 
 def config_verb(under: Any, name: str, function: Callable, text: str, default: str | None = None) -> Parser:
     """RUN [key=value ...]: a verb that reads a run YAML."""
-    one, run = add_verb(under, name, function, text), "a run YAML, or the name of an example or of a run"
+    run = "a run YAML, the name of an example or of a run, or a preset such as 13B"
+    one = add_verb(under, name, function, text)
     one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=run)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
     return one
@@ -42,10 +45,19 @@ def run_of(options: argparse.Namespace) -> "Run":
     return open_run(options.run)
 
 
+def check_picture(path: Path | None) -> None:
+    """Before work begins: raises ConfigError if the picture's ending or folder is none to write to."""
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURE_ENDINGS:
+        raise ConfigError(f"{path}: pictures are written as {PICTURE_HELP}; name a file that ends so.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: no such folder: name a file in a folder that exists.")
+
+
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure. Raises ConfigError if matplotlib does not know the file ending, or cannot write it."""
-    if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: no picture format of this ending; write .png or .svg.")
+    """Write a figure. Raises ConfigError if its ending is none of a picture, or if it cannot be written."""
+    check_picture(path)
     try:
         figure.savefig(path)
     except OSError as error:

@@ -7,7 +7,6 @@ answers   {"kind": "text", "text"} ...            new text as it is made
           {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.errors import DataError, NbtrainError
+from nbtrain.base.answers import answer_request
+from nbtrain.base.errors import DataError
 from nbtrain.base.files import read_json
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
@@ -31,18 +31,7 @@ from nbtrain.model.gpt import build_model
 
 
 def main() -> int:
-    request = json.load(sys.stdin)
-    try:
-        for answer in answers(request):
-            say(answer)
-    except NbtrainError as error:
-        say({"kind": "error", "error": type(error).__name__, "message": str(error)})
-        return error.exit_code
-    return 0
-
-
-def say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer, ensure_ascii=False), flush=True)
+    return answer_request(answers)
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:

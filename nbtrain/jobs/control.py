@@ -1,4 +1,4 @@
-"""Acting on a job from any process: stop it, ask for a checkpoint, wait for its end, clean up after it.
+"""Acting on a job from any process: stop, pause, ask for a checkpoint, wait for its end, clean up after it.
 
 How a job is reached is its backend's matter (backends/base.py).
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, ENGINES, QUEUED, SUSPENDED
 from nbtrain.base.records import ControlRequest
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -74,6 +74,62 @@ def asked_devices(job: JobDir) -> int | None:
     return asked["devices"] if asked else None
 
 
+def ask_pause(job: JobDir, pause: bool) -> None:
+    """Say whether the job is to pause."""
+    files.write_json(job.control_pause, {"pause": pause, "time": time.time()})
+
+
+def asked_pause(job: JobDir) -> bool:
+    """What ask_pause() said last."""
+    asked = files.read_json(job.control_pause)
+    return bool(asked and asked["pause"])
+
+
+def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | None]:
+    """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.
+
+    It is the same job that goes on after unpause(). An engine takes its devices once it has saved, or at once
+    if its supervisor has not started. `wait_seconds` None waits as long as the supervisor may take. Raises
+    JobError if the job is not active, saves nothing (mode: perf, eval) or is not paused in time.
+    """
+    backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
+    state, _ = backend.status(job)
+    if state not in ACTIVE:
+        raise JobError(f"{which} is {state}; only an active job can be paused. {advice_to_resume(job.run)}")
+    config, stop = load_resolved(job.run.config_yaml), f"`nbtrain cancel {job.run.name}` stops it."
+    if config.mode != "full":
+        raise JobError(
+            f"{which} runs with mode: {config.mode}, which saves nothing and would begin anew. {stop}"
+        )
+    if not backend.capabilities.pause:
+        raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")
+    ask_pause(job, True)
+    if wait_seconds is None:
+        wait_seconds = config.backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
+    deadline = time.monotonic() + wait_seconds
+    # In an engine's queue it has no supervisor that could save.
+    gone = (SUSPENDED, QUEUED) if config.backend.kind in ENGINES else (SUSPENDED,)
+    while state in ACTIVE and state not in gone:
+        if time.monotonic() >= deadline:
+            raise JobError(f"{which} was asked to pause and is still {state} after {wait_seconds:g} s.")
+        time.sleep(POLL_SECONDS)
+        state, _ = backend.status(job)
+    if state in ACTIVE:
+        backend.pause(job)
+    return backend.status(job)
+
+
+def unpause(job: JobDir) -> None:
+    """Have a paused job go on, and wait until its supervisor has heard of it. Raises JobError."""
+    backend = backend_of_job(job)
+    # The engine first: if it does not answer, the job is still paused for whoever asks again.
+    backend.unpause(job)
+    ask_pause(job, False)
+    deadline = time.monotonic() + SUPERVISOR_SECONDS
+    while backend.status(job)[0] == SUSPENDED and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 
@@ -85,6 +141,8 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     before = ControlRequest.read(job.control_request)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
         raise JobError(f"{which} runs with mode: {mode}, which saves nothing.")
+    if state == SUSPENDED:
+        raise JobError(f"{which} is paused; it has saved already. {advice_to_resume(job.run)}")
     if state in ACTIVE and not backend.capabilities.save:
         raise JobError(f"{which} runs on a backend that cannot ask it to save.")
     if state not in ACTIVE or not backend.save(job):

@@ -22,11 +22,13 @@ from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, tokenizer_dir, workspace
 from nbtrain.config.attempt import TAKEN_OVER
+from nbtrain.config.debug import debug_variables
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.supervisor.processes import JOB_MARKER
+from nbtrain.jobs.queue.folder import queue_folder
+from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
 
 RECORDED_PACKAGES = (
     *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),
@@ -41,11 +43,18 @@ RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_"
 SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 # What a kernel or a server carries for itself; a rank has no use for it, and some of it is secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+# Set by a supervisor for itself and its ranks: the devices that the queue gave it (queue/place.py).
+HELD_GPUS = "NBTRAIN_GPUS"
+HELD_CORES = "NBTRAIN_CORES"
 DROPPED_VARIABLES = (
     "MPLBACKEND",
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("NBTRAIN_ATTEMPT", "NBTRAIN_RUN_DIR", JOB_MARKER),
+    *("NBTRAIN_ATTEMPT", "NBTRAIN_RUN_DIR", JOB_MARKER, NODE_MARKER, HELD_GPUS, HELD_CORES),
 )
+# Beside the recorded ones, what a job needs to be started again from another shell.
+KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME")
+KEPT_PREFIXES = ("NBTRAIN_",)
 
 
 def supervisor_environment() -> dict[str, str]:
@@ -53,7 +62,29 @@ def supervisor_environment() -> dict[str, str]:
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
     kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
     folders = {"WORKSPACE": workspace(), "OUTPUT": output_root(), "DATA": data_home()}
+    folders["QUEUE"] = queue_folder()
     return kept | {f"NBTRAIN_{name}": str(folder) for name, folder in folders.items()}
+
+
+def variables_to_keep() -> dict[str, str]:
+    """Of this process's environment: what a job must have again if it is started from another shell."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if _is_kept(name) and name not in DROPPED_VARIABLES and not SECRET_WORDS.search(name)
+    }
+
+
+def kept_variables(environment: dict[str, str], kept: dict[str, str]) -> dict[str, str]:
+    """`environment` as it was when variables_to_keep() gave `kept`, as far as it says so."""
+    others = {name: value for name, value in environment.items() if not _is_kept(name)}
+    return {**others, **kept}
+
+
+def _is_kept(name: str) -> bool:
+    return name in (*RECORDED_VARIABLES, *KEPT_VARIABLES) or name.startswith(
+        (*RECORDED_PREFIXES, *KEPT_PREFIXES)
+    )
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
@@ -62,25 +93,34 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """Additions to every rank's environment; `backend.env` wins, without what the attempt's record holds."""
+    """Additions to the environment of every rank of this machine alone; `backend.env` wins.
+
+    The GPUs that this job holds are chosen among those that backend.env names, and outweigh it.
+    """
+    held = os.environ.get(HELD_GPUS)
+    return {
+        "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
+        # All ranks are on this machine; gloo else looks up the host's name, which may wait for DNS.
+        "GLOO_SOCKET_IFNAME": "lo",
+        **common_variables(config, job, attempt),
+        **({CUDA_DEVICES: held} if held else {}),
+    }
+
+
+def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, str]:
+    """Additions that are the same on every machine, without what the attempt's record holds."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
         "NBTRAIN_RUN_DIR": str(job.run.path),
-        "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
         # Logs are read while the rank runs.
         "PYTHONUNBUFFERED": "1",
-        # All ranks are on this machine; gloo else looks up the host's name, which may wait for DNS.
-        "GLOO_SOCKET_IFNAME": "lo",
     }
     if config.resources.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
         # Threads that spin at a barrier hold a late one up: on 2 busy cores, steps took 4 times as long.
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
-    if config.backend.debug == "nccl":
-        variables["NCCL_DEBUG"] = "INFO"
-    elif config.backend.debug == "distributed":
-        variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    variables |= debug_variables(config.backend.debug)
     own = {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
     return {**variables, **own}
 

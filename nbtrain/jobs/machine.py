@@ -19,6 +19,8 @@ class Gpu:
 
     name: str
     memory_bytes: int | None
+    uuid: str = ""
+    """The driver's name of this one, such as GPU-3f...; "" if it does not say."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +58,47 @@ def usable_cores() -> int:
     return max(1, min(cores, int(-(-quota // 1)))) if quota else cores
 
 
-def visible_gpus() -> tuple[Gpu, ...]:
-    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible."""
-    gpus = _driver_gpus()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
+def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
+    """NVIDIA GPUs of this machine that `chosen`, by default CUDA_VISIBLE_DEVICES, leaves visible."""
+    gpus = driver_gpus()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if chosen is None else chosen
+    if chosen is None or not gpus:
         return gpus
     visible = []
     for entry in (part.strip() for part in chosen.split(",")):
-        if not entry or entry == "-1":
+        gpu = named_gpu(entry, gpus)
+        if gpu is None:
             break  # CUDA's own rule: what follows an invalid entry is hidden
-        if not entry.isdigit():
-            visible.append(Gpu(entry, None))  # a UUID, chosen by whoever set it
-        elif int(entry) < len(gpus):
-            visible.append(gpus[int(entry)])
-        else:
-            break
-    return tuple(visible) if gpus else ()
+        visible.append(gpu)
+    return tuple(visible)
 
 
-def _driver_gpus() -> tuple[Gpu, ...]:
+def named_gpu(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES stands for: a number, or how a UUID begins."""
+    if not entry or entry == "-1":
+        return None
+    if entry.isdigit():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    if entry.startswith("GPU-") and all(gpu.uuid for gpu in gpus):
+        return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
+    return Gpu(entry, None, entry)  # a part of a GPU (MIG), chosen by whoever set it
+
+
+def driver_gpus() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs of this machine, in the driver's order."""
     folder = Path("/proc/driver/nvidia/gpus")
     present = len(list(folder.iterdir())) if folder.is_dir() else 0
     present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
     if not present:
         return ()
     if tool := shutil.which("nvidia-smi"):
-        query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        query = [tool, "--query-gpu=name,memory.total,uuid", "--format=csv,noheader,nounits"]
         with contextlib.suppress(subprocess.TimeoutExpired):
             answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-            rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()]
-            if answer.returncode == 0 and all(len(row) == 2 for row in rows):
+            rows = [[part.strip() for part in line.rsplit(",", 2)] for line in answer.stdout.splitlines()]
+            if answer.returncode == 0 and all(len(row) == 3 for row in rows):
                 return tuple(
-                    Gpu(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None)
-                    for name, mib in rows
+                    Gpu(name, int(mib) * 2**20 if mib.isdigit() else None, uuid) for name, mib, uuid in rows
                 )
     return tuple(Gpu("NVIDIA GPU", None) for _ in range(present))
 
@@ -134,6 +143,28 @@ def cgroup_bytes(v2_name: str, v1_name: str) -> int | None:
     text = _text(cgroup_file("memory", v2_name, v1_name)).strip()
     # Version 1 of cgroups reports "no limit" as a number near 2**63.
     return int(text) if text.isdigit() and int(text) < 2**60 else None
+
+
+def cgroup_cpu_seconds() -> float | None:
+    """Seconds of CPU that this process's own cgroup has used; None without a limit of its own."""
+    if not _cpu_quota():
+        return None
+    if found := re.search(r"^usage_usec (\d+)$", _text(cgroup_file("cpu", "cpu.stat", "")), flags=re.M):
+        return int(found[1]) / 1e6
+    text = _text(cgroup_file("cpuacct", "", "cpuacct.usage")).strip()
+    return int(text) / 1e9 if text.isdigit() else None
+
+
+def cgroup_memory_in_use() -> int | None:
+    """Bytes of this process's own cgroup, without idle pages of files; None without a limit of its own."""
+    limit = cgroup_bytes("memory.max", "memory.limit_in_bytes")
+    held = cgroup_bytes("memory.current", "memory.usage_in_bytes")
+    if held is None or limit is None or limit >= psutil.virtual_memory().total:
+        return None
+    text = _text(cgroup_file("memory", "memory.stat", "memory.stat"))
+    # Version 1 counts the group alone in the first of the two lines, and with the groups below it in total_.
+    idle = re.findall(r"^(?:total_)?inactive_file (\d+)$", text, flags=re.M)
+    return max(0, held - int(idle[-1])) if idle else held
 
 
 def _cpu_quota() -> float | None:

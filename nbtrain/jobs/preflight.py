@@ -23,7 +23,9 @@ from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.machine import Machine, this_machine
+from nbtrain.jobs.notify import SCHEMES, resolved_program
 from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, data_problem, gib, mistake, shortage, size
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
@@ -44,9 +46,13 @@ FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
-    """Every problem that would stop this run on this machine; empty if it can start."""
-    machine = this_machine() if machine is None else machine
-    return [problem for check in CHECKS for problem in check(config, machine)]
+    """Every problem that would stop this run where it is to run; empty if it can start."""
+    checks = CHECKS if config.backend.kind == "local" else SHARED_CHECKS
+    looked_at = this_machine() if machine is None else machine
+    found = [problem for check in checks for problem in check(config, looked_at)]
+    if config.backend.kind == "local" and machine is not None:
+        return found  # of another machine, whose queue cannot be asked
+    return [*found, *backend_of(config.backend.kind).obstacles(config)]
 
 
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
@@ -56,7 +62,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
         yield shortage(
             f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` "
             "has 1.",
-            "Run it on a cluster, or set resources.nodes=1 and a layout that fits.",
+            "Set backend.kind to hosts, slurm or kubernetes, or resources.nodes=1 and a layout that fits.",
         )
     if resources.device == "gpu":
         needed, present = config.world_size, len(machine.gpus)
@@ -143,6 +149,22 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
             f"memory and there is {gib(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
             "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
+        )
+
+
+def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
+    """The program of notify.command is there, and so is the variable that notify.url_variable names."""
+    notify = config.notify
+    if notify.command and shutil.which(resolved_program(notify.command[0])) is None:
+        yield mistake(
+            f"{config.where('notify.command')}: notify.command: there is no program {notify.command[0]!r}.",
+            "Give its path, from the workspace on, or put it on PATH and make it executable.",
+        )
+    if notify.url_variable and not os.environ.get(notify.url_variable, "").startswith(SCHEMES):
+        yield mistake(
+            f"{config.where('notify.url_variable')}: the environment variable {notify.url_variable} is not "
+            "set here to an address that begins with https:// or http://.",
+            f"Set it in the shell or kernel that submits: export {notify.url_variable}=https://...",
         )
 
 
@@ -245,6 +267,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     memory_suffices,
     host_memory_suffices,
     fault_orders_are_understood,
+    notification_is_possible,
     output_is_writable,
     disk_holds_checkpoints,
     compiler_is_there,
@@ -253,3 +276,5 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     packages_are_there,
     data_is_whole,
 )
+SHARED_CHECKS = (fault_orders_are_understood, output_is_writable, disk_holds_checkpoints, data_is_whole)
+"""What holds wherever the ranks run, because all machines see the same folders."""

@@ -6,6 +6,7 @@ from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
+from nbtrain.base.locks import LOCK_FILE
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -16,7 +17,7 @@ from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import dataset_sha256
 
 # Papermill may have put its executed notebooks there before anything was submitted.
-HARMLESS_ENTRIES = frozenset({"notebooks"})
+HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
 
 
 def refuse_foreign(run: RunDir) -> None:
@@ -69,8 +70,14 @@ def refuse_finished(run: RunDir, config: RunConfig) -> None:
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "
         f"To train on: {more_to_train(run, before)}. "
-        f"To train again under another name: `nbtrain clone {run.name} NEWNAME`."
+        f"To train again under another name: `nbtrain clone {run.name} NEWNAME`.{_differs(before, config)}"
     )
+
+
+def _differs(before: RunConfig, config: RunConfig) -> str:
+    """What `config` would change of a finished run, a field in each line; "" if nothing."""
+    lines = [f"\n  {change}  ({change.where})" for change in changes_between(before, config)]
+    return f"\nWhat is submitted differs from what was trained:{''.join(lines)}" if lines else ""
 
 
 def more_to_train(run: RunDir, config: RunConfig) -> str:

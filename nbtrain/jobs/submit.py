@@ -7,9 +7,13 @@ What the decision finds under output/<run>/, and what it does:
 
     nothing, or a folder that holds no more than notebooks/     a new run
     this run, active                                            that job
+    this run, paused                                            that job; with other settings a new one
     this run, failed, cancelled or lost                         a new job, from the newest whole checkpoint
     this run, succeeded                                         refused: resume with more tokens, or clone
     anything else                                               refused
+
+The same run submitted by several processes at once is one job: whoever gets the run's lock writes it, and the
+others return it, even if it has ended meanwhile.
 """
 
 import logging
@@ -22,7 +26,7 @@ from nbtrain.base.addresses import without_secrets
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import QUEUED, SUCCEEDED
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.base.workspace import display
@@ -33,9 +37,12 @@ from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import changes_between
+from nbtrain.jobs.control import asked_pause, cancel, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.preflight import preflight
+from nbtrain.jobs.queue.folder import Queue
+from nbtrain.jobs.queue.needs import used_by_others
 from nbtrain.jobs.refusals import (
     HARMLESS_ENTRIES,
     active_job,
@@ -148,38 +155,78 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
         # Of the last job, not of the run: there is nothing yet to evaluate.
         config = load(config, {"mode": "full"})
     target = RunDir.named(name)
-    if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
-        raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")
+    _refuse_taken(target)
     identity = run.record() or {}
     _make_folder(target)
     with target.locked():
+        # Another clone may have been quicker.
+        _refuse_taken(target)
         write_identity(target, identity.get("run_id"))
         files.write_text(target.config_yaml, to_yaml(config))
     return config
 
 
+def _refuse_taken(target: RunDir) -> None:
+    if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
+        raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")
+
+
 def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
-    """The run's active job, with a warning for every change that it does not get; None if none is active."""
-    if active := active_job(run):
-        for change in changes_between(load_resolved(run.config_yaml), config):
-            logger.warning("%s is active; this change is not applied: %s", run.name, change)
+    """The run's active job, with a warning for every change that it does not get; None if none is active.
+
+    A paused job goes on, or is ended if `config` has other settings.
+    """
+    active = active_job(run)
+    if active and asked_pause(active):
+        return _after_pause(active, config)
+    if active:
+        _tell_changes(run, config, "is active")
     return active
+
+
+def _after_pause(job: JobDir, config: RunConfig) -> JobDir | None:
+    """A paused job goes on with its own settings; with others it is ended here, for a new job to follow."""
+    if not changes_between(load_resolved(job.run.config_yaml), config):
+        unpause(job)
+        return job
+    _refuse(job.run, config)
+    cancel(job)
+    return None
+
+
+def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
+    """A warning for every change that the run's newest job does not get."""
+    for change in changes_between(load_resolved(run.config_yaml), config):
+        logger.warning("%s %s; this change is not applied: %s", run.name, why, change)
+
+
+def _quicker(run: RunDir, known: JobDir | None, config: RunConfig) -> JobDir | None:
+    """The job that another submission has made since `known` was the newest one: it is what is asked for."""
+    newest = run.newest_job()
+    if newest is None or not newest.job_json.exists():
+        return None
+    if known is not None and newest.job_id == known.job_id and status_of(newest)[0] not in ACTIVE:
+        return None
+    _tell_changes(run, config, "was submitted by another process meanwhile")
+    return newest
 
 
 def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:
     from nbtrain.planner.plan import plan as make_plan
 
+    known = run.newest_job()
     _refuse(run, config)
     refuse_other_data(run, config)
     _refuse_problems(config, preflight(config))
     plan = make_plan(config)
+    if config.backend.kind == "local" and not config.backend.share_devices:
+        Queue().make()
     _make_folder(run)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         with run.locked(blocking=False) as taken:
-            # Another submission may have been quicker; what it started is what is asked for here.
-            if active := active_job(run):
-                return active
+            if job := _quicker(run, known, config):
+                return job
             if taken:
                 job = _write_job(run, config, plan, parent, command)
                 backend_of(config.backend.kind).submit(job)
@@ -260,6 +307,9 @@ def _write_job(
                 events.write(
                     "warning", f"{words} now falls over {config.train_tokens:,} tokens, {before:,} before"
                 )
+        for warning in used_by_others(config, Queue()):
+            logger.warning("%s: %s.", run.name, warning)
+            events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
         record.mark("created_at")

@@ -1,12 +1,14 @@
 """A run in lines of text: progress, what a resume kept, status."""
 
 import time
+from typing import Any
 
-from nbtrain.base import amounts
+from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.monitor.job_text import engine_words
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import in_sight
 
@@ -17,6 +19,7 @@ def progress_line(run: RunDir) -> str:
     """State, step, tokens, loss, rate and time left in one line: for a terminal and a log."""
     view = RunView(run)
     state, heartbeat = view.state, view.heartbeats().get(0)
+    working = state in ACTIVE and state != SUSPENDED
     parts = [f"{run.name} {state}"]
     if heartbeat and (progress := heartbeat.progress):
         parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
@@ -30,15 +33,27 @@ def progress_line(run: RunDir) -> str:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
         if progress.tokens_per_second is not None:
             parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
-        if progress.eta_seconds is not None and state in ACTIVE:
+        if progress.eta_seconds is not None and working:
             parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
-        if heartbeat.phase != "train" and state in ACTIVE:
+        if heartbeat.phase != "train" and working:
             parts.append(heartbeat.phase)
     elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
         parts.append(f"step {record.first_step:,}")
-    if view.cause and state not in ACTIVE:
+    if view.cause and (not working or state == QUEUED):
         parts.append(view.cause)
+    if (said := _engine_word(view)) and said.get("seen") is False:
+        parts.append("engine not seen")
     return " | ".join(parts)
+
+
+def engine_lines(view: RunView) -> list[str]:
+    """What the engine of an active job said last, and whether it can be seen."""
+    said = _engine_word(view)
+    return [engine_words(said, time.time() - said.get("asked_at", 0.0))] if said else []
+
+
+def _engine_word(view: RunView) -> dict[str, Any] | None:
+    return files.read_json(view.job.engine_json) if view.job and view.state in ACTIVE else None
 
 
 def resume_lines(run: RunDir) -> list[str]:
@@ -63,6 +78,7 @@ def status_text(view: RunView) -> str:
             f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
             f"{job['restarts']} restart(s)"
         )
+        lines += engine_lines(view)
     lines += resume_lines(view.run)
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]

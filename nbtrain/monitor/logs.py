@@ -1,6 +1,5 @@
 """The logs of a job: which there are, the end of one, and what was appended to it."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ SUPERVISOR = "supervisor"
 
 # A line of a log has about 120 bytes; this is a screen or two at a time.
 READ_LIMIT_BYTES = 256 * 1024
+# What a tail reads for each line that is asked for: few lines are longer.
+TAIL_LINE_BYTES = 1024
 FOLLOW_POLL_SECONDS = 0.5
 
 
@@ -71,29 +72,45 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
 
 
 def tail_lines(path: Path, num_lines: int) -> list[str]:
-    """The last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn."""
-    text = read_log(path, limit_bytes=min(READ_LIMIT_BYTES, 1024 * max(1, num_lines))).text
+    """The last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn.
+
+    There are fewer if they are longer than TAIL_LINE_BYTES on average.
+    """
+    text = read_log(path, limit_bytes=TAIL_LINE_BYTES * max(1, num_lines)).text
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()]
     return lines[-num_lines:] if num_lines > 0 else []
 
 
 def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
-    """Lines added to a rank's log from now to the newest job's end; a new log is followed from its start."""
+    """Lines added to a rank's log from now to the newest job's end; a new log is followed from its start.
+
+    At most READ_LIMIT_BYTES are held at a time, however much was added; a longer line comes in pieces.
+    """
     path, offset = None, 0
     while (job := run.newest_job()) is not None:
         # The state first: what was written before the end is then read after it.
         active = read_state(job, time.time())[0] in ACTIVE
         newest = log_path(job, rank)
         if newest != path:
-            offset = read_log(newest).size_bytes if path is None else 0
+            offset = read_log(newest, limit_bytes=1).size_bytes if path is None else 0
             path = newest
-        content = b""
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
-            stream.seek(offset)
-            content = stream.read()
-        whole = content if not active else content[: content.rfind(b"\n") + 1]
-        offset += len(whole)
-        yield from whole.decode("utf-8", "replace").splitlines()
+        while content := _added(path, offset, to_the_end=not active):
+            offset += len(content)
+            yield from content.decode("utf-8", "replace").splitlines()
         if not active:
             return
         time.sleep(FOLLOW_POLL_SECONDS)
+
+
+def _added(path: Path, offset_bytes: int, to_the_end: bool) -> bytes:
+    """At most READ_LIMIT_BYTES after an offset: whole lines, and if `to_the_end` what comes after."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset_bytes)
+            content = stream.read(READ_LIMIT_BYTES)
+    except FileNotFoundError:
+        return b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole or len(content) == READ_LIMIT_BYTES:
+        return whole or content
+    return content if to_the_end else b""

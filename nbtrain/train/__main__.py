@@ -76,6 +76,10 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         refuse_unsupported(config)
         if "NBTRAIN_EXIT_FD" not in os.environ:
             die_with_parent()
+        if "anomaly" in config.backend.debug:
+            import torch
+
+            torch.autograd.set_detect_anomaly(True)
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
         heartbeat.collectives = CollectiveWatch()
         heartbeat.collectives.install()

@@ -10,14 +10,23 @@ import pytest
 import nbtrain as nb
 from nbtrain.api import verbs as api
 from nbtrain.api.run import Run, open_run
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.metrics import scalar
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, ResumeCertificate, TrainingProgress
+from nbtrain.base.records import (
+    ExitRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    ResumeCertificate,
+    TrainingProgress,
+)
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary
+from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import gpu_side
 from tests.monitor.test_tfevents import EventFile
@@ -306,3 +315,33 @@ def test_a_submit_that_is_refused_prepares_nothing(workspace):
     with pytest.raises(SubmitError, match="the run needs 5000 GPUs"):
         nb.submit(config, prepared=False)
     assert sorted(path for path in workspace.rglob("*")) == before
+
+
+def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_failed(run, capsys):
+    """`nbtrain logs` of it, and its failure; a text is found in the logs of all ranks."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    files.write_text(run.directory.config_yaml, to_yaml(nb.load("gpt-125m-2xdp")))
+    for rank in (0, 1):
+        job.log(rank, 0).write_text(f"rank {rank} starts\nrank {rank} ends\n")
+    ExitRecord(1, 0, 1.0, 1, None, "failed", 2, "boom", "Traceback ...\nValueError: boom\n").write(
+        job.exit_record(1, 0)
+    )
+    record = JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, 2, "rank 1 failed: ValueError: boom")
+    record.write(job.job_json)
+    assert cli.main(["logs", "mine", "-n", "1"]) == 0
+    assert capsys.readouterr().out == (
+        "mine is FAILED. The last traceback of rank 1:\n\nTraceback ...\nValueError: boom\n\n"
+        "The end of the log of rank 1:\n\nrank 1 ends\n"
+    )
+    assert run.failure() == (
+        "mine is FAILED: rank 1 failed: ValueError: boom\nThe last traceback of rank 1:\n  Traceback ...\n"
+        "  ValueError: boom\nEnd of its log (rank 1):\n  rank 1 starts\n  rank 1 ends"
+    )
+    assert cli.main(["logs", "mine", "--rank", "0"]) == 0
+    assert capsys.readouterr().out == "rank 0 starts\nrank 0 ends\n"
+    assert cli.main(["logs", "mine", "--grep", "STARTS", "-i"]) == 0
+    assert capsys.readouterr().out == "0.0.log:1: rank 0 starts\n1.0.log:1: rank 1 starts\n"
+    assert [str(hit) for hit in run.search("ends", rank=1)] == ["1.0.log:2: rank 1 ends"]
+    with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
+        run.search("")

@@ -63,3 +63,10 @@ def test_one_of_a_thing_has_no_s():
     assert [amounts.counted(number, "step") for number in (0, 1, 2, 1024)] == [
         "0 steps", "1 step", "2 steps", "1,024 steps"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.01951, "0.0195 s"), (98.74, "98.7 s"), (999.4, "999 s"), (1401.3, "1,401 s")]
+)
+def test_a_steps_time_has_no_powers_of_ten(seconds, text):
+    assert amounts.step(seconds) == text

@@ -66,6 +66,35 @@ class Driver(ModuleType):
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> Any:
         return self._of_the_first(handle, {1: 1410}[kind])
 
+    # GPM: two samples of the counters give a figure; a sample here is [share of tensor activity since boot].
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
+
+    def nvmlDeviceGetIndex(self, handle: str) -> int:
+        return int(handle.removeprefix("handle "))
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
+        return SimpleNamespace(isSupportedDevice=handle == "handle 0")
+
+    def nvmlGpmSampleAlloc(self) -> list[float]:
+        self.samples = [*getattr(self, "samples", []), [0.0]]
+        return self.samples[-1]
+
+    def nvmlGpmSampleGet(self, handle: str, sample: list[float]) -> list[float]:
+        sample[0] = 30.0 * len(self.samples)
+        return sample
+
+    def nvmlGpmSampleFree(self, sample: list[float]) -> None:
+        self.freed = [*getattr(self, "freed", []), sample[0]]
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(metrics=[SimpleNamespace(nvmlReturn=0)])
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> Any:
+        if asked.numMetrics != 1 or asked.metrics[0].metricId != 5:
+            raise NVMLError("Invalid Argument")
+        asked.metrics[0].value = asked.sample2[0] - asked.sample1[0]
+        return asked
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
@@ -134,3 +163,31 @@ def test_machine_without_the_package_has_no_gpus(driver: Driver, monkeypatch: py
     """A run is shown without NVML."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus() == []
+
+
+def test_tensor_activity_is_between_two_looks(driver: Driver) -> None:
+    """GPUs without the counters are left out; counters that are no longer needed are given back."""
+    activity = nvml.TensorActivity([0, 1, 2])
+    assert activity.supported
+    assert [activity.look() for _ in range(3)] == [{}, {0: 0.3}, {0: 0.3}]
+    assert driver.freed == [30.0, 60.0]
+    older = nvml.TensorActivity([1])
+    assert not older.supported
+    assert older.look() == {}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [
+        (None, None),
+        ("MIG-GPU-1/2/3", None),
+        ("", set()),
+        ("3,1", {1, 3}),
+        ("GPU-0a1b-0", {0}),
+        ("1,GPU-7,2", {1}),
+        ("-1", set()),
+    ],
+)
+def test_gpus_that_cuda_shows(driver: Driver, chosen: str | None, indices: set[int] | None) -> None:
+    """As CUDA reads CUDA_VISIBLE_DEVICES: what follows an invalid entry is hidden."""
+    assert nvml.visible_indices(chosen) == indices

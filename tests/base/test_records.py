@@ -7,6 +7,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
+from nbtrain.base.node_records import SignalOrder, SignalOrders
 from nbtrain.base.records import (
     AttemptRecord,
     Collective,
@@ -18,6 +19,13 @@ from nbtrain.base.records import (
     Stamp,
     TrainingProgress,
 )
+
+
+def test_an_order_to_single_ranks_comes_back(tmp_path):
+    """A list of records, or None: an agent asks each process that is named whether it lives."""
+    orders = SignalOrders([SignalOrder(1, 0, 12, [ProcessIdentity.of(os.getpid())]), SignalOrder(2, 0, 15)])
+    orders.write(tmp_path / "signals.json")
+    assert SignalOrders.read(tmp_path / "signals.json") == orders
 
 
 def test_records_within_records_come_back(tmp_path):

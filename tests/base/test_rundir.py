@@ -1,6 +1,9 @@
 """The run directory: paths, identities, events, and the state of a job whose supervisor is dead."""
 
+import errno
+import fcntl
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -11,6 +14,7 @@ import pytest
 from nbtrain.base import files, jobstate, rundir
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.locks import locked_directory
 from nbtrain.base.records import JobRecord, ProcessIdentity, boot_id, host_name
 from nbtrain.base.rundir import RunDir
 
@@ -157,3 +161,22 @@ def test_events_go_on_behind_a_torn_line(job):
     events = read_events(job)
     assert [(event["sequence"], event["message"]) for event in events] == [(0, "built"), (1, "trained")]
     assert events[0]["seconds"] == 1.5
+
+
+def test_a_file_system_that_locks_no_folder_gets_a_lock_file(tmp_path, monkeypatch):
+    """NFS gives EBADF for an exclusive lock on a folder; two holders still exclude each other."""
+    real = fcntl.flock
+
+    def as_nfs(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    run = RunDir(tmp_path)
+    with run.locked() as first, run.locked(blocking=False) as second:
+        assert (first, second) == (True, False)
+    with run.locked(blocking=False) as third:
+        assert third
+    with locked_directory(tmp_path):
+        assert not run.locked(blocking=False).__enter__()

@@ -1,5 +1,6 @@
 """The command line: every verb has help, every error is a message and an exit code."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,12 @@ def test_each_verb_has_help(verb, capsys):
     [
         (["check", "gpt-tony"], 2, "ConfigError: gpt-tony: no such run YAML"),
         (["check", "gpt-tiny", "optimizer.warmup_tokens=1"], 2, "Nearest: lr_schedule.lr_warmup_tokens."),
+        (
+            ["check", "gpt-tiny", "tokenizer.vocab_size=1"],
+            2,
+            "tokenizer.vocab_size = 1\n  must be at least 2:",
+        ),
+        (["plan", "14B"], 2, "14B: no preset has this size. Nearest: 13B. Presets: 125M, 345M, "),
         (["check", "gpt-tiny", "batch.micro_batch_size"], 2, "must be key=value"),
         (["status", "no-such-run"], 5, "is no run directory: it has no run.json"),
         (["notebook", "09_none"], 2, "no such notebook. nbtrain's own: 00_quickstart, 01_prepare_data"),
@@ -40,6 +47,35 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_preset_is_a_run_everywhere(workspace, capsys):
+    """`plan 1.3b` is the plan of the preset's run; `extends: 1.3B` in a YAML too."""
+    assert cli.main(["plan", "1.3b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "gpt-1-3b-4xdp"
+    (workspace / "mine.yaml").write_text("name: mine\nextends: 1.3B\n")
+    assert cli.main(["check", str(workspace / "mine.yaml")]) == 0
+
+
+def test_other_files_are_called_by_their_kind(workspace, capsys):
+    """What is no run YAML is named with the verb that reads it; check reads a table of prices."""
+    prices = workspace / "prices.yaml"
+    prices.write_text("per_kwh: 0.3\nper_device_hour: {H100: {usual: 2.0}}\n")
+    (workspace / "job.sh").write_text("torchrun train.py\n")
+    (workspace / "ds.json").write_text('{"train_batch_size": 8}')
+    (workspace / "pod.yaml").write_text("apiVersion: v1\nkind: Pod\n")
+    for name, words in (
+        ("prices.yaml", "is a table of prices, no run YAML. Plans read it at "),
+        ("job.sh", "is a shell script, no run YAML. `nbtrain import job.sh -o run.yaml` makes"),
+        ("ds.json", "is a DeepSpeed JSON, no run YAML. `nbtrain import ds.json --onto gpt-125m"),
+        ("pod.yaml", "is a manifest of Kubernetes, no run YAML. `nbtrain import pod.yaml"),
+    ):
+        assert cli.main(["plan", str(workspace / name)]) == 2
+        assert f"{name}: {words}" in capsys.readouterr().err
+    assert cli.main(["check", str(prices)]) == 0
+    assert "prices.yaml: a table of prices, no run YAML; it holds, for 1 device; " in capsys.readouterr().out
+    prices.write_text("per_kwh: -1\n")
+    assert cli.main(["check", str(prices)]) == 2
 
 
 def test_overrides_may_follow_a_flag(workspace, capsys):
@@ -56,12 +92,8 @@ def test_overrides_may_follow_a_flag(workspace, capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plan.xyz", "plan.xyz: no picture format of this ending; write .png or .svg."),
-        (
-            "none/plan.png",
-            "none/plan.png: cannot be written (No such file or directory): name a file in a folder that "
-            "exists.",
-        ),
+        ("plan.xyz", "plan.xyz: pictures are written as .png, .svg, .pdf or .jpg; name a file that ends so."),
+        ("none/plan.png", "none/plan.png: no such folder: name a file in a folder that exists."),
     ],
 )
 def test_a_picture_that_cannot_be_written(workspace, name, message, capsys):

@@ -1,7 +1,7 @@
 """nbtrain import, export and check of other programs' files on the command line."""
 
 from nbtrain.cli import __main__ as cli
-from tests.foreign.upstream import write
+from tests.foreign.upstream import flags_of, manifest, write
 
 
 def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
@@ -39,6 +39,42 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     assert '"train_batch_size": 8' in capsys.readouterr().out
     assert cli.main(["export", "gpt-tiny", "--to", "megatron"]) == 2
     assert "no such target; known: megatron-lm" in capsys.readouterr().err
+
+
+def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
+    """--from as for import: known versions, and only for files of other programs."""
+    path = write(tmp_path, "gpt-125m")
+    assert cli.main(["check", str(path), "--from", "megatron-deepspeed@e7bff5ec"]) == 0
+    assert cli.main(["check", str(path), "--from", "nemo"]) == 2
+    assert "nemo" in capsys.readouterr().err
+    assert cli.main(["check", "gpt-tiny", "--from", "megatron-lm"]) == 2
+    assert (
+        "--from names the program of a script or manifest, and gpt-tiny is none." in capsys.readouterr().err
+    )
+
+
+def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
+    """A JSON for the Trainer of transformers: the keys, who fills them in, and the fields here; exit 0."""
+    path = tmp_path / "hf.json"
+    path.write_text('{"train_batch_size": "auto",\n "optimizer": {"params": {"lr": "auto"}}}')
+    assert cli.main(["check", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "warning, costs values that nobody fills in: hf.json:1: auto",
+        "  train_batch_size, optimizer.params.lr: the Trainer of transformers fills them in from its "
+        "arguments; no other program does.",
+        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and put the JSON on it: "
+        "nbtrain import hf.json --onto RUN.",
+    ]
+
+
+def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
+    """validate_args of both programs asserts one of the two; import names both, check too."""
+    path = tmp_path / "job.yaml"
+    path.write_text(manifest("gpt-125m", [*flags_of("gpt-125m"), "--train-iters=10"]))
+    assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 2
+    assert "--train-samples 2500000 beside --train-iters 10 (job.yaml:" in capsys.readouterr().err
+    assert cli.main(["check", str(path)]) == 2
+    assert "the program counts either iterations or samples." in capsys.readouterr().out
 
 
 def test_check_takes_files_of_other_programs(workspace, tmp_path, capsys):

@@ -41,7 +41,9 @@ def main(run_path: str) -> int:
     ]
     stops = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     print(f"rank {rank} of {world}, attempt {attempt}, threads {os.environ['OMP_NUM_THREADS']}", flush=True)
+    print(f"GPUs {gpus}", flush=True)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
     step = saved = max(steps, default=0)
     progress = TrainingProgress(plan["steps"], 1000, num_parameters=12_345, checkpoint_step=saved or None)

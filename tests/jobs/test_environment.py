@@ -35,10 +35,14 @@ def test_variables_of_a_rank(tiny, job):
 
 
 def test_the_yaml_has_the_last_word(tiny, job):
-    """backend.env wins over what is derived; nccl sets NCCL_DEBUG."""
+    """backend.env wins over what is derived; debug takes one switch or several."""
     config = tiny(**{"backend.debug": "nccl", "backend.env": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}})
     variables = environment.rank_variables(config, job, attempt=0, cores=8)
     assert (variables["OMP_NUM_THREADS"], variables["NCCL_DEBUG"]) == ("1", "WARN")
+    config = tiny(**{"backend.debug": ["distributed", "cuda_launch_blocking", "anomaly", "cpp_stacks"]})
+    names = ("TORCH_DISTRIBUTED_DEBUG", "CUDA_LAUNCH_BLOCKING", "TORCH_SHOW_CPP_STACKTRACES")
+    variables = environment.rank_variables(config, job, attempt=0, cores=8)
+    assert [variables[name] for name in names] == ["DETAIL", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_the_machine_is_seen():
 def test_visible_gpus_follow_cuda(monkeypatch):
     """CUDA_VISIBLE_DEVICES picks by number, and an invalid entry hides the rest, as CUDA does it."""
     four = tuple(Gpu(f"gpu{index}", None) for index in range(4))
-    monkeypatch.setattr(machine, "_driver_gpus", lambda: four)
+    monkeypatch.setattr(machine, "driver_gpus", lambda: four)
 
     def names(value):
         if value is None:

@@ -1,6 +1,8 @@
 """What submit, resume and clone find under the output root, and what they do; no process is started."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -511,3 +513,78 @@ def test_rules_come_before_everything(tiny, workspace):
     config = load(workspace / "tiny.yaml", {"batch.global_batch_size": 7}, check=False)
     with pytest.raises(ConfigError, match="must be a multiple of micro_batch_size"):
         submit(config)
+
+
+def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
+    """The refusal names each field; the same run again has none."""
+    end(submit(tiny()), step=10)
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny(**{"batch.train_tokens": 2560, "model.seed": 7}))
+    assert str(refused.value).endswith(
+        "`nbtrain clone tiny NEWNAME`.\nWhat is submitted differs from what was trained:\n"
+        "  model.seed: 1234 -> 7  (override model.seed=7)\n"
+        "  batch.train_tokens: 1280 -> 2560  (override batch.train_tokens=2560)"
+    )
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny())
+    assert str(refused.value).endswith("`nbtrain clone tiny NEWNAME`.")
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
+def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
+    """While one submission is checked another one starts the run, and may even end: there is one job."""
+    others = []
+
+    def meanwhile(config):
+        if not others:
+            others.append(None)
+            others[0] = submit(tiny())
+            if state == "SUCCEEDED":
+                end(others[0])
+        return []
+
+    monkeypatch.setattr("nbtrain.jobs.submit.preflight", meanwhile)
+    job = submit(tiny(**{"logging.log_interval_steps": 3}))
+    assert (job.job_id, job.run.job_ids()) == (others[0].job_id, [others[0].job_id])
+    assert caplog.messages == [
+        "tiny was submitted by another process meanwhile; this change is not applied: "
+        "logging.log_interval_steps: 10 -> 3"
+    ]
+
+
+RACER = """
+import os, sys, time
+from pathlib import Path
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.config.load import load
+from nbtrain.jobs.backends.local import LocalBackend
+from nbtrain.jobs.submit import submit
+parent = ProcessIdentity.of(os.getppid())
+def become(backend, job):
+    time.sleep(0.3)
+    record = JobRecord.read(job.job_json)
+    record.state, record.supervisor = "RUNNING", parent
+    record.write(job.job_json)
+LocalBackend.submit = become
+config = load(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(submit(config).job_id)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_submit_at_once_get_one_job(tiny, workspace):
+    """Both are loaded before either begins; the test's process stands for the supervisor."""
+    tiny()
+    command = [sys.executable, "-c", RACER, str(workspace / "tiny.yaml")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    racers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    ids = [racer.communicate(timeout=600)[0].strip() for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0]
+    assert RunDir.named("tiny").job_ids() == [ids[0]] == [ids[1]]

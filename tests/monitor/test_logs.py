@@ -1,13 +1,18 @@
-"""Logs of a job: their end, what was appended, and following one to the job's end."""
+"""Logs of a job: their end, what was appended, following one to the job's end, search, the last traceback."""
 
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor import logs
+from nbtrain.monitor import log_search, logs
+from nbtrain.monitor.tracebacks import culprit, last_traceback
 from tests.lab.widgets.fake_run import FakeJob
 
 
@@ -80,3 +85,118 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
     assert not reader.is_alive()
     assert [line.split("|")[0].split()[-1] for line in seen[:3]] == ["2", "3", "4"]
     assert seen[3:] == ["cut off"]
+
+
+def grown(path: Path, size_bytes: int, end: str) -> None:
+    """A log of that size that takes no room on the disk, with an end of its own."""
+    with path.open("wb") as stream:
+        stream.truncate(size_bytes)
+        stream.seek(size_bytes)
+        stream.write(end.encode())
+
+
+def peak_bytes(work: Callable[[], None]) -> int:
+    """The most memory that Python held for `work`."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None:
+    """Its tail, and following it: the gigabyte is passed over."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
+    grown(job.job.log(0, 0), 1 << 30, "\nthe last line\n")
+    job.finish("SUCCEEDED", "all tokens are done and saved")
+    path = job.job.log(0, 0)
+    assert logs.tail_lines(path, 1) == ["the last line"]
+    assert peak_bytes(lambda: logs.tail_lines(path, 50) and None) < 1 << 20
+    assert peak_bytes(lambda: list(logs.follow(job.run)) and None) < 1 << 20
+
+
+def test_much_that_was_added_between_two_looks_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MB in one look, one line of them longer than a piece: whole, in order, a quarter MB at a time."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3)
+    path = job.job.log(0, 0)
+    lines = [f"step {step}" for step in range(300_000)]
+    seen, counted, long = [0], [0], "x" * (logs.READ_LIMIT_BYTES + 10)
+
+    def add_then_end(seconds: float) -> None:
+        with path.open("a") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+            stream.write(f"{long}\nlast")
+        job.finish("SUCCEEDED", "all tokens are done and saved")
+
+    def read() -> None:
+        found = logs.follow(job.run)
+        for line, expected in zip(found, lines):
+            seen[0] += line == expected
+        rest = list(found)
+        counted[0] = sum(map(len, rest))
+
+    monkeypatch.setattr(logs.time, "sleep", add_then_end)
+    assert peak_bytes(read) < 4 << 20
+    assert seen == [300_000]
+    # zip has taken one line more than it used.
+    assert counted[0] in (len(long) + len("last"), len("last") + 10)
+
+
+def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hit with its log and line, whatever block it lies in; a redrawn bar as drawn with the text."""
+    monkeypatch.setattr(log_search, "BLOCK_BYTES", 64)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
+    job.supervisor_log.write_text("state: needle\n")
+    job.log(0, 0).write_text("".join(f"line {line}\n" for line in range(40)) + "a needle, then a Needle\nend")
+    job.log(0, 2).write_text("10% \r50% needle\r100%\nneedle at the end")
+    job.log(1, 0).write_text("x" * 100 + "needle" + "y" * 100)
+
+    def found(*wanted: object, **more: bool) -> list[str]:
+        return [str(hit) for hit in log_search.search(job, "needle", *wanted, **more)]  # type: ignore[arg-type]
+
+    first, second = "0.0.log:41: a needle, then a Needle", "0.2.log:1: 50% needle"
+    hits = found()
+    assert hits[:4] == ["supervisor.log:1: state: needle", first, second, "0.2.log:2: needle at the end"]
+    assert len(hits) == 5 and hits[4].startswith("1.0.log:1: ") and "needle" in hits[4]
+    assert found(0) == hits[1:4]
+    job.log(0, 0).write_text("NEEDLE\n")
+    assert found(0)[0] == second
+    assert found(0, ignore_case=True)[0] == "0.0.log:1: NEEDLE"
+    # The block's end cuts the text wherever it can.
+    for place in range(130):
+        job.log(0, 0).write_text("." * place + "needle" + "." * 70)
+        assert len(found(0)) == 3, place
+
+
+def test_a_search_in_a_gigabyte_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of it here, as one line without an end."""
+    path = tmp_path / "0.0.log"
+    grown(path, 10 << 20, "needle")
+    assert peak_bytes(lambda: list(log_search.search_file(path, "needle")) and None) < 5 << 20
+
+
+def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> None:
+    """From its exit record; without one from its log; of a hang from the supervisor's event."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3, world_size=4).job
+    cause = "rank 3 failed at step 2: boom; not tried again: it followed rank 1"
+    assert culprit(cause) == 3
+    assert culprit("the wrappers of ranks 1, 2 were killed") == 1
+    assert culprit("stopped on request") is None
+    job.log(3, 0).write_text("")
+    assert last_traceback(job, 3) is None
+    EventWriter(job, "test").write("hang", "rank 3 stood", rank=3, stack=["a.py:1 in wait", "b.py:2 in step"])
+    assert last_traceback(job, 3) == (
+        "Stack when it hung, the innermost frame first:\n  a.py:1 in wait\n  b.py:2 in step"
+    )
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: old"]
+    newer = [*lines[:2], "ValueError: new"]
+    logged = "\n".join(["start", *lines, *(f"[rank3]: {line}" for line in newer), "[rank3]: after it", ""])
+    job.log(3, 0).write_text(logged)
+    assert last_traceback(job, 3) == "\n".join(newer)
+    ExitRecord(3, 0, 1.0, 1, None, "failed", 2, "boom", "Traceback ...\nValueError: said\n").write(
+        job.exit_record(3, 0)
+    )
+    assert last_traceback(job, 3) == "Traceback ...\nValueError: said"

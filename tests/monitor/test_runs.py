@@ -1,7 +1,109 @@
-"""The list of runs: what is said of each, and of one whose records are damaged."""
+"""The list of runs: what is said of each, which are wanted, and of one whose records are damaged."""
 
+import json
+import os
+import time
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
-from nbtrain.monitor.runs import list_runs, runs_table
+from nbtrain.monitor import runs
+from nbtrain.monitor.run_filter import run_filter
+from nbtrain.monitor.runs import list_runs, runs_table, summary_of
+
+
+def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7):
+    """A run whose newest job ended in `state` (or is active) and was submitted `hours` ago."""
+    run, created = RunDir.named(name), time.time() - 3600 * hours
+    job = run.job(new_job_id(created))
+    job.make_folders()
+    identity = {"schema_version": 1, "run_id": name, "name": name, "parent": "p"}
+    files.write_json(run.run_json, {**identity, "created_at": 1.0})
+    alive = ProcessIdentity.of(os.getpid())
+    record = JobRecord(job.job_id, name, name, state, created, 2, "why", restarts=3, supervisor=alive)
+    record.ended_at = None if state == "RUNNING" else created + 60
+    record.attempts = [AttemptRecord(1, created, 2, 2, first_step=first_step)]
+    record.write(job.job_json)
+    progress = TrainingProgress(10, 1000, loss=loss, validation_loss=loss + 1)
+    Heartbeat(0, beat_attempt, alive, created, step, "end", created, progress).write(job.heartbeat(0))
+    return run
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"state": "FAILED"},
+        {"state": "RUNNING"},
+        {"state": "CANCELLED", "first_step": 5},
+        {"state": "CANCELLED", "first_step": 5, "beat_attempt": 1},
+        {"state": "SUCCEEDED", "first_step": 5, "step": 0},
+    ],
+)
+def test_the_short_way_says_what_the_records_say(workspace, more):
+    """An ended run is read without records; its line is the same."""
+    run = made("one", loss=2.5, **more)
+    [listed] = list_runs()
+    assert listed == summary_of(run, time.time())
+    assert (listed.loss, listed.restarts, listed.num_jobs, listed.world_size) == (2.5, 3, 1, 2)
+
+
+def test_the_short_way_is_taken_by_ended_runs_alone(workspace, monkeypatch):
+    """Of ended runs no record is read; an active one is judged by its supervisor."""
+    made("ended", "FAILED", 1.0)
+    monkeypatch.setattr(runs, "summary_of", lambda run, now: pytest.fail(f"{run.name} was read in full"))
+    assert [entry.name for entry in list_runs()] == ["ended"]
+    made("active", "RUNNING", 1.0)
+    with pytest.raises(pytest.fail.Exception, match="active was read in full"):
+        list_runs()
+
+
+def test_runs_are_filtered_and_sorted(workspace, capsys):
+    """By name, state and age; a run without the figure, or with NaN for it, comes last either way."""
+    made("gpt-a", "FAILED", 2.0, hours=1)
+    made("gpt-b", "SUCCEEDED", float("nan"), hours=30)
+    made("gpt-c", "CANCELLED", 1.0, hours=60)
+    made("bert", "RUNNING", 3.0)
+
+    def names(*words):
+        assert cli.main(["runs", "--json", *words]) == 0
+        return [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+
+    assert names() == ["bert", "gpt-a", "gpt-b", "gpt-c"]
+    assert names("gpt-*", "--reverse") == ["gpt-c", "gpt-b", "gpt-a"]
+    assert names("pt-b") == ["gpt-b"]
+    assert names("--state", "failed,CANCELLED") == ["gpt-a", "gpt-c"]
+    assert names("--state", "active") == ["bert"]
+    assert names("--newer-than", "2d", "--older-than", "90m") == ["gpt-b"]
+    assert names("--sort", "loss") == ["gpt-c", "gpt-a", "bert", "gpt-b"]
+    assert names("--sort", "loss", "--reverse", "-n", "2") == ["bert", "gpt-a"]
+    assert cli.main(["runs", "nothing"]) == 0
+    assert capsys.readouterr().out == "No run is like that; `nbtrain runs` lists all.\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sort": "los"}, r"sort = 'los' must be one of submitted, .* Nearest: loss\."),
+        ({"states": "fialed"}, r"state = 'fialed' is none of active, ended, QUEUED.* Nearest: FAILED\."),
+        ({"newer_than": "2 days"}, r"newer_than = '2 days' must be a time such as 90s, 30m, 12h, 2d or 1w\."),
+        ({"limit": -1}, r"limit = -1 must be at least 0\."),
+    ],
+)
+def test_a_filter_that_means_nothing_is_refused(given, message):
+    """With the words that there are."""
+    with pytest.raises(ConfigError, match=message):
+        run_filter(**given)
+
+
+def test_a_folder_that_is_being_deleted_is_no_run(workspace):
+    """Its name begins with a dot."""
+    (workspace / "output" / ".gone.12.deleted").mkdir(parents=True)
+    (workspace / "output" / ".gone.12.deleted" / "run.json").write_text("{}")
+    assert list_runs() == []
 
 
 def test_a_damaged_run_does_not_hide_the_others(workspace):

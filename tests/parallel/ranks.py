@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.jobs.twin.fork_client import ForkServer
+from nbtrain.proof.fork_client import ForkServer
 
 REPOSITORY = Path(__file__).parents[2]
 # For a machine that is busy with other work; whoever waits for a rank that has failed is killed long before.

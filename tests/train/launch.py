@@ -28,7 +28,7 @@ from nbtrain.dataset.manifest import DatasetManifest
 from tests.dataset.indexed_writer import IndexedWriter
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.twin.fork_client import Ended, ForkServer
+    from nbtrain.proof.fork_client import Ended, ForkServer
 
 REPOSITORY = Path(__file__).parents[2]
 VOCAB_SIZE = 500

@@ -7,7 +7,7 @@ import torch
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import STATES, CheckpointStore
-from nbtrain.jobs.twin.fork_client import ForkServer
+from nbtrain.proof.fork_client import ForkServer
 from tests.train import launch
 
 HALF, STEPS = 2, 4

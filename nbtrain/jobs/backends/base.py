@@ -6,7 +6,7 @@ BACKENDS.
 """
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,11 +14,15 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor.host_memory import HostMemory
 
 
 class Launcher(Protocol):
     """How the ranks of a job are started and reached, a wrapper above each; attempt.py decides when."""
+
+    last_words: str
+    """Why the attempt ended, for an attempt that no rank lived to see."""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start the ranks of an attempt. If this process dies, they save and leave."""
@@ -50,6 +54,12 @@ class Launcher(Protocol):
     def devices(self, config: RunConfig) -> int | None:
         """How many devices are usable now; None if they are not counted (on CPU)."""
 
+    def trouble(self) -> str:
+        """Why the attempt cannot go on although ranks of it run, such as a lost machine; "" if it can."""
+
+    def close(self) -> None:
+        """The job has ended: end whatever is left of the engine."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -59,6 +69,8 @@ class Capabilities:
     """Ask it for a checkpoint without ending it."""
     stop_in_order: bool
     """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest one are lost."""
+    pause: bool = False
+    """Give its devices up without ending it: its supervisor needs none while it waits."""
 
 
 class Backend(Protocol):
@@ -69,6 +81,9 @@ class Backend(Protocol):
     def submit(self, job: JobDir) -> None:
         """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
 
+    def request_text(self, job: JobDir, config: RunConfig) -> str:
+        """What submit() would send to the engine, as a file for the engine's own command; "" without one."""
+
     def status(self, job: JobDir) -> tuple[str, str | None]:
         """(state, cause): jobstate.py."""
 
@@ -77,6 +92,12 @@ class Backend(Protocol):
 
     def save(self, job: JobDir) -> bool:
         """Ask the job for a checkpoint; False if there is nobody left to ask."""
+
+    def pause(self, job: JobDir) -> None:
+        """Have the engine take the devices of a job whose ranks have saved and left. Raises JobError."""
+
+    def unpause(self, job: JobDir) -> None:
+        """Have the engine give a paused job its devices again. Raises JobError."""
 
     def finish(self, job: JobDir, now: bool) -> None:
         """End what is left of a job that has ended or is LOST; `now` gives it no time to save."""
@@ -87,11 +108,25 @@ class Backend(Protocol):
     def events(self, job: JobDir) -> list[dict[str, Any]]:
         """All events of the job, by time."""
 
+    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+        """What about the place would stop the run, found without starting anything."""
+
+    def go_on(self, job: JobDir, config: RunConfig) -> str:
+        """In an allocation that ends: ask for the next one; in words which it is, "" if there is none."""
+
+    def starts_again(self, job: JobDir) -> str:
+        """In an allocation that the engine ends: whether it will start the job again, in words; "" if not."""
+
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """What the job's supervisor starts its ranks with; a rank runs Python with `command`."""
 
 
-BACKENDS = {"local": "nbtrain.jobs.backends.local"}
+BACKENDS = {
+    "local": "nbtrain.jobs.backends.local",
+    "hosts": "nbtrain.jobs.backends.hosts.backend",
+    "kubernetes": "nbtrain.jobs.backends.kubernetes.backend",
+    "slurm": "nbtrain.jobs.backends.slurm.backend",
+}
 """{backend.kind: its module}, imported on use; the module's BACKEND is the backend."""
 
 
@@ -107,6 +142,12 @@ def backend_of_job(job: JobDir) -> Backend:
     """The backend that the job was submitted to. Raises JobError."""
     record = JobRecord.read(job.job_json)
     return backend_of(record.backend if record else "local")
+
+
+def network_interface(config: RunConfig) -> str | None:
+    """The interface that the run's backend names for traffic between ranks."""
+    section = getattr(config.backend, config.backend.kind, None)
+    return getattr(section, "network_interface", None)
 
 
 def status_of(job: JobDir) -> tuple[str, str | None]:

@@ -21,6 +21,7 @@ from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_
 
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
+LOG = "see logs/supervisor.log"
 
 
 class Attempt:
@@ -50,6 +51,7 @@ class Attempt:
         self._launcher_ended = False
         self._launcher_killed_at: float | None = None
         self._launcher_signal: int | None = None
+        self._trouble = ""
 
     def start(self) -> None:
         """Launch the ranks."""
@@ -69,7 +71,8 @@ class Attempt:
                 if phase is Phase.RUNNING:
                     live = self.ranks.standstills(now)
                     self._dump_stacks(live)
-                    self.hang = f"no progress for {self._limit_seconds:g} s: {report(live)}"
+                    still = f"no progress for {self._limit_seconds:g} s: {report(live)}"
+                    self.hang = self._trouble or still
                 self._kill()
         return phase is not Phase.ENDED and not (self._launcher_ended and self.killed_at is not None)
 
@@ -106,7 +109,8 @@ class Attempt:
                 launcher_signal=self._launcher_signal,
                 mode=self._config.mode,
                 saved_step=newest_checkpoint_step(self._job.run) if self.stop_asked else None,
-                launcher_message=f"torchrun ended with code {code}; see logs/supervisor.log",
+                node_left=self._launcher.last_words,
+                launcher_message=self._launcher.last_words or f"torchrun ended with code {code}; {LOG}",
             ),
         )
 
@@ -122,6 +126,8 @@ class Attempt:
             self._failed_at = now if self._failed_at is None else self._failed_at
             self._ask_about_peers(now)
         watched = not self._launcher_ended and not self.stop_asked and self._failed_at is None
+        self._trouble = self._launcher.trouble() if watched else ""
+        limit, still = self._limit_seconds, self.ranks.standstills(now)
         return Observed(
             shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
             training=self.ranks.training(),
@@ -133,7 +139,7 @@ class Attempt:
             stop_now=self._stop_now,
             signalled_at=self._signalled_at,
             failed_at=self._failed_at,
-            hangs=watched and any(overdue(one, self._limit_seconds) for one in self.ranks.standstills(now)),
+            hangs=watched and (bool(self._trouble) or any(overdue(one, limit) for one in still)),
         )
 
     def _note_launcher_end(self, code: int, now: float) -> None:

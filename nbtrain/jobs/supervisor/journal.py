@@ -17,7 +17,7 @@ from nbtrain.base import amounts, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import FAILED, RUNNING, SIGN_OF_LIFE_SECONDS, STARTING, SUCCEEDED
+from nbtrain.base.jobstate import FAILED, QUEUED, RUNNING, SIGN_OF_LIFE_SECONDS, STARTING, SUCCEEDED
 from nbtrain.base.records import (
     AttemptRecord,
     ControlRequest,
@@ -58,10 +58,28 @@ class Journal:
         self._signed_at = 0.0
 
     def take_over(self) -> None:
-        """Own the job from here on. Readers of this identity may send signals, so listen to them first."""
+        """Own the job from here on. Readers of this identity may send signals, so listen to them first.
+
+        In a new allocation of the same job, the attempt that the last one has lost is ended here.
+        """
         self.record.supervisor = ProcessIdentity.of(os.getpid())
-        self.record.mark("started_at")
+        if self.record.started_at is None:
+            self.record.mark("started_at")
+        elif self.record.attempts:
+            last = self.record.attempts[-1]
+            if last.ended_at is None:
+                last.ended_at, last.cause = time.time(), "its allocation was lost"
+            if last.attempt == self.record.attempt:
+                self.record.attempt += 1
+            said = f"a new allocation takes the job over; attempt {self.record.attempt} follows"
+            self.event("restart", said, attempt=self.record.attempt, reason="allocation")
         self.record.write(self.job.job_json)
+
+    def hand_over(self, cause: str) -> None:
+        """QUEUED: this allocation ends, and another one takes the job over."""
+        self.record.supervisor = None
+        self.record.attempt += 1
+        self.set_state(QUEUED, cause)
 
     def sign_of_life(self) -> None:
         """Renew the time stamp of job.json: all that a reader on another host can see of this process."""
@@ -75,6 +93,12 @@ class Journal:
         previous, self.record.state, self.record.cause = self.record.state, state, cause
         self._tell_state(previous)
         self._try_write(lambda: self.record.write(self.job.job_json))
+
+    def set_cause(self, cause: str) -> None:
+        """Write why the state is as it is, without an event."""
+        if cause != self.record.cause:
+            self.record.cause = cause
+            self._try_write(lambda: self.record.write(self.job.job_json))
 
     def _tell_state(self, previous: str) -> None:
         now, state, cause = time.monotonic(), self.record.state, self.record.cause

@@ -22,6 +22,8 @@ from pathlib import Path
 from nbtrain.base.parent_death import die_with_parent, prctl
 
 JOB_MARKER = "NBTRAIN_JOB"
+# Beside it, if an agent started the rank: agents may share a machine.
+NODE_MARKER = "NBTRAIN_NODE"
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 
@@ -50,10 +52,14 @@ def signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> list[int]:
-    """Live processes, without this one, that carry the marker of one of these jobs and `with_variable`."""
+def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
+    """Live processes, without this one, that carry the marker of one of these jobs and every one of `also`.
+
+    One of `also` is the name of a variable, or NAME=value.
+    """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
-    also = f"{with_variable}=".encode() if with_variable else b""
+    exact = {one.encode() for one in also if "=" in one}
+    names = [f"{one}=".encode() for one in also if "=" not in one]
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
@@ -62,8 +68,10 @@ def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> lis
             environment = (entry / "environ").read_bytes()
         except OSError:
             continue  # gone meanwhile, or another user's: not ours either way
-        variables = environment.split(b"\0")
-        if wanted.intersection(variables) and any(variable.startswith(also) for variable in variables):
+        variables = set(environment.split(b"\0"))
+        if wanted.isdisjoint(variables) or not exact <= variables:
+            continue
+        if all(any(variable.startswith(name) for variable in variables) for name in names):
             found.append(int(entry.name))
     return sorted(found)
 
@@ -89,14 +97,18 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0) -> list[int]:
+def end_marked(
+    job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0, also: Iterable[str] = ()
+) -> list[int]:
     """Wait `grace_seconds` for processes with the marker to leave, then kill them. Returns the killed.
+
+    `also` narrows the marker, as in marked_pids().
 
     Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
     """
-    job_ids = list(job_ids)
+    job_ids, also = list(job_ids), list(also)
     deadline = time.monotonic() + grace_seconds
-    while (left := marked_pids(job_ids)) and time.monotonic() < deadline:
+    while (left := marked_pids(job_ids, *also)) and time.monotonic() < deadline:
         reap_orphans()
         time.sleep(0.1)
     killed: set[int] = set()
@@ -107,7 +119,7 @@ def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: fl
         killed.update(left)
         time.sleep(0.05)
         reap_orphans()
-        left = marked_pids(job_ids)
+        left = marked_pids(job_ids, *also)
         if left and time.monotonic() > deadline:
             raise TimeoutError(f"processes {left} did not end {timeout_seconds:.0f} s after SIGKILL")
     return sorted(killed)

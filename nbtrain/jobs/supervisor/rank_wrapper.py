@@ -137,7 +137,10 @@ def write_record(
     exit_code = None if killed_by else returncode
     outcome = word.get("outcome")
     message = str(word.get("message") or "")
-    if killed_by:
+    if killed_by == signal.SIGTERM and outcome in IN_ORDER:
+        # Its word is the last thing that a rank does: a second TERM met it while Python was ending.
+        pass
+    elif killed_by:
         said = f" after it said {outcome!r}: {message}" if outcome in OUTCOMES else ""
         outcome, message = "killed", f"killed by {signal_name(killed_by)}{said}"
     elif outcome not in OUTCOMES:

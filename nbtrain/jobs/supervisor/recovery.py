@@ -149,6 +149,15 @@ def given_up(verdict: Verdict, why: str) -> Verdict:
     return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
 
 
+def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
+    """The end of a job whose deadline has passed, unless it has come to its end by itself."""
+    if verdict.state != CANCELLED:
+        return verdict
+    stopped = verdict.cause.replace("stopped on request", "stopped", 1)
+    said = f"deadline: backend.deadline_seconds = {config.backend.deadline_seconds:g} have passed; {stopped}"
+    return Verdict(FAILED, said, step=verdict.step)
+
+
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
     """The end of a job that was asked to stop between two attempts."""
     return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")

@@ -1,11 +1,25 @@
-"""What signals ask of a supervisor: TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored."""
+"""What a supervisor is asked, by signals and by control/ask.json.
+
+TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored. Inside an allocation USR1 says that its
+time is nearly over: the ranks save and leave, and the run goes on in the next allocation. TERM comes from the
+engine there, which may start the job again.
+"""
 
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nbtrain.base.node_records import Ask
+from nbtrain.base.rundir import JobDir
+
 LOOK_SECONDS = 0.2
+
+
+# Why the ranks are to leave.
+REQUEST, PAUSE, DEADLINE = "a request", "a pause", "the deadline"
+ALLOCATION = "the time limit of its allocation"
+ENGINE = "ended by its engine (TERM, as scancel or a deleted pod sends it)"
 
 
 @dataclass
@@ -18,22 +32,51 @@ class Asked:
     """Leave without saving."""
     save: bool = False
     """Save and go on; the loop takes it back once the ranks have been asked."""
+    why: str = ""
+    """Of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
+    _asks_done: int = 0
 
-    def listen(self) -> "Asked":
+    def listen(self, in_allocation: bool = False) -> "Asked":
         """Take this process's signals from here on."""
 
         def stop(number: int, frame: object) -> None:
-            self.stop = True
+            if not in_allocation:
+                self.stop, self.why = True, REQUEST
+            elif self.why != REQUEST:
+                self.stop, self.why = True, ENGINE
             self.stop_now = self.stop_now or number == signal.SIGQUIT
 
         def save(number: int, frame: object) -> None:
-            self.save = True
+            if in_allocation:
+                self.leave(ALLOCATION)
+            else:
+                self.save = True
 
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, stop)
         signal.signal(signal.SIGUSR1, save)
         return self
+
+    def leave(self, why: str) -> None:
+        """Have the ranks save and leave, unless they are already asked to."""
+        if not self.stop:
+            self.stop, self.why = True, why
+
+    def read_ask(self, job: JobDir, at_start: bool = False) -> None:
+        """Heed control/ask.json, the way to a supervisor on another host; each request once.
+
+        At its start, a supervisor heeds only a stop: an earlier one of this job has saved what was asked for.
+        """
+        ask = Ask.read(job.control_ask)
+        if ask is None or ask.number <= self._asks_done:
+            return
+        self._asks_done = ask.number
+        if ask.action in ("stop", "stop_now"):
+            self.stop, self.why = True, REQUEST
+            self.stop_now = self.stop_now or ask.action == "stop_now"
+        elif ask.action == "save" and not at_start:
+            self.save = True
 
     def stop_within(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Wait `seconds`, calling `meanwhile`, or until a stop is asked for; returns whether it was."""

@@ -3,8 +3,9 @@
     python -m nbtrain.jobs.supervisor <run dir> <job id>
 
     QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
-                 ^           |
-                 +-RESTARTING+     from the newest whole checkpoint
+      ^          ^           |
+      |          +-RESTARTING+     from the newest whole checkpoint
+      +----------+-SUSPENDED-+     the same, when it is resumed (pause.py); QUEUED if its devices are taken
 
 The main path: supervise -> run_attempts -> run_attempt (attempt.py) -> its verdict (verdict.py) -> recover,
 by the policy of recovery.py. journal.py writes everything down.
@@ -14,43 +15,54 @@ it lives. Signals: signals.py. If it is killed itself, the kernel tells the laun
 ranks save and leave, and readers see the job as LOST.
 """
 
+import contextlib
 import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nbtrain.base import last_words
+from nbtrain.base import files, last_words
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import CANCELLED, FAILED, RESTARTING, STARTING, SUCCEEDED
+from nbtrain.base.jobstate import CANCELLED, FAILED, FINAL, RESTARTING, STARTING, SUCCEEDED
+from nbtrain.base.node_records import Ask
 from nbtrain.base.records import JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher, backend_of
-from nbtrain.jobs.control import asked_devices
+from nbtrain.jobs.control import asked_devices, asked_pause
+from nbtrain.jobs.node.sampler import Sampler
+from nbtrain.jobs.notify import notify
+from nbtrain.jobs.queue.place import Place
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.pause import hold, is_paused
+from nbtrain.jobs.supervisor.progress_report import ProgressReport
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
     given_up,
+    overdue,
     recovery_from,
     rollback_of,
     starting_point,
     with_the_disk,
 )
 from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, Asked
+from nbtrain.jobs.supervisor.signals import ALLOCATION, DEADLINE, ENGINE, LOOK_SECONDS, PAUSE, Asked
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 # Beside a checkpoint: events, logs, heartbeats.
 SPARE_BYTES = 64 << 20
 DISK_POLL_SECONDS = 1.0
+RESUME = "`nbtrain resume` goes on"
 
 
 @dataclass
@@ -63,18 +75,52 @@ class Supervision:
     launcher: Launcher
     asked: Asked
     journal: Journal
+    usage: UsageWriter | None = None
+    """Where the resources of this machine are kept; None if no ranks run here."""
+    paused_seconds: float = 0.0
+    """How long the job has been paused, or has waited for its devices."""
+    place: Place | None = None
+    """In this machine's queue; None if the job has none."""
+    report: ProgressReport | None = None
+    """Where an engine is told of the progress."""
 
 
-def main(run_dir: str, job_id: str) -> int:
-    """Detach and supervise."""
+def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
+    """Detach and supervise; in the foreground inside an allocation."""
     # The starter waits for this process only; its child belongs to nobody, so no zombie is left in a kernel.
-    if os.fork():
+    if not foreground and os.fork():
         return 0
     processes.adopt_orphans()
-    journal = Journal(JobDir(RunDir(Path(run_dir)), job_id))
-    asked = Asked().listen()
+    job = JobDir(RunDir(Path(run_dir)), job_id)
+    asked = Asked().listen(in_allocation=foreground)
+    if foreground:
+        wait_for_lock(job.run)
+    journal = Journal(job)
+    asked.read_ask(job, at_start=True)
+    if journal.record.state in FINAL and not asked_again(journal):
+        print(f"job {job_id} is {journal.record.state}; there is nothing to do", flush=True)
+        return 0 if journal.record.state == SUCCEEDED else 1
     journal.take_over()
     return supervise(journal, asked)
+
+
+def asked_again(journal: Journal) -> bool:
+    """Whether a job that was told to stop by its engine is started again by it: preempted, then requeued."""
+    ask = Ask.read(journal.job.control_ask)
+    return journal.record.state == CANCELLED and (ask is None or ask.action not in ("stop", "stop_now"))
+
+
+def wait_for_lock(run: RunDir) -> None:
+    """A lost allocation may still end its work, on a node that its engine has given up; submit() is brief.
+
+    What it writes into job.json is read only after that.
+    """
+    with run.locked(blocking=False) as taken:
+        if taken:
+            return
+    print(f"{run.path} is held by another process; waits for its end", flush=True)
+    with run.locked():
+        return
 
 
 def supervise(journal: Journal, asked: Asked) -> int:
@@ -82,11 +128,31 @@ def supervise(journal: Journal, asked: Asked) -> int:
     job = journal.job
     with job.run.locked():
         journal.reserve = Reserve(job.path, "supervisor")
+        launcher: Launcher | None = None
+        place: Place | None = None
         try:
             journal.config = config = load_resolved(job.run.config_yaml)
             wait_for_predecessors(journal, config.backend.shutdown_timeout_seconds)
-            launcher = backend_of(journal.record.backend).launcher(job, journal.record.command)
-            verdict = run_attempts(Supervision(job, config, launcher, asked, journal))
+            backend = backend_of(journal.record.backend)
+            launcher = backend.launcher(job, journal.record.command)
+            # Ranks on other machines are measured there, by their node agents.
+            usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
+            if journal.record.backend == "local" and not config.backend.share_devices:
+                place = Place(journal, config)
+            report = ProgressReport(journal)
+            it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
+            verdict = run_attempts(it)
+            report.close(journal.last_beat)
+            if usage:
+                usage.close()
+            if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
+                said = f"{asked.why}: {saved_words(job)}"
+                ends = asked.why == ALLOCATION
+                if words := backend.go_on(job, config) if ends else backend.starts_again(job):
+                    journal.hand_over(f"{said}; {words}")
+                    launcher.close()
+                    return 0
+                verdict = replace(verdict, cause=f"{said}, {RESUME}")
         except Exception as error:
             # The last line of defence: whatever broke, no rank stays and the job has a cause.
             traceback.print_exc()
@@ -97,13 +163,43 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 said += f"; {left}"
             verdict = Verdict(FAILED, said)
         journal.end(verdict)
+        if place is not None:
+            place.give_up()
+        if launcher is not None:
+            launcher.close()
+    # Without the run's lock: a resume need not wait for a slow receiver.
+    send_notifications(journal)
     return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
+
+
+def send_notifications(journal: Journal) -> None:
+    """What `notify:` asks for at the end; what goes wrong is an event, and the job's end stays as it is."""
+    if journal.config is None:
+        return
+    try:
+        summary = files.read_json(journal.job.run.summary_json)
+        for went_well, said in notify(journal.config.notify, summary) if summary else ():
+            journal.event("notification" if went_well else "warning", said)
+    except Exception as error:
+        journal.event("warning", f"no notification was sent: {type(error).__name__}: {error}")
+
+
+def saved_words(job: JobDir) -> str:
+    """What is saved when an allocation ends."""
+    step = newest_checkpoint_step(job.run)
+    return "nothing is saved yet" if step is None else f"saved at step {step}"
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:
     """Attempt after attempt, until one ends the job. `run` runs one attempt: run_attempt()."""
     before: Verdict | None = None
     while True:
+        if (ended := wait_for_devices(it)) is not None:
+            if not is_paused(it.asked, ended):
+                return ended
+            if (ended := pause(it, ended)) is not None:
+                return ended
+            continue
         verdict = (run or run_attempt)(it)
         free_bytes = shutil.disk_usage(it.job.run.path).free
         verdict = with_the_disk(verdict, free_bytes, is_read_only(it.job.path))
@@ -111,15 +207,44 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
             it.journal.note_rollback(rollback_of(verdict, it.job, it.journal.record.attempt))
         lost = it.journal.attempt_ended(verdict)
         ended = recover(it, verdict, before, lost) if verdict.retry else verdict
+        if ended is not None and is_paused(it.asked, ended):
+            ended = pause(it, ended)
+            if ended is None:
+                before = None
+                it.journal.next_attempt(restart=False)
+                continue
         if ended is not None:
-            return ended
+            return overdue(ended, it.config) if it.asked.why == DEADLINE else ended
         before = verdict
         # A rollback is no restart; and a wait for room on the disk that ended the job made none.
         it.journal.next_attempt(restart=verdict.kind != "rollback")
 
 
+def wait_for_devices(it: Supervision) -> Verdict | None:
+    """Until the job has its devices; its end if a stop or a pause is asked for meanwhile."""
+    if it.place is None:
+        return None
+    since = time.monotonic()
+    ended = it.place.wait(it.asked, it.config)
+    it.paused_seconds += time.monotonic() - since
+    return ended
+
+
+def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
+    """SUSPENDED, without devices, until the job is resumed; its end if it is stopped meanwhile."""
+    since = time.monotonic()
+    if it.place is not None:
+        it.place.give_up()
+    ended = hold(it.job, it.journal, it.asked, verdict)
+    if it.place is not None:
+        it.place.queue_again()
+    it.paused_seconds += time.monotonic() - since
+    return ended
+
+
 def run_attempt(it: Supervision) -> Verdict:
     """One attempt, from its start to the last process gone."""
+    look(it)
     if it.asked.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
     it.job.control_request.unlink(missing_ok=True)
@@ -133,17 +258,43 @@ def run_attempt(it: Supervision) -> Verdict:
         raise
     attempt = Attempt(it.job, it.config, record.attempt, it.launcher, record.first_step or 0)
     attempt.start()
-    while attempt.poll():
-        it.journal.sign_of_life()
-        obey(it, attempt)
-        tell_training(it, attempt)
-        time.sleep(LOOK_SECONDS)
+    with measured(it):
+        while attempt.poll():
+            look(it)
+            obey(it, attempt)
+            tell_training(it, attempt)
+            if it.report:
+                it.report.look(attempt.ranks.lead())
+            time.sleep(LOOK_SECONDS)
     # An attempt may be shorter than a look at it.
     tell_training(it, attempt)
     verdict = attempt.finish()
     it.journal.attempt_heard(attempt.ranks.lead(), attempt.ranks.reached_step(), attempt.stacks)
     sweep(it.journal, "a killed process", record.started_at if attempt.killed_at else None)
     return verdict
+
+
+def look(it: Supervision) -> None:
+    """Show that the supervisor lives, and see whether a pause is asked for or the deadline has passed."""
+    it.journal.sign_of_life()
+    it.asked.read_ask(it.job)
+    deadline = it.config.backend.deadline_seconds
+    if deadline is not None and it.journal.record.seconds_since("started_at") - it.paused_seconds >= deadline:
+        it.asked.leave(DEADLINE)
+    if asked_pause(it.job):
+        it.asked.leave(PAUSE)
+
+
+@contextlib.contextmanager
+def measured(it: Supervision) -> Iterator[None]:
+    """Measure the resources of this machine meanwhile, if the ranks are its processes."""
+    if it.usage is None:
+        yield
+        return
+    with Sampler(it.usage, it.job.job_id, range(it.config.world_size), it.config) as sampler:
+        yield
+    if sampler.failure:
+        it.journal.event("warning", f"resources are no longer measured: {sampler.failure}")
 
 
 def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
@@ -160,7 +311,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     journal.set_state(RESTARTING, verdict.cause)
     if recovery.needs_room and (ended := wait_for_room(it, verdict)):
         return ended
-    if it.asked.stop_within(recovery.wait_seconds, journal.sign_of_life):
+    if it.asked.stop_within(recovery.wait_seconds, lambda: look(it)):
         return cancelled_while_waiting(verdict)
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
@@ -170,8 +321,9 @@ def obey(it: Supervision, attempt: Attempt) -> None:
     asked, journal = it.asked, it.journal
     if asked.stop and not attempt.stop_asked:
         if not asked.stop_now:
-            journal.request("stop", "cancelled")
-        journal.event("state", "asked to stop" + (" at once, without saving" if asked.stop_now else ""))
+            journal.request("stop", asked.why)
+        how = " at once, without saving" if asked.stop_now else f" for {asked.why}"
+        journal.event("state", f"asked to stop{how}")
     if asked.stop:
         attempt.ask_stop(asked.stop_now)
     if asked.save:
@@ -219,7 +371,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
             announced = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed)
-        if it.asked.stop_within(DISK_POLL_SECONDS, it.journal.sign_of_life):
+        if it.asked.stop_within(DISK_POLL_SECONDS, lambda: look(it)):
             return cancelled_while_waiting(verdict)
     return None
 

@@ -82,6 +82,8 @@ class Circumstances:
     """The run's mode: only full trains to the end and saves."""
     saved_step: int | None = None
     """The step of the run's newest whole checkpoint, if a stop was requested; None if there is none."""
+    node_left: str = ""
+    """Which node's agent was asked to leave by its engine, if that is why the ranks stopped."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -120,6 +122,8 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
             return cancelled(f"stopped on request{_at(step)}; {saved}")
+        if around.node_left:
+            return failed(f"{around.node_left}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if around.launcher_signal is not None:
             # Its death makes the ranks stop and save; nobody wanted the run to end.
             killed = _launcher_killed(around.launcher_signal)

@@ -13,6 +13,7 @@ from typing import Any
 from jupyter_server.utils import url_path_join
 
 from nbtrain.base.workspace import output_root
+from nbtrain.jobs.queue.after_boot import start_after_boot
 from nbtrain.lab.server import handlers
 
 
@@ -29,6 +30,7 @@ def load(server_app: Any) -> None:
         r"static/panel\.js": handlers.ScriptHandler,
         "tensorboard/": handlers.TensorBoardPageHandler,
     }
+    start_after_boot(say=server_app.log.warning)
     base = url_path_join(application.settings["base_url"], "nbtrain")
     application.add_handlers(".*$", [(url_path_join(base, path), kind) for path, kind in routes.items()])
     server_app.log.info("nbtrain: serving the runs under %s", output_root())

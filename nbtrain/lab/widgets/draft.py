@@ -34,7 +34,7 @@ GROUPS = {
     "Parallel": ("parallel",),
     "Data": ("data",),
     "Evaluation": ("evaluation",),
-    "Logging": ("logging", "profile"),
+    "Logging": ("logging", "profile", "notify"),
 }
 # `name` has its own place on the form; the other two are not settings.
 NOT_IN_GROUPS = ("schema_version", "extends", "name")

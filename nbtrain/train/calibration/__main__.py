@@ -21,7 +21,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from nbtrain.base.errors import JobError, NbtrainError
+from nbtrain.base.answers import answer_request
+from nbtrain.base.errors import JobError
 from nbtrain.base.parent_death import die_with_parent
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
@@ -35,14 +36,7 @@ LAST_LINES = 12
 
 
 def main() -> int:
-    request = json.load(sys.stdin)
-    try:
-        for answer in answers(request):
-            print(json.dumps(answer), flush=True)
-    except NbtrainError as error:
-        print(json.dumps({"kind": "error", "error": type(error).__name__, "message": str(error)}), flush=True)
-        return error.exit_code
-    return 0
+    return answer_request(answers)
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The last link of a twin's chain: one process loads a checkpoint's weights and finds the run's loss.
 
-jobs/twin/prove.py has the fork server call `main` as one rank.
+proof/prove.py has the fork server call `main` as one rank.
 """
 
 from pathlib import Path

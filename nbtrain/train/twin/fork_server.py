@@ -1,6 +1,6 @@
 """Ranks forked from one process that has torch and DeepSpeed loaded: all launches pay for the imports once.
 
-    python -m nbtrain.train.twin.fork_server         jobs/twin/fork_client.py starts it and asks
+    python -m nbtrain.train.twin.fork_server         proof/fork_client.py starts it and asks
 
     {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"],
      "log": "{rank}.log", ...}

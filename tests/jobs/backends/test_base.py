@@ -87,4 +87,4 @@ def test_a_backend_of_a_newer_nbtrain_is_named(job):
 
 def test_local_is_a_backend():
     """By name, imported on use."""
-    assert backend_of("local").capabilities == Capabilities(save=True, stop_in_order=True)
+    assert backend_of("local").capabilities == Capabilities(save=True, stop_in_order=True, pause=True)

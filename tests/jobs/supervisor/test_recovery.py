@@ -26,7 +26,7 @@ from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, with_the_disk
 from nbtrain.jobs.supervisor.reserve import Reserve
-from nbtrain.jobs.supervisor.signals import Asked
+from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, Asked
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts
 from nbtrain.jobs.supervisor.verdict import Verdict
 
@@ -380,3 +380,61 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
     assert record.attempts[0].lost_tokens == 5 * 8 * 16
     assert (record.resumed_from_step, record.attempts[1].resumed_from_step) == (4, 4)
     assert JobRecord.read(supervised.job.job_json) == record
+
+
+def left(it, cause="stopped on request at step 4; saved"):
+    """What an attempt ends in when its ranks are asked to leave and do."""
+    supervise.look(it)
+    return Verdict("CANCELLED", cause, step=4) if it.asked.stop else Verdict("SUCCEEDED", "done")
+
+
+def test_a_job_that_passes_its_deadline_has_failed(supervised):
+    """With the cause; a job that ends in time, or by itself meanwhile, is what it would be without one."""
+    supervised.change("backend", deadline_seconds=60.0)
+    supervised.journal.record.mark("started_at")
+    assert run_attempts(supervised.it, left).state == "SUCCEEDED"
+    supervised.journal.record.stamps["started_at"].seconds -= 70
+    supervised.it.paused_seconds = 20
+    assert run_attempts(supervised.it, left).state == "SUCCEEDED"
+    supervised.it.paused_seconds = 0
+    verdict = run_attempts(supervised.it, left)
+    assert (verdict.state, verdict.step, supervised.it.asked.why) == ("FAILED", 4, DEADLINE)
+    assert verdict.cause == ("deadline: backend.deadline_seconds = 60 have passed; stopped at step 4; saved")
+    assert run_attempts(supervised.it, lambda it: Verdict("SUCCEEDED", "done")).state == "SUCCEEDED"
+
+
+def test_a_deadline_ends_the_wait_for_a_restart(supervised):
+    """Between two attempts too, with what failed before."""
+    supervised.change("backend", deadline_seconds=60.0, restart_backoff_seconds=50.0)
+    supervised.journal.record.mark("started_at")
+    supervised.journal.record.stamps["started_at"].seconds -= 70
+    supervised.verdicts = [failure()]
+    assert supervised.run().cause == (
+        "deadline: backend.deadline_seconds = 60 have passed; stopped while it waited to restart; before: "
+        "rank 0 failed"
+    )
+
+
+def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
+    """SUSPENDED without a restart counted; a second pause ends by a stop."""
+    states = []
+
+    def stop_within(asked, seconds, meanwhile):
+        states.append((JobRecord.read(supervised.job.job_json).state, asked.why))
+        control.ask_pause(supervised.job, False)
+        return len(states) == 2
+
+    monkeypatch.setattr(Asked, "stop_within", stop_within)
+    control.ask_pause(supervised.job, True)
+    assert run_attempts(supervised.it, left) == Verdict("SUCCEEDED", "done")
+    record = supervised.journal.record
+    assert (states, record.attempt, record.restarts) == ([("SUSPENDED", "")], 1, 0)
+    assert record.cause == "paused on request at step 4; saved; `nbtrain resume tiny` goes on"
+    assert [event["message"] for event in supervised.events("state")][-1] == "resumed after a pause"
+    control.ask_pause(supervised.job, True)
+    verdict = run_attempts(supervised.it, left)
+    assert (verdict.state, verdict.cause) == (
+        "CANCELLED",
+        "stopped on request while it was paused; before: paused on request at step 4; saved",
+    )
+    assert supervised.it.asked.why != PAUSE

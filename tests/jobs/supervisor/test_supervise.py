@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
@@ -29,9 +30,15 @@ def temporaries(run):
     return [path for path in run.path.rglob(".*.tmp")]
 
 
-def test_a_job_goes_to_its_end(fake, start, states_of):
-    """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left."""
-    job = start(fake(ranks=2, steps=10))
+def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
+    """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left.
+
+    Whoever asked for it is notified.
+    """
+    copy = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"]
+    config = fake(ranks=2, steps=10)
+    notify = config.notify.model_copy(update={"command": [*copy, str(workspace / "notified")]})
+    job = start(config.model_copy(update={"notify": notify}))
     seen = []
     state, cause = control.wait(job, 800, on_change=lambda state, cause: seen.append(state))
     assert (state, cause) == ("SUCCEEDED", "all steps are trained and saved: 10 steps")
@@ -58,6 +65,11 @@ def test_a_job_goes_to_its_end(fake, start, states_of):
     record = JobRecord.read(job.job_json)
     assert summary["end_to_end_seconds"] == pytest.approx(record.ended_at - record.created_at, abs=0.001)
     assert temporaries(job.run) == []
+    kinds = wait_until(
+        lambda: [event for event in read_events(job) if event["kind"] == "notification"], "it is notified"
+    )
+    assert [event["message"] for event in kinds] == ["notify.command has run"]
+    assert files.read_json(workspace / "notified") == summary
     with job.run.locked(blocking=False) as taken:
         assert taken
 
@@ -293,3 +305,33 @@ def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []
+
+
+def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until):
+    """Saved, no rank left, SUSPENDED; resumed it trains to its end, and no restart is counted."""
+    config = fake(steps=400, step_seconds=0.05)
+    job = start(config)
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
+    state, cause = control.pause(job)
+    assert state == "SUSPENDED"
+    assert re.fullmatch(r"paused on request at step (\d+); saved; `nbtrain resume tiny` goes on", cause)
+    supervisor = JobRecord.read(job.job_json).supervisor
+    assert supervisor.alive() and processes.marked_pids([job.job_id]) == []
+    with pytest.raises(JobError, match="is paused; it has saved already"):
+        control.request_save(job)
+    with pytest.raises(SubmitError, match="these settings cannot change on resume"):
+        resume(job.run, {"model.seed": 7})
+    assert resume(job.run).job_id == job.job_id
+    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "it goes on")
+    # Other settings need another job; the paused one is ended for it.
+    control.pause(job)
+    second = resume(job.run, {"logging.log_interval_steps": 7, "backend.max_restarts": 9})
+    assert read_state(job, time.time())[0] == "CANCELLED"
+    control.cancel(second)
+    record = JobRecord.read(job.job_json)
+    assert (record.restarts, record.attempt) == (0, 1)
+    assert [state for state in states_of(job) if state != "STARTING"] == [
+        *("QUEUED", "RUNNING", "SUSPENDED", "RUNNING", "SUSPENDED", "CANCELLED"),
+    ]
+    with pytest.raises(JobError, match="is CANCELLED; only an active job can be paused"):
+        control.pause(job)

@@ -404,3 +404,13 @@ def test_a_launcher_that_never_started_a_rank():
 def test_errors_of_the_user_are_known(message, detail, expected):
     """An nbtrain error, in words or at a traceback's end; nothing else."""
     assert user_error(record(0, "failed", code=1, message=message, detail=detail)) is expected
+
+
+def test_ranks_that_stop_because_a_node_is_taken_go_on():
+    """An agent was asked to leave by its engine: the run was not cancelled by anyone."""
+    left = "node 1: was asked to leave (SIGTERM)"
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), node_left=left)
+    assert (verdict.state, verdict.retry) == ("FAILED", True)
+    assert verdict.cause == f"{left}, so its ranks stopped at step 7; saved"
+    asked = judged(record(0, "stopped"), record(1, "stopped"), node_left=left, stop_requested=True)
+    assert asked.state == "CANCELLED"

@@ -8,7 +8,7 @@ import pytest
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.records import ProcessIdentity
-from nbtrain.jobs.twin.fork_client import ForkServer
+from nbtrain.proof.fork_client import ForkServer
 
 pytestmark = pytest.mark.slow
 

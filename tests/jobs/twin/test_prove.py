@@ -13,11 +13,11 @@ from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED, read_state
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
-from nbtrain.jobs.twin.folder import TWIN_OF, end_job, new_job, renew, write_prompts
-from nbtrain.jobs.twin.fork_client import Ended, Launch
-from nbtrain.jobs.twin.prove import cause_of, format_of, layout_of, run_twin
-from nbtrain.jobs.twin.shape import make_twin
-from nbtrain.jobs.twin.small_sections import STEPS, STOP_STEP, Abilities
+from nbtrain.proof.folder import TWIN_OF, end_job, new_job, renew, write_prompts
+from nbtrain.proof.fork_client import Ended, Launch
+from nbtrain.proof.prove import cause_of, format_of, layout_of, run_twin
+from nbtrain.proof.shape import make_twin
+from nbtrain.proof.small_sections import STEPS, STOP_STEP, Abilities
 from tests.jobs.conftest import TINY
 
 
@@ -229,7 +229,7 @@ def test_every_shape_goes_the_whole_way(home, fork_server, run):
 @pytest.mark.slow
 def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, monkeypatch):
     """Its ranks fail, the rest is skipped, the report names cause and logs, the notebook's cell fails."""
-    from nbtrain.jobs.twin import prove as module
+    from nbtrain.proof import prove as module
 
     monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
     report = run_twin(tiny, server=fork_server)
@@ -245,7 +245,7 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
 @pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
     """A resumed part with other dropout differs from the first step after the stop; nothing else fails."""
-    from nbtrain.jobs.twin import prove as module
+    from nbtrain.proof import prove as module
 
     start = module.new_job
 

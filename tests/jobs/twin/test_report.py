@@ -7,7 +7,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
-from nbtrain.jobs.twin.report import (
+from nbtrain.monitor.twin_picture import draw
+from nbtrain.proof.report import (
     TOLERANCES,
     Check,
     Curve,
@@ -17,7 +18,6 @@ from nbtrain.jobs.twin.report import (
     check_export,
     check_trained,
 )
-from nbtrain.monitor.twin_picture import draw
 
 STEPS = 7
 

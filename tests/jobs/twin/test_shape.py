@@ -10,8 +10,8 @@ from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS
 from nbtrain.config.rules.pairing import pairing
-from nbtrain.jobs.twin.shape import FOLDED_FIRST, fold, make_twin
-from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities, NotProven
+from nbtrain.proof.shape import FOLDED_FIRST, fold, make_twin
+from nbtrain.proof.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities, NotProven
 from tests.config.conftest import EXAMPLES
 
 RUNS = sorted(EXAMPLES.parent.glob("*/*.yaml"))
@@ -284,3 +284,8 @@ def test_twins_of_runs_with_long_names_have_names():
     # gpt-tiny has fp32 and no dropout, so that its twin is exact itself.
     assert twin.exact is twin.config
     assert len(names) == 3 and all(valid_name(name) for name in names)
+
+
+def test_the_twin_of_a_clusters_run_is_trained_here():
+    """Whatever backend the run goes to."""
+    assert make_twin(load("gpt-125m-4xdp", {"backend.kind": "slurm"})).config.backend.kind == "local"

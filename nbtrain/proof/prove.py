@@ -28,9 +28,9 @@ from nbtrain.jobs.environment import package_version, rank_variables
 from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.preflight_tools import has_compiler
 from nbtrain.jobs.submit import submit
-from nbtrain.jobs.twin.folder import end_job, new_job, renew, write_prompts
-from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
-from nbtrain.jobs.twin.report import (
+from nbtrain.proof.folder import end_job, new_job, renew, write_prompts
+from nbtrain.proof.fork_client import Ended, ForkServer, Launch
+from nbtrain.proof.report import (
     Check,
     Curve,
     TwinReport,
@@ -39,8 +39,8 @@ from nbtrain.jobs.twin.report import (
     check_export,
     check_trained,
 )
-from nbtrain.jobs.twin.shape import Twin, make_twin
-from nbtrain.jobs.twin.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities
+from nbtrain.proof.shape import Twin, make_twin
+from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin.export:main"

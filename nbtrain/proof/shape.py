@@ -20,7 +20,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.twin.small_sections import (
+from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
     KEEP_LAST,
     LEARNING_RATE,
@@ -142,13 +142,19 @@ def make_twin(
         "parallel": small_parallel(config, folded, missing),
         "evaluation": {"eval_interval_steps": EVAL_INTERVAL_STEPS, "eval_iters": 1},
         "profile": {},
+        "notify": {},
         "resources": {"device": "cpu"},
     }
     values["batch"] = small_batch(config, folded)
     values["checkpoint"] |= {"save_interval_steps": SAVE_INTERVAL_STEPS, "keep_last": KEEP_LAST}
     values["checkpoint"]["keep_every_steps"] = None
     values["logging"] |= {"log_interval_steps": 1}
-    values["backend"] |= {"max_restarts": 0, "heartbeat_timeout_seconds": 300.0}
+    values["backend"] |= {
+        "kind": "local",
+        "max_restarts": 0,
+        "heartbeat_timeout_seconds": 300.0,
+        "deadline_seconds": None,
+    }
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
     values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}

@@ -24,7 +24,7 @@ from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
 from nbtrain.jobs.submit import unused_job_id, write_identity
-from nbtrain.jobs.twin.small_sections import NUM_DOCUMENTS
+from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that says: this folder may be made anew.
 TWIN_OF = "twin_of"

@@ -1,0 +1,51 @@
+"""A run that was not submitted, and why: what notebooks 03 and 06 show in place of a job."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from nbtrain.api.arguments import wait_wanted
+from nbtrain.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from nbtrain.planner.plan import Plan
+
+
+class NotLaunched:
+    """A run that needs more than this machine has, or a dry run: nothing was submitted. A cell shows why.
+
+    `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them;
+    `request` is what Slurm or Kubernetes would get, "" on other backends.
+    """
+
+    def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
+        self.config, self.shortages, self.command, self.request = config, shortages, command, request
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n  - {line}" for line in self.shortages)
+        why = "this machine does not suffice" if self.shortages else "a dry run"
+        where = "On a machine that has it" if self.shortages else "To launch it"
+        said = f"{self.config.name} was not launched: {why}.{lines}\n{where}:\n  {self.command}"
+        return f"{said}\nWhat would be submitted:\n\n{self.request}" if self.request else said
+
+    __repr__ = __str__
+
+    def wait_if(self, wait: str) -> None:
+        """Nothing to wait for."""
+        wait_wanted(wait)
+
+    def report(self) -> "Plan":
+        """The plan of what was not launched."""
+        from nbtrain.planner.plan import plan
+
+        return plan(self.config)
+
+    def job_page(self) -> None:
+        """There is no job."""
+
+
+def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
+    """For the shortages found, or for a dry run if there are none."""
+    from nbtrain.jobs.dry_run import request_text
+
+    command = f"nbtrain submit {shlex.join(config.as_arguments)}"
+    return NotLaunched(config, shortages, command, request_text(config))

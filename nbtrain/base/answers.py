@@ -1,0 +1,32 @@
+"""The asked side of a question to another process: one JSON request on stdin, JSON lines on stdout.
+
+answer_request(answers)    a line for each answer; an NbtrainError is {"kind": "error", "error", "message"}
+
+The asking side is jobs/gpu_side.py, which raises the same error with the same words.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbtrain.base.errors import NbtrainError
+
+Answer = dict[str, Any]
+
+
+def answer_request(answers: Callable[[Answer], Iterator[Answer]]) -> int:
+    """Print what `answers` yields for the request on stdin; returns the exit code of the process."""
+    request = json.load(sys.stdin)
+    try:
+        for answer in answers(request):
+            _say(answer)
+    except NbtrainError as error:
+        _say({"kind": "error", "error": type(error).__name__, "message": str(error)})
+        return error.exit_code
+    return 0
+
+
+def _say(answer: Answer) -> None:
+    # In ASCII: the reader gets the same text whatever the locale of this process.
+    print(json.dumps(answer), flush=True)

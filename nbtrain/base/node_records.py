@@ -1,0 +1,143 @@
+"""The records between a job's supervisor and the node agents: who is there, what to launch, how it ended.
+
+    agent of node k  -> supervisor    nodes/<k>.json            NodeRecord, renewed once a second
+    supervisor       -> all agents    control/launch.json       LaunchOrder: the ranks of one attempt
+    supervisor       -> all agents    control/signals.json      SignalOrders: what to send to ranks
+    agent of node k  -> supervisor    nodes/<k>.<attempt>.json  NodeExit: its ranks are gone
+    anyone           -> supervisor    control/ask.json          Ask: of a supervisor that no signal reaches
+    who asked        -> readers       engine.json               EngineWord: what the engine said last
+
+They travel over a shared disk, so that nothing else must connect two machines before the ranks do.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.records import ProcessIdentity, Record
+
+
+@dataclass
+class NodeRecord(Record):
+    """nodes/<k>.json: the agent of one machine or pod is there, and what it is doing."""
+
+    node: int
+    agent: ProcessIdentity
+    host: str
+    address: str
+    """By which other machines reach this one; loopback if it has no other."""
+    port: int
+    """A TCP port that was free when the record was written, for the rendezvous if this is node 0."""
+    time: float
+    """Seconds since the epoch by this machine's clock."""
+    phase: str = "waiting"
+    """waiting: for a launch order; running: its ranks are there; leaving: it was asked to end."""
+    attempt: int | None = None
+    """The newest attempt that it has started or refused."""
+    signals_done: int = 0
+    """The number of the last signal order that it has carried out."""
+    cores: int = 0
+    gpus: int = 0
+    memory_bytes: int = 0
+    python: str = ""
+    version: str = ""
+    """Of nbtrain."""
+    interface: str = ""
+    """The network interface that has `address`."""
+
+    def write(self, path: Path) -> None:
+        """Without fsync: it is renewed every second."""
+        files.write_json_unsynced(path, asdict(self))
+
+
+@dataclass
+class NodeExit(Record):
+    """nodes/<k>.<attempt>.json: the end of one attempt on one machine, when its last process is gone."""
+
+    node: int
+    attempt: int
+    time: float
+    exit_code: int | None
+    """torchrun's; minus the signal if one killed it; None if it was never started."""
+    message: str = ""
+    """Why it was not started, or why the agent ended it."""
+    killed_processes: bool = False
+    """Whether the agent had to kill what was left."""
+    oom_kills: int | None = None
+    machine_oom_kills: int | None = None
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+    oom_killed_pids: list[int] = field(default_factory=list)
+    """Processes that the kernel's log names as killed for lack of memory."""
+
+
+@dataclass
+class LaunchOrder(Record):
+    """control/launch.json: the ranks of one attempt, the same for all nodes."""
+
+    attempt: int
+    agents: list[ProcessIdentity]
+    """By node. An agent that is not in it belongs to an earlier allocation and must leave."""
+    ranks: list[int]
+    """How many ranks each node starts; they are numbered node by node."""
+    address: str
+    port: int
+    command: list[str]
+    """What a rank runs: arguments of Python."""
+    environment: dict[str, str]
+    """Additions to the environment of every rank."""
+    cpus_per_node: int | None
+    shutdown_timeout_seconds: float
+    same_machine: bool
+    """All agents are on one machine, so that the ranks meet on the loopback interface."""
+    network_interface: str | None = None
+
+
+@dataclass
+class SignalOrder(Record):
+    """One signal to ranks. KILL ends every process of the attempt, the ranks before their wrappers."""
+
+    number: int
+    """Rises by one with each order of a job."""
+    attempt: int
+    signal: int
+    processes: list[ProcessIdentity] | None = None
+    """None: every rank, through its wrapper."""
+
+
+@dataclass
+class SignalOrders(Record):
+    """control/signals.json: the newest orders, oldest first."""
+
+    orders: list[SignalOrder] = field(default_factory=list)
+
+
+@dataclass
+class Ask(Record):
+    """control/ask.json: a request to a supervisor that no signal reaches, because it is on another host."""
+
+    number: int
+    """Rises by one per request."""
+    action: str
+    """stop: save and leave; stop_now: leave at once; save: save and go on."""
+    time: float
+    reason: str = ""
+
+
+@dataclass
+class EngineWord(Record):
+    """engine.json: what Slurm, Kubernetes or a host said last about the job, and when it was asked."""
+
+    state: str | None
+    """One of jobstate.py's states; None if the engine does not know the job."""
+    reason: str
+    """In words, for readers; "" if there is none."""
+    asked_at: float
+    seen: bool = True
+    """False: the engine did not answer the last question; state and reason are what it said before."""
+    trouble: str = ""
+    """Why it did not answer."""
+    starts_at: float | None = None
+    """When it expects to start a job that waits; seconds since the epoch."""
+    engine: str = ""
+    """The engine and its name for the job, such as Slurm job 4711."""

@@ -1,0 +1,89 @@
+"""What is measured of a job's resources over time: the figures, and how long each fineness is kept.
+
+A sample is {subject: {figure: value}} of one node (a machine or a pod). Subjects:
+
+    node        the whole machine or pod, with its network and disks
+    replica     all processes of the job on that node, the launcher and the supervisor included
+    rank <k>    one rank with its wrapper and its workers; not written if the node has one rank, whose figures
+                are the replica's
+    gpu <k>     one GPU, by the driver's number
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.base.table import rows
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured quantity."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_TABLE = """
+cpu_cores                           | cores   | cores busy: 1.0 is one core at full work
+memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages
+    counted in each process; of a node: memory in use
+disk_read_bytes_per_second          | bytes/s | read from disks, not from the page cache
+disk_write_bytes_per_second         | bytes/s | written to disks
+disk_reads_per_second               | 1/s     | read operations of the node's disks
+disk_writes_per_second              | 1/s     | write operations of the node's disks
+read_calls_per_second               | 1/s     | system calls that read, from disks, pipes and sockets
+write_calls_per_second              | 1/s     | system calls that write
+network_received_bytes_per_second   | bytes/s | of all interfaces except loopback
+network_sent_bytes_per_second       | bytes/s | of all interfaces except loopback
+rdma_received_bytes_per_second      | bytes/s | of InfiniBand and RoCE ports, past the network stack
+rdma_sent_bytes_per_second          | bytes/s | of InfiniBand and RoCE ports, past the network stack
+gpu_fraction                        | share   | share of time in which a kernel ran
+gpu_memory_bytes                    | bytes   | memory in use, by all programs
+temperature_celsius                 | °C      | of the GPU
+power_watts                         | W       | drawn by the GPU
+sm_clock_mhz                        | MHz     | clock of the streaming multiprocessors
+tensor_fraction                     | share   | share of time in which tensor cores worked (NVML's GPM,
+    from Hopper on)
+"""
+FIGURES = {name: Figure(name, unit, meaning) for name, unit, meaning in rows(_TABLE)}
+"""{name: Figure}. All values are 0 or more; a figure that cannot be measured is left out."""
+
+PROCESS_FIGURES = (
+    *("cpu_cores", "memory_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second"),
+    *("read_calls_per_second", "write_calls_per_second"),
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One fineness: a mean and a maximum for each period, the newest `keep` of them."""
+
+    seconds: float
+    keep: int
+    """Periods kept at least; one segment more at most."""
+    segment: int
+    """Periods in one file."""
+
+
+LEVELS = (
+    Level(2.0, 1800, 225),
+    Level(60.0, 1440, 180),
+    Level(600.0, 9216, 512),
+    Level(10800.0, 4096, 512),
+)
+"""Two seconds for an hour, a minute for a day, ten minutes for 64 days, three hours for 512 days. Each period
+is a whole multiple of the one before it. At the first level a sample is kept as it is."""
+
+
+def rank_subject(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def gpu_subject(index: int) -> str:
+    return f"gpu {index}"
+
+
+def number_of(subject: str) -> int | None:
+    """3 of "rank 3" and "gpu 3"; None of "node" and "replica"."""
+    _, _, number = subject.partition(" ")
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,1 @@
+"""Machines reached by ssh: DeepSpeed's launcher starts one node agent on each."""

@@ -1,0 +1,66 @@
+"""Machines reached by ssh: the supervisor runs where the job was submitted, an agent on each machine.
+
+Who restarts: the supervisor, with new agents where they are gone. All machines see the run directory, under
+the same path.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import Record
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.backends.hosts.checks import obstacles
+from nbtrain.jobs.backends.hosts.hostfile import hosts_of
+from nbtrain.jobs.backends.hosts.launcher import HostsLauncher, end_marked, why
+from nbtrain.jobs.backends.supervised_here import SupervisedHere
+from nbtrain.jobs.obstacle import Obstacle
+
+
+@dataclass
+class HostsHandle(Record):
+    """handle.json: the machines that the job was submitted to, by node number."""
+
+    hosts: list[str] = field(default_factory=list)
+    engine: str = "hosts"
+
+
+class HostsBackend(SupervisedHere):
+    """Jobs of machines that ssh reaches."""
+
+    def submit(self, job: JobDir) -> None:
+        """Note the machines, then start the supervisor."""
+        config = load_resolved(job.run.config_yaml)
+        files.write_json(job.handle_json, asdict(HostsHandle(hosts_of(config))))
+        super().submit(job)
+
+    def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
+        """By the job's marker, on every host. Raises JobError if one cannot be reached."""
+        handle = HostsHandle.read(job.handle_json)
+        section = load_resolved(job.run.config_yaml).backend.hosts
+        hosts = handle.hosts if handle else []
+        left = [
+            words
+            for answer in end_marked(section, hosts, job.job_id, grace_seconds)
+            if (words := why(answer))
+        ]
+        if left:
+            raise JobError(
+                f"job {job.job_id} is LOST, and what it may have left is not ended: {'; '.join(left)}. Its "
+                "agents leave by themselves backend.node_timeout_seconds after their supervisor."
+            )
+
+    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+        """What about this machine or any host would stop the run."""
+        return obstacles(config)
+
+    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
+        """DeepSpeed's launcher, one agent per host."""
+        return HostsLauncher(job, command)
+
+
+BACKEND = HostsBackend()

@@ -1,0 +1,232 @@
+"""What would stop a run on its hosts, found on all of them at once before anything starts."""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.version import __version__
+from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.hosts.hostfile import hosts_of
+from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
+from nbtrain.jobs.environment import package_version
+from nbtrain.jobs.obstacle import Obstacle, mistake, shortage, size
+
+PROBE = Path(__file__).with_name("probe.py")
+# All hosts at once; a Python on a slow shared disk takes its time.
+PROBE_SECONDS = 120.0
+# Job ids and the times of checkpoints come from several clocks.
+CLOCK_SECONDS = 60.0
+# torch and DeepSpeed write sockets and small files there.
+SCRATCH_BYTES = 250_000_000
+PROGRAMS = {"pdsh": ("pdsh", "pdsh"), "openmpi": ("mpirun", "openmpi-bin")}
+# Launchers pass these through a shell as they are.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=:@-]+")
+# A shell's own: the Python is not there.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+
+def obstacles(config: RunConfig) -> Iterator[Obstacle]:
+    """Of this machine first; hosts are asked if that holds."""
+    found = list(here(config))
+    try:
+        hosts = hosts_of(config)
+    except ConfigError as error:
+        found.append(mistake(str(error), ""))
+    yield from found
+    if not found:
+        yield from on_hosts(config, hosts)
+
+
+def here(config: RunConfig) -> Iterator[Obstacle]:
+    """The programs and files that this machine must have to reach the others."""
+    section = config.backend.hosts
+    program, package = PROGRAMS[section.launcher]
+    for name, debian in ((program, package), ("ssh", "openssh-client")):
+        if shutil.which(name) is None:
+            yield mistake(
+                f"{config.where('backend.hosts.launcher')}: {name} is not installed here; it starts the "
+                "run on its hosts.",
+                f"Install it (Debian: {debian})"
+                + (", or set backend.hosts.launcher to the other one." if name == program else "."),
+            )
+    if section.ssh_config is not None and not resolve(section.ssh_config).is_file():
+        yield mistake(
+            f"{config.where('backend.hosts.ssh_config')}: there is no file {section.ssh_config}.",
+            "Correct backend.hosts.ssh_config, or leave it out to use ~/.ssh/config.",
+        )
+    python = python_of(section)
+    if not os.access(python, os.X_OK):
+        yield mistake(
+            f"{config.where('backend.hosts.python')}: {python} is not here. DeepSpeed's launcher takes "
+            "the same Python on the machine that submits and on every host.",
+            "Install it under the same path here, or set backend.hosts.python to one that all have.",
+        )
+    paths = [("backend.hosts.python", python)]
+    if section.ssh_config is not None:
+        paths.append(("backend.hosts.ssh_config", str(resolve(section.ssh_config))))
+    for key, path in paths:
+        if not PLAIN_PATH.fullmatch(path):
+            yield mistake(
+                f"{config.where(key)}: {key} = {path!r} holds blanks or signs that pdsh cannot pass on.",
+                "Use a path of letters, digits and . _ - + = : @ /.",
+            )
+
+
+def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
+    """Every host is asked at once; one that cannot be asked is named with the reason."""
+    folder = next(one for one in (output_root(), *output_root().parents) if one.is_dir())
+    token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
+    secret = secrets.token_hex(16)
+    folders = [str(workspace()), str(folder), str(data_home())]
+    asked = {
+        "folders": [one for one in folders if Path(one).is_dir()],
+        "token": str(token),
+        "device": config.resources.device,
+        "interface": config.backend.hosts.network_interface,
+    }
+    python_path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
+    try:
+        token.write_text(secret, encoding="utf-8")
+    except OSError:
+        # preflight.py reports that the output folder cannot be written.
+        return
+    try:
+        before = time.time()
+        answers = run_everywhere(
+            config.backend.hosts, hosts, PROBE, [json.dumps(asked)], python_path, PROBE_SECONDS
+        )
+        after = time.time()
+    finally:
+        with contextlib.suppress(OSError):
+            token.unlink()
+    known: dict[str, str] = {}
+    for answer in answers:
+        found, problem = _read(config, answer)
+        if problem is not None:
+            yield problem
+            continue
+        yield from _software(config, answer.host, found)
+        yield from _folders(answer.host, found, secret, token.parent)
+        yield from _devices(config, answer.host, found)
+        yield from _clock(answer.host, found, before, after)
+        machine = f"{found['host']} {found['boot_id']}"
+        if machine in known:
+            yield mistake(
+                f"{_named_by(config)}: {known[machine]} and {answer.host} are two names of one "
+                f"machine ({found['host']}).",
+                "Name each machine once; its agent starts all its ranks.",
+            )
+        known.setdefault(machine, answer.host)
+
+
+def _named_by(config: RunConfig) -> str:
+    """Where the run names its machines: file, line and field."""
+    key = "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
+    return f"{config.where(key)}: {key}"
+
+
+def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle | None]:
+    """What the probe printed, or why it did not."""
+    where = _named_by(config)
+    words, fix = answer.trouble
+    if words:
+        return {}, shortage(f"{where}: {words}.", fix)
+    python = python_of(config.backend.hosts)
+    if answer.code in (NOT_FOUND, NOT_EXECUTABLE):
+        return {}, mistake(
+            f"{where}: {answer.host} has no {python}. Every host needs the Python that submits, under the "
+            "same path.",
+            "Put it on a shared disk, install it there, or set backend.hosts.python to one that all have.",
+        )
+    try:
+        return json.loads(answer.output.splitlines()[-1]), None
+    except (ValueError, IndexError):
+        said = last_line(answer.errors or answer.output)
+        return {}, mistake(
+            f"{where}: {answer.host} could not be looked at: {said} (exit code {answer.code}).",
+            f"Try `ssh {answer.host} {python} --version` by hand; nothing may be printed at log-in.",
+        )
+
+
+def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+    here = {
+        "Python": platform.python_version(),
+        "torch": package_version("torch"),
+        "deepspeed": package_version("deepspeed"),
+        "nbtrain": __version__,
+    }
+    there = {"Python": found["python"], **found["versions"]}
+    for name, version in here.items():
+        if there.get(name) != version:
+            has = f"has {name} {there[name]}" if there.get(name) else f"has no {name}"
+            yield mistake(
+                f"{_named_by(config)}: {host} {has}, and this machine has {name} {version}. All "
+                "ranks of a run must be of one version.",
+                "Use one environment on a shared disk, or install the same versions there.",
+            )
+
+
+def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Iterator[Obstacle]:
+    fix = (
+        "Mount the shared disk there under the same path, or set NBTRAIN_WORKSPACE to a folder that all see."
+    )
+    for path in found["missing"]:
+        yield mistake(f"{host} does not see the folder {path}, which the run uses.", fix)
+    if str(folder) in found["missing"]:
+        return
+    if found["token"] != secret:
+        yield mistake(
+            f"{host} has a folder {folder} of its own: a file written here is not seen there, and the ranks "
+            "share their run directory.",
+            fix,
+        )
+    elif not found["writable"]:
+        yield mistake(
+            f"{host} may not write to {display(folder)}.", "Change its permissions, or mount it for writing."
+        )
+    if found["scratch_free"] < SCRATCH_BYTES:
+        yield shortage(
+            f"{host}: the disk of {found['scratch']} has {size(found['scratch_free'])} free, and a run needs "
+            f"{size(SCRATCH_BYTES)} for temporary files.",
+            "Free space there, or set TMPDIR there to a larger disk.",
+        )
+
+
+def _devices(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+    place = found.get("place", {})
+    if trouble := place.get("trouble"):
+        # The agent's own words often begin with the machine's name.
+        said = trouble if trouble.startswith(f"{host}:") else f"{host}: {trouble}"
+        yield mistake(f"{config.where('backend.hosts.network_interface')}: {said}", "")
+    elif config.resources.nodes > 1 and place.get("address", "").startswith("127."):
+        yield mistake(
+            f"{host} has no IPv4 address but loopback, which no other machine reaches.",
+            "Bring its network up, or name its interface in backend.hosts.network_interface.",
+        )
+    gpus = found.get("gpus")
+    if gpus is not None and len(gpus) < config.ranks_per_node:
+        yield shortage(
+            f"{config.where('resources.gpus_per_node')}: the run needs {config.ranks_per_node} GPUs on each "
+            f"machine; {host} has {len(gpus)}.",
+            "Use machines that have them, or lower resources.gpus_per_node.",
+        )
+
+
+def _clock(host: str, found: dict[str, Any], before: float, after: float) -> Iterator[Obstacle]:
+    off = max(before - found["time"], found["time"] - after)
+    if off > CLOCK_SECONDS:
+        yield mistake(
+            f"the clock of {host} differs from this machine's by {off:.0f} s, and {CLOCK_SECONDS:g} s are "
+            "allowed.",
+            "Set it right there (chrony or systemd-timesyncd).",
+        )

@@ -1,0 +1,77 @@
+"""Runs on a host by `python -`: ends what carries a job's marker, and nothing else.
+
+    python - JOB_ID GRACE_SECONDS
+
+The agent is asked to leave (TERM): its ranks save. What is left after GRACE_SECONDS is killed. Prints how
+many processes there were and how many were killed. The standard library only.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARKER = b"NBTRAIN_AGENT_JOB="
+# A rank's; ranks are asked by their agent.
+RANK = b"NBTRAIN_JOB="
+# DeepSpeed's part on each host kills its whole tree on TERM; it leaves by itself after the agent.
+LAUNCHER = b"deepspeed.launcher"
+KILL_SECONDS = 10.0
+
+
+def marked(job_id):
+    """{pid: (its variables, its command)} of all processes with the marker, without this one."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if MARKER + job_id.encode() in variables:
+            found[int(name)] = (variables, command)
+    return found
+
+
+def send(pids, number):
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def wait(job_id, seconds, then=None):
+    """Until no process is left, calling `then` with those that are; returns the rest."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = marked(job_id)
+        if not left or time.monotonic() >= deadline:
+            return left
+        if then is not None:
+            then(left)
+        time.sleep(0.1)
+
+
+def main(job_id, grace_seconds):
+    there = marked(job_id)
+    agents = [
+        pid
+        for pid, (variables, command) in there.items()
+        if LAUNCHER not in command and not any(one.startswith(RANK) for one in variables)
+    ]
+    if grace_seconds > 0:
+        # Agents whose supervisor is gone save their ranks; without an agent the ranks are asked themselves.
+        send(agents or there, signal.SIGTERM)
+    left = wait(job_id, grace_seconds)
+    killed = len(left)
+    # Again and again: a process may have forked while we looked.
+    left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
+    print(len(there), killed, len(left))
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], float(sys.argv[2])))

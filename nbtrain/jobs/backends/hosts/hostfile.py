@@ -1,0 +1,65 @@
+"""Which machines a run takes: from the YAML, or from a DeepSpeed hostfile."""
+
+import re
+from pathlib import Path
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import resolve
+from nbtrain.config.schema import RunConfig
+
+# What DeepSpeed's launcher reads, of names that its shell commands and pdsh take as they are.
+LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")
+
+
+def hosts_of(config: RunConfig) -> list[str]:
+    """The machines of a run by node number. Raises ConfigError if the hostfile does not name them."""
+    section, nodes = config.backend.hosts, config.resources.nodes
+    if section.hostfile is None:
+        return list(section.hosts[:nodes])
+    path, where = resolve(section.hostfile), config.where("backend.hosts.hostfile")
+    try:
+        slots = read_hostfile(path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if len(slots) < nodes:
+        raise ConfigError(
+            f"{where}: {section.hostfile} names {len(slots)} machines, and resources.nodes = {nodes}. Add "
+            "machines, or lower nodes."
+        )
+    chosen = list(slots)[:nodes]
+    for name in chosen:
+        if slots[name] < config.ranks_per_node:
+            raise ConfigError(
+                f"{where}: {section.hostfile} gives {name} slots={slots[name]}, and each machine is to have "
+                f"{config.ranks_per_node} ranks. Raise its slots if it has the devices, or lower the ranks."
+            )
+    return chosen
+
+
+def read_hostfile(path: Path) -> dict[str, int]:
+    """{name: slots} in the file's order. Raises ConfigError with the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{path} cannot be read: {reason}.") from None
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        match = LINE.fullmatch(text)
+        if match is None:
+            raise ConfigError(
+                f"{path}:{number}: {text[:80]!r} is no machine. A line is `name slots=8`: a name or an IPv4 "
+                "address, and how many ranks it may have."
+            )
+        if match[1] in found:
+            raise ConfigError(f"{path}:{number}: {match[1]} stands in an earlier line too. Take one out.")
+        found[match[1]] = int(match[2])
+    return found
+
+
+def hostfile_text(hosts: list[str]) -> str:
+    """What DeepSpeed's launcher is given: one slot each, for one node agent each."""
+    return "".join(f"{host} slots=1\n" for host in hosts)

@@ -1,0 +1,195 @@
+"""The agents of a job by DeepSpeed's launcher (pdsh or openmpi), a process of its own that is never imported.
+
+    supervisor -> deepspeed.launcher.runner -> pdsh -> ssh -> deepspeed.launcher.launch -> on_host: the agent
+                                            or mpirun -> ssh ----------------------------> on_host: the agent
+
+The launcher must never get TERM or INT: it would end every DeepSpeed job on its hosts (`pkill -f`), those of
+others too. Agents are ended by their job's marker, and the launcher afterwards by KILL.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import workspace
+from nbtrain.config.backend_section import HostsConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.hosts.hostfile import hostfile_text, hosts_of
+from nbtrain.jobs.backends.hosts.on_host import VISIBLE, as_word, order_path
+from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere, ssh_options
+from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
+from nbtrain.jobs.environment import recorded_variables, supervisor_environment
+from nbtrain.jobs.supervisor import processes
+
+END_JOB = Path(__file__).with_name("end_job.py")
+AGENT_MARKER = "NBTRAIN_AGENT_JOB"
+# What an agent needs of the environment that submitted; launchers hand on next to nothing.
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
+# From the end of the agents until the launcher has seen it.
+RUNNER_END_SECONDS = 5.0
+END_TIMEOUT_SECONDS = 60.0
+AGENT_END_SECONDS = 15.0
+# DeepSpeed's launcher needs one, and agents meet at ports of their own.
+UNUSED_PORT = 29500
+
+
+class HostsLauncher(RemoteLauncher):
+    """One agent on each host."""
+
+    def start_agents(self, config: RunConfig) -> Agents:
+        """DeepSpeed's launcher; a host that cannot be reached fails the attempt, with its name."""
+        section = config.backend.hosts
+        try:
+            hosts = hosts_of(config)
+        except ConfigError as error:
+            return NotStarted(str(error))
+        # An attempt before may have left agents on hosts whose connection was lost.
+        unreached = [
+            words for answer in end_marked(section, hosts, self._job.job_id, 0.0) if (words := why(answer))
+        ]
+        if unreached:
+            return NotStarted("; ".join(unreached))
+        return start_runner(config, self._job, hosts)
+
+
+class NotStarted:
+    """Agents that could not be started."""
+
+    def __init__(self, words: str):
+        self.last_words = words
+
+    def poll(self) -> int | None:
+        """As ssh says it."""
+        return 255
+
+    def end(self) -> None:
+        """Nothing is there."""
+
+
+class Runner:
+    """A running DeepSpeed launcher, and the agents that it has started."""
+
+    last_words = ""
+
+    def __init__(self, process: subprocess.Popen, section: HostsConfig, hosts: list[str], job_id: str):
+        self._process = process
+        self._section, self._hosts, self._job_id = section, hosts, job_id
+
+    def poll(self) -> int | None:
+        """The launcher's exit code: the largest of all hosts; 255 if a connection was lost."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """The agents by their marker, then the launcher with its pdsh and ssh by KILL."""
+        for answer in end_marked(self._section, self._hosts, self._job_id, AGENT_END_SECONDS):
+            if words := why(answer):
+                print(f"agents are not ended: {words}", flush=True)
+        if self._process.poll() is not None:
+            return
+        deadline = time.monotonic() + RUNNER_END_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def end_marked(section: HostsConfig, hosts: list[str], job_id: str, grace_seconds: float) -> list[Answer]:
+    """Have each host end the processes with the job's marker; `grace_seconds` 0 kills them at once."""
+    arguments = [job_id, str(grace_seconds)]
+    limit = END_TIMEOUT_SECONDS + grace_seconds
+    return run_everywhere(section, hosts, END_JOB, arguments, timeout_seconds=limit)
+
+
+def why(answer: Answer) -> str:
+    """Why a host did not do it; "" if it did."""
+    if words := answer.trouble[0]:
+        return words
+    return "" if answer.code == 0 else f"{answer.host}: {last_line(answer.errors or answer.output)}"
+
+
+def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
+    """Write the launcher's hostfile and environment file into the job's folder and start it."""
+    hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
+    files.write_text(hostfile, hostfile_text(hosts))
+    files.write_json(
+        order_path(job),
+        {
+            "nodes": len(hosts),
+            "folder": str(workspace()),
+            "environment": agent_environment(supervisor_environment()),
+        },
+    )
+    # Every host exports these lines before anything else runs there.
+    files.write_text(variables, f"{AGENT_MARKER}={job.job_id}\n")
+    with job.supervisor_log.open("ab") as log:
+        process = subprocess.Popen(
+            runner_command(config, job, hosts, hostfile),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=runner_environment(config, variables),
+            # The launcher writes its folder into a shell command as it is, and puts it into PYTHONPATH.
+            cwd="/",
+            start_new_session=True,
+            # KILL: on TERM it would end the DeepSpeed jobs of others.
+            preexec_fn=processes.child_setup(signal.SIGKILL),
+        )
+    processes.keep_for_popen(process.pid)
+    return Runner(process, config.backend.hosts, hosts, job.job_id)
+
+
+def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: Path) -> list[str]:
+    """DeepSpeed's launcher with one slot for each host, in which it starts one agent."""
+    section = config.backend.hosts
+    return [
+        *(python_of(section), "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
+        *("--launcher", section.launcher, "--force_multi", "--no_ssh_check"),
+        *("--master_addr", hosts[0], "--master_port", str(UNUSED_PORT), "--no_local_rank"),
+        *(
+            [f"--launcher_args={shlex.join(mpirun_options(section))}"]
+            if section.launcher == "openmpi"
+            else []
+        ),
+        *("--module", "nbtrain.jobs.backends.hosts.on_host", as_word(job)),
+    ]
+
+
+def mpirun_options(section: HostsConfig) -> list[str]:
+    """Of openmpi: one agent per host with all its cores, by ssh with the options of the section."""
+    interface = section.network_interface
+    return [
+        *("--map-by", "node", "--bind-to", "none"),
+        *("--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(ssh_options(section))),
+        *(["--mca", "oob_tcp_if_include", interface] if interface else []),
+        *(["--mca", "btl_tcp_if_include", interface] if interface else []),
+    ]
+
+
+def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
+    """Of the launcher itself: the job's own environment file, and ssh's options for pdsh."""
+    environment = {name: value for name, value in os.environ.items() if name not in VISIBLE}
+    environment["DS_ENV_FILE"] = str(variables)
+    environment["PDSH_SSH_ARGS_APPEND"] = " ".join(ssh_options(config.backend.hosts))
+    # More than any run has: pdsh else starts 32 at a time, and the others wait for these to end.
+    environment["FANOUT"] = "1024"
+    if config.resources.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    if os.getuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return environment
+
+
+def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What agents take over: folders, paths and the variables that decide how a rank computes; no secrets."""
+    named = {name: environment[name] for name in PASSED_ON if name in environment}
+    kept = recorded_variables(dict(environment))
+    return {**{name: value for name, value in kept.items() if name not in VISIBLE}, **named}

@@ -1,0 +1,63 @@
+"""python -m nbtrain.jobs.backends.hosts.on_host WORD: become a host's agent; DeepSpeed's launcher calls it.
+
+WORD names the job: launchers pass it through shells that split and expand anything but one plain word. What
+else the agent is to know lies in the job's folder, which every host sees.
+"""
+
+import base64
+import json
+import os
+import sys
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.node.__main__ import main as be_the_agent
+from nbtrain.jobs.node.place import node_number
+
+# DeepSpeed's launcher sets them from the slots of its hostfile, and an agent has one slot for all GPUs.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def as_word(job: JobDir) -> str:
+    """The job in letters, digits, - and _."""
+    named = json.dumps([str(job.run.path), job.job_id])
+    return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
+
+
+def job_of(word: str) -> JobDir:
+    """What as_word() was given."""
+    run_dir, job_id = json.loads(base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)))
+    return JobDir(RunDir(Path(run_dir)), job_id)
+
+
+def order_path(job: JobDir) -> Path:
+    """What every agent takes over: {nodes, folder, environment}."""
+    return job.path / "control" / "agents.json"
+
+
+def main(word: str) -> int:
+    """Until the job has ended; words go to the node's own log, whatever becomes of the connection."""
+    job = job_of(word)
+    order = files.read_json(order_path(job))
+    if order is None:
+        raise JobError(f"{order_path(job)} is not there. Every host must see it under the same path.")
+    for name in VISIBLE:
+        os.environ.pop(name, None)
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    number = node_number(order["nodes"])
+    descriptor = os.open(job.node_log(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    nodes = ["--nodes", str(order["nodes"]), "--node", str(number)]
+    return be_the_agent([str(job.run.path), job.job_id, *nodes])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1]))
+    except (JobError, OSError) as error:
+        sys.exit(f"nbtrain agent: {error}")

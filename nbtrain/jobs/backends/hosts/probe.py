@@ -1,0 +1,92 @@
+"""Runs on a host by `python -`: prints as one line of JSON what a run needs to know about it.
+
+    python - '{"paths": {...}, "token": ..., "device": ..., "interface": ...}'
+
+Written for any Python from 3.6 on, so that an old one can say how old it is. Nothing is left on the host.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PACKAGES = ("torch", "deepspeed")
+
+
+def versions():
+    """{package: version}, None if it is not installed; nothing is imported but nbtrain's own number."""
+    try:
+        from importlib import metadata
+    except ImportError:
+        return {}
+    found = dict.fromkeys((*PACKAGES, "nbtrain"))
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with contextlib.suppress(ImportError):
+        from nbtrain.base.version import __version__
+
+        found["nbtrain"] = __version__
+    return found
+
+
+def place(interface):
+    """{address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
+    from nbtrain.jobs.node.place import free_port, own_address
+
+    try:
+        address = own_address(interface)[0]
+        return {"address": address, "port": free_port(address)}
+    except Exception as error:
+        return {"trouble": str(error)}
+
+
+def gpus():
+    from nbtrain.jobs.machine import visible_gpus
+
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    return [gpu.name for gpu in visible_gpus()]
+
+
+def boot_id():
+    return (read("/proc/sys/kernel/random/boot_id") or "").strip()
+
+
+def read(path):
+    """The text of a file, None if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def main(asked):
+    answer = {
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "boot_id": boot_id(),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
+        "token": read(asked["token"]),
+        "writable": os.access(Path(asked["token"]).parent, os.W_OK | os.X_OK),
+        "scratch": tempfile.gettempdir(),
+        "scratch_free": shutil.disk_usage(tempfile.gettempdir()).free,
+    }
+    if answer["versions"].get("nbtrain"):
+        try:
+            answer["place"] = place(asked["interface"])
+            answer["gpus"] = gpus() if asked["device"] == "gpu" else None
+        except ImportError as error:
+            answer["place"] = {"trouble": f"nbtrain cannot be loaded: {error}"}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""ssh to every machine of a run at once: a small program as its input, what it prints, what failed."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtrain.base.workspace import resolve
+from nbtrain.config.backend_section import HostsConfig
+
+CONNECT_SECONDS = 15
+# Of so many machines at once; the others wait for their turn.
+AT_ONCE = 64
+# ssh's own exit code if it could not connect, or lost the connection.
+SSH_FAILED = 255
+# What ssh prints, what that means, and the fix. {host} and {account} are filled in.
+TROUBLES = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "has another host key than the one that is known here",
+        "If it was installed anew, forget the old key (`ssh-keygen -R {host}`) and log in once by hand; if "
+        "not, somebody may be in between.",
+    ),
+    (
+        r"[Hh]ost key is known|Host key verification failed",
+        "has a host key that is not known here",
+        "Log in once by hand (`ssh {host}`) and compare the key, or add it with ssh-keyscan.",
+    ),
+    (
+        r"Permission denied|Too many authentication failures",
+        "does not accept any ssh key of this user",
+        "Put your public key there (`ssh-copy-id {host}`); nobody can type a password for a job.",
+    ),
+    (
+        r"Could not resolve hostname",
+        "is a name that nothing here resolves",
+        "Correct the name, or add it to /etc/hosts or to ssh's configuration.",
+    ),
+    (
+        r"Connection refused",
+        "is there, and nothing listens at its ssh port",
+        "Start sshd there, or set backend.hosts.ssh_port.",
+    ),
+    (
+        r"timed out|No route to host|Network is unreachable|Host is down",
+        f"does not answer within {CONNECT_SECONDS} s",
+        "Is it switched on, and does a firewall let ssh through?",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one machine printed, or why it did not."""
+
+    host: str
+    code: int | None
+    """The program's exit code; 255 is ssh's own; None if the time was over."""
+    output: str
+    errors: str
+
+    @property
+    def trouble(self) -> tuple[str, str]:
+        """(what was found, the fix) if ssh itself failed; ("", "") if it did not."""
+        if self.code is None:
+            return f"{self.host} gave no answer in time", "Is it overloaded, or does its disk hang?"
+        if self.code != SSH_FAILED:
+            return "", ""
+        for pattern, words, fix in TROUBLES:
+            if re.search(pattern, self.errors):
+                return f"{self.host} {words}", fix.format(host=self.host)
+        return f"ssh to {self.host} failed: {last_line(self.errors)}", f"Try `ssh {self.host} true` by hand."
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def ssh_options(section: HostsConfig) -> list[str]:
+    """Options of every ssh: nobody is asked for anything, and a dead connection is noticed."""
+    return [
+        "-oBatchMode=yes",
+        f"-oConnectTimeout={CONNECT_SECONDS}",
+        f"-oServerAliveInterval={section.server_alive_interval_seconds}",
+        f"-oServerAliveCountMax={section.server_alive_count_max}",
+        *(["-F", str(resolve(section.ssh_config))] if section.ssh_config else []),
+        *([f"-oPort={section.ssh_port}"] if section.ssh_port else []),
+    ]
+
+
+def python_of(section: HostsConfig) -> str:
+    """The Python of every machine."""
+    return section.python or sys.executable
+
+
+def run_everywhere(
+    section: HostsConfig,
+    hosts: Sequence[str],
+    program: Path,
+    arguments: Iterable[str] = (),
+    variables: Iterable[str] = (),
+    timeout_seconds: float = 60.0,
+) -> list[Answer]:
+    """Run a Python file of this machine on every host, with `variables` (NAME=value) in its environment."""
+    command = ["env", *variables, python_of(section), "-", *arguments]
+    text = program.read_text(encoding="utf-8")
+
+    def ask(host: str) -> Answer:
+        # One shell is between ssh and the program.
+        call = ["ssh", *ssh_options(section), "--", host, shlex.join(command)]
+        try:
+            done = subprocess.run(call, input=text, capture_output=True, text=True, timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return Answer(host, None, "", "")
+        except OSError as error:
+            return Answer(host, SSH_FAILED, "", f"ssh cannot be started here: {error.strerror}")
+        return Answer(host, done.returncode, done.stdout, done.stderr)
+
+    with ThreadPoolExecutor(min(AT_ONCE, len(hosts)) or 1) as pool:
+        return list(pool.map(ask, hosts))

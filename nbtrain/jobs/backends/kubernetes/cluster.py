@@ -1,0 +1,302 @@
+"""The API server, asked through the official client: what is retried, what a dropped stream goes on with.
+
+Asked again, with longer and longer waits: 429 and 5xx, timeouts, lost connections. A create that is asked
+again may find its own object (409), which is then the answer. Reads go on from the resource version that was
+seen last; if the server has forgotten it (410), the object is listed anew.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.jobs.backends.kubernetes.connect import Connection, library
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
+from nbtrain.jobs.backends.kubernetes.names import JOB_ID, RUN_ID, checked, checked_namespace, is_ours
+from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refusal
+
+CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
+# Half a minute in all: longer, a person waits for a word, and the watchdog of a pod for its turn.
+BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+RETRIED = frozenset({429, 500, 502, 503, 504})
+GONE = 410
+# The server ends a watch after this time; a stream that is silent for longer was dropped without a word.
+WATCH_SECONDS = 240
+MERGE_PATCH = "application/merge-patch+json"
+MOST_LISTED = 500
+
+
+class Cluster:
+    """One namespace of one API server."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        back_off_seconds: tuple[float, ...] = BACK_OFF_SECONDS,
+        read_seconds: float = READ_SECONDS,
+    ):
+        self._api = connection.api
+        self.namespace = checked_namespace(connection.namespace)
+        self.context = connection.context
+        self.host = str(connection.api.configuration.host)
+        self._back_off_seconds = back_off_seconds
+        self._read_seconds = read_seconds
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Create the object, or find it: the same job is never there twice.
+
+        Raises SubmitError if another job's object has its name, Refused with the server's words.
+        """
+        kind = KINDS[manifest["kind"]]
+        labels, name = manifest["metadata"]["labels"], checked(manifest["metadata"]["name"])
+        try:
+            return self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest)
+        except Refused as error:
+            if error.status != 409:
+                raise
+        found = self.get(kind, name)
+        if found is not None and is_ours(found, labels[RUN_ID], labels[JOB_ID]):
+            return found
+        raise SubmitError(
+            f"{self.host}: {kind.name} {self.namespace}/{name} is there already, and is not of this job. "
+            f"Delete it (`kubectl delete -n {self.namespace} {kind.plural}.{kind.group} {name}`), or rename "
+            "the run."
+        )
+
+    def get(self, kind: Kind, name: str) -> Manifest | None:
+        """The object as it is now; None if there is none."""
+        try:
+            return self._json("GET", self._path(kind, checked(name)), f"read {kind.name} {name}")
+        except Refused as error:
+            if error.status == 404 and error.reason == "NotFound":
+                return None
+            raise
+
+    def patch(self, kind: Kind, name: str, change: Manifest) -> Manifest:
+        """Merge `change` into the object."""
+        path = self._path(kind, checked(name))
+        return self._json("PATCH", path, f"change {kind.name} {name}", body=change, content=MERGE_PATCH)
+
+    def delete(self, kind: Kind, name: str, uid: str | None = None) -> bool:
+        """Delete the object and its pods; False if it was gone. With `uid`, that object and no later one."""
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._json("DELETE", self._path(kind, checked(name)), f"delete {kind.name} {name}", body=options)
+        except Refused as error:
+            # 409: the object of that name has another uid.
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
+    def pods(self, job_id: str) -> list[Manifest]:
+        """The pods of a job, by the label that its manifest gives them."""
+        return self._listed(f"{self._core}/pods", "list pods", labelSelector=f"{JOB_ID}={job_id}")
+
+    def events(self, names: set[str]) -> list[Manifest]:
+        """What the cluster noted about these objects and what was made from them, oldest first."""
+        found = [
+            event
+            for event in self._listed(f"{self._core}/events", "list events")
+            if _about(event) in names or any(_about(event).startswith(f"{name}-") for name in names)
+        ]
+        return sorted(found, key=event_time)
+
+    def watch(self, kind: Kind, name: str) -> Iterator[Manifest | None]:
+        """The object now and after each change, however often the stream breaks; None once it is deleted."""
+        path, what = self._path(kind), f"watch {kind.name} {checked(name)}"
+        selector = {"fieldSelector": f"metadata.name={name}"}
+        version = ""
+        while True:
+            if not version:
+                listed = self._json("GET", path, what, query=selector)
+                version = listed["metadata"]["resourceVersion"]
+                if not listed.get("items"):
+                    yield None
+                    return
+                yield listed["items"][0]
+            query = {
+                **selector,
+                "watch": "true",
+                "resourceVersion": version,
+                "timeoutSeconds": str(WATCH_SECONDS),
+                "allowWatchBookmarks": "true",
+            }
+            try:
+                for line in self._lines(path, what, query, WATCH_SECONDS + self._read_seconds):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise refusal(
+                            int(event["object"].get("code", 0)), json.dumps(event["object"]), what, ""
+                        )
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] == "DELETED":
+                        yield None
+                        return
+                    if event["type"] != "BOOKMARK":
+                        yield event["object"]
+            except Refused as error:
+                if error.status == GONE:
+                    version = ""
+                elif error.status not in RETRIED:
+                    raise
+            except (ValueError, KeyError, TypeError):
+                # Half a line, of a stream that was cut: list anew.
+                version = ""
+            time.sleep(self._back_off_seconds[0])
+
+    def log(
+        self,
+        pod: str,
+        container: str | None,
+        tail_lines: int | None = None,
+        follow: Callable[[], bool] | None = None,
+    ) -> Iterator[str]:
+        """The lines of a pod's log; while `follow()` is true a broken stream goes on after its last line."""
+        path, what = f"{self._core}/pods/{pod}/log", f"read the log of pod {pod}"
+        query = {"timestamps": "true", **({"container": container} if container else {})}
+        if tail_lines is not None:
+            query["tailLines"] = str(tail_lines)
+        if follow is not None:
+            query["follow"] = "true"
+        # Lines carry RFC 3339 times in UTC; several may have one time.
+        last, with_last = "", 0
+        while True:
+            to_skip = with_last
+            for line in self._lines(path, what, query, self._read_seconds):
+                stamp, _, text = line.partition(" ")
+                if stamp < last:
+                    continue
+                if stamp == last and to_skip:
+                    to_skip -= 1
+                    continue
+                with_last = with_last + 1 if stamp == last else 1
+                last, to_skip = stamp, 0
+                yield text
+            if follow is None or not follow():
+                return
+            query.pop("tailLines", None)
+            if last:
+                query["sinceTime"] = last
+            time.sleep(self._back_off_seconds[0])
+
+    @property
+    def _core(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}"
+
+    def _path(self, kind: Kind, name: str = "") -> str:
+        path = f"/apis/{kind.group}/{kind.version}/namespaces/{self.namespace}/{kind.plural}"
+        return f"{path}/{name}" if name else path
+
+    def _listed(self, path: str, what: str, **query: str) -> list[Manifest]:
+        items: list[Manifest] = []
+        query = {**query, "limit": str(MOST_LISTED)}
+        while True:
+            page = self._json("GET", path, what, query=query)
+            items += page.get("items") or []
+            if not (more := page.get("metadata", {}).get("continue")):
+                return items
+            query = {**query, "continue": more}
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        body: Any = None,
+        query: dict[str, str] | None = None,
+        content: str = "application/json",
+    ) -> Manifest:
+        def ask() -> Manifest:
+            answer = self._ask(method, path, what, body, query, content, self._read_seconds)
+            return json.loads(answer.data)
+
+        return self._retried(ask, what)
+
+    def _lines(self, path: str, what: str, query: dict[str, str], read_seconds: float) -> Iterator[str]:
+        """The lines of a stream, as they come; ends when the stream does, however it does."""
+        from urllib3.exceptions import HTTPError
+
+        answer = self._retried(
+            lambda: self._ask("GET", path, what, None, query, "application/json", read_seconds), what
+        )
+        rest = b""
+        try:
+            for piece in answer.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines if line)
+        except HTTPError:
+            return
+        finally:
+            answer.close()
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def _retried(self, ask: Callable[[], Any], what: str) -> Any:
+        """The answer to `ask`, tried once more than there are waits. Raises Refused or Unanswered."""
+        from urllib3.exceptions import HTTPError
+
+        for seconds in (*self._back_off_seconds, None):
+            try:
+                return ask()
+            except Refused as error:
+                if error.status not in RETRIED:
+                    raise
+                if seconds is None:
+                    raise Unanswered(f"{error} The job itself goes on; ask again later.") from None
+            except (HTTPError, ValueError) as error:
+                if seconds is None:
+                    raise Unanswered(
+                        f"{self.host}: cannot {what}: no whole answer in {len(self._back_off_seconds) + 1} "
+                        f"tries ({type(error).__name__}). The job itself goes on; ask again later."
+                    ) from None
+            time.sleep(seconds)
+        raise AssertionError("the last try has returned or raised")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: Any,
+        query: dict[str, str] | None,
+        content: str,
+        read_seconds: float,
+    ) -> Any:
+        exceptions = library().client.exceptions
+        try:
+            return self._api.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json, */*", "Content-Type": content},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=(CONNECT_SECONDS, read_seconds),
+            )
+        except exceptions.ApiException as error:
+            if not error.status:
+                # TLS: no retry helps.
+                raise JobError(
+                    f"{self.host}: cannot {what}: {' '.join(str(error.reason).split())}. Compare the "
+                    "cluster's certificate with certificate-authority in the kubeconfig."
+                ) from None
+            raise refusal(error.status, error.body, what, self.host) from None
+
+
+def _about(event: Manifest) -> str:
+    return str((event.get("involvedObject") or {}).get("name") or "")
+
+
+def event_time(event: Manifest) -> str:
+    """When an event was seen last, as RFC 3339 says it; "" if it does not say."""
+    for key in ("lastTimestamp", "eventTime", "firstTimestamp"):
+        if event.get(key):
+            return str(event[key])
+    return str((event.get("metadata") or {}).get("creationTimestamp") or "")

@@ -1,0 +1,70 @@
+"""Which cluster: kubeconfig, context, namespace, or the service account of the pod that this runs in."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import JobError
+
+# Kubernetes mounts it into every pod that has a service account.
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+KUBECONFIG = "~/.kube/config"
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The official client's ApiClient, and where it points."""
+
+    api: Any
+    namespace: str
+    context: str | None
+    """None inside a pod."""
+
+
+def library() -> Any:
+    """The official client. Raises JobError with the command that installs it."""
+    try:
+        import kubernetes.client
+        import kubernetes.config
+    except ImportError as error:
+        raise JobError(
+            "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
+            f"({error}). Install it with `pip install 'nbtrain[k8s]'`, or write the manifest with "
+            "`nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
+        ) from None
+    return kubernetes
+
+
+def connect(context: str | None = None, namespace: str | None = None) -> Connection:
+    """A connection that has asked nothing yet. Raises JobError if no cluster is configured."""
+    config, client = library().config, library().client
+    configuration = client.Configuration()
+    # One place retries (cluster.py), and knows what may be asked twice.
+    configuration.retries = False
+    files = os.environ.get("KUBECONFIG") or KUBECONFIG
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and context is None and not _any_file(files)
+    try:
+        if in_pod:
+            config.load_incluster_config(client_configuration=configuration)
+            own = POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
+            return Connection(client.ApiClient(configuration), namespace or own, None)
+        path = os.pathsep.join(str(Path(one).expanduser()) for one in files.split(os.pathsep) if one)
+        config.load_kube_config(config_file=path, context=context, client_configuration=configuration)
+        contexts, active = config.list_kube_config_contexts(config_file=path)
+    except (config.ConfigException, OSError) as error:
+        where = f"context {context} of {files}" if context else files
+        raise JobError(
+            f"{where}: no cluster is configured there: {error}. Set KUBECONFIG or "
+            "backend.kubernetes.context; `kubectl config get-contexts` lists what there is."
+        ) from None
+    chosen = next((one for one in contexts if one["name"] == context), active)
+    of_context = chosen.get("context", {}).get("namespace")
+    return Connection(
+        client.ApiClient(configuration), namespace or of_context or DEFAULT_NAMESPACE, chosen["name"]
+    )
+
+
+def _any_file(files: str) -> bool:
+    return any(Path(one).expanduser().is_file() for one in files.split(os.pathsep) if one)

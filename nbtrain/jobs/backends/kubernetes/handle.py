@@ -1,0 +1,19 @@
+"""handle.json of a job: which object of which cluster it is, for any later process that finds the run."""
+
+from dataclasses import dataclass
+
+from nbtrain.base.records import Record
+
+
+@dataclass
+class KubernetesHandle(Record):
+    """Written once by submit, after the API server has taken the object."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    """The object's; a later object of the same name has another one."""
+    context: str | None = None
+    """Of the kubeconfig; None inside a pod."""
+    engine: str = "kubernetes"

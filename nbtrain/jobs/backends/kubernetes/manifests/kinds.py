@@ -1,0 +1,66 @@
+"""The table of kinds: where the API server keeps them, who writes their manifest, how they are paused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.jobs.backends.kubernetes.manifests.deepspeed_job import deepspeed_job
+from nbtrain.jobs.backends.kubernetes.manifests.mpi_job import mpi_job
+from nbtrain.jobs.backends.kubernetes.manifests.pytorch_job import pytorch_job
+from nbtrain.jobs.backends.kubernetes.manifests.train_job import train_job
+from nbtrain.jobs.backends.kubernetes.work import PodWork
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of object."""
+
+    name: str
+    group: str
+    version: str
+    plural: str
+    write: Callable[[PodWork, str | None], Manifest]
+    pause: Callable[[bool], Manifest]
+    """The merge patch that pauses (True) or resumes (False)."""
+    container: str
+    """The container that trains, whose log counts."""
+
+
+def _suspend(on: bool) -> Manifest:
+    return {"spec": {"suspend": on}}
+
+
+def _suspend_policy(on: bool) -> Manifest:
+    return {"spec": {"runPolicy": {"suspend": on}}}
+
+
+def _pause_mode(on: bool) -> Manifest:
+    return {"spec": {"runMode": {"pause": {"enabled": on}}}}
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            *("DeepSpeedJob", "batch.tensorstack.dev", "v1beta1", "deepspeedjobs"),
+            deepspeed_job,
+            _pause_mode,
+            "worker",
+        ),
+        Kind("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", train_job, _suspend, "node"),
+        Kind("MPIJob", "kubeflow.org", "v2beta1", "mpijobs", mpi_job, _suspend_policy, "worker"),
+        Kind("PyTorchJob", "kubeflow.org", "v1", "pytorchjobs", pytorch_job, _suspend_policy, "pytorch"),
+    )
+}
+
+
+def debug_patch(on: bool) -> Manifest:
+    """The merge patch of a DeepSpeedJob's debug mode: pods without training, to look around in them."""
+    return {"spec": {"runMode": {"debug": {"enabled": on, "replicaSpecs": [{"type": "worker"}]}}}}
+
+
+def write(work: PodWork, namespace: str | None = None) -> Manifest:
+    """The job's manifest, of the kind that backend.workload names."""
+    return KINDS[work.section.workload].write(work, namespace)

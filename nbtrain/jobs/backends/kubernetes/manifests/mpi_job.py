@@ -1,0 +1,51 @@
+"""MPIJob (kubeflow.org/v2beta1), with Open MPI: the launcher's mpirun starts one agent in each worker.
+
+One slot for each worker: the agent starts the pod's ranks itself, and OMPI_COMM_WORLD_RANK is its number. A
+process that sshd starts lacks the container's variables, so that mpirun exports each by name.
+"""
+
+from typing import Any
+
+from nbtrain.jobs.backends.kubernetes import pods
+from nbtrain.jobs.backends.kubernetes.manifests.run_policy import run_policy
+from nbtrain.jobs.backends.kubernetes.work import PodWork
+
+SSHD = ["/usr/sbin/sshd", "-De"]
+
+
+def mpi_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
+    """The manifest."""
+    restart = work.section.restart_policy or "Never"
+    names = [one["name"] for one in pods.variables(work)]
+    mpirun = [
+        *("mpirun", "--allow-run-as-root", "-np", str(work.nodes)),
+        *("--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", work.section.workspace_path),
+        *(word for name in names for word in ("-x", name)),
+        *work.command,
+    ]
+    launcher = pods.container(work, "launcher", mpirun, whole=False)
+    worker = pods.container(work, "worker", SSHD)
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": work.metadata(namespace),
+        "spec": {
+            "slotsPerWorker": 1,
+            "mpiImplementation": "OpenMPI",
+            # A launcher that starts first would fail until each worker's sshd answers.
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": run_policy(work.section),
+            "mpiReplicaSpecs": {
+                "Launcher": {
+                    "replicas": 1,
+                    "restartPolicy": restart,
+                    "template": pods.template(work, launcher),
+                },
+                "Worker": {
+                    "replicas": work.nodes,
+                    "restartPolicy": restart,
+                    "template": pods.template(work, worker),
+                },
+            },
+        },
+    }

@@ -1,0 +1,63 @@
+"""Names that Kubernetes gets: from runs and jobs, within RFC 1123 and the lengths of what is derived."""
+
+import hashlib
+import re
+
+from nbtrain.base.errors import SubmitError
+
+# RFC 1035, which is narrower than RFC 1123 by its first letter: TrainJobs and services ask for it.
+OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+# A pod's name is a label of at most 63 characters. Operators append up to 18 to the object's name:
+# "-node-0-9999-xxxxx" (TrainJob), "-xxxxx-worker-9999" (DeepSpeedJob).
+MOST_OBJECT_CHARS = 45
+DIGEST_CHARS = 6
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+RUN, RUN_ID, JOB_ID = "nbtrain/run", "nbtrain/run-id", "nbtrain/job-id"
+
+
+def object_name(run: str, run_id: str, job_id: str) -> str:
+    """The object's name: the run's, cut if need be, and a hash of run and job, the same at every call."""
+    digest = hashlib.sha256(f"{run_id}/{job_id}".encode()).hexdigest()[:DIGEST_CHARS]
+    head = run if run[:1].isalpha() else f"run-{run}"
+    return checked(f"{head[: MOST_OBJECT_CHARS - DIGEST_CHARS - 1].rstrip('-')}-{digest}")
+
+
+def checked(name: str) -> str:
+    """`name` itself. Raises SubmitError if it may not become an object's name."""
+    if not OBJECT_NAME.fullmatch(name) or len(name) > MOST_OBJECT_CHARS:
+        raise SubmitError(
+            f"{name!r} may not become the name of a Kubernetes object: it must be 1 to {MOST_OBJECT_CHARS} "
+            "lower case letters, digits and inner dashes, and begin with a letter. Rename the run."
+        )
+    return name
+
+
+def checked_namespace(name: str) -> str:
+    """`name` itself. Raises SubmitError if it is no namespace."""
+    if not NAMESPACE.fullmatch(name):
+        raise SubmitError(
+            f"{name!r} is no namespace: it must be 1 to 63 lower case letters, digits and inner dashes. Set "
+            "backend.kubernetes.namespace."
+        )
+    return name
+
+
+def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
+    """The labels by which the object and its pods are found again."""
+    labels = {MANAGED_BY: "nbtrain", RUN: run, RUN_ID: run_id, JOB_ID: job_id}
+    for key, value in labels.items():
+        if not LABEL_VALUE.fullmatch(value):
+            raise SubmitError(
+                f"{key} = {value!r} may not become a label: it must be at most 63 letters, digits, dots, "
+                "dashes and underscores."
+            )
+    return labels
+
+
+def is_ours(item: dict, run_id: str, job_id: str) -> bool:
+    """Whether an object of the cluster carries this job's labels."""
+    labels = item.get("metadata", {}).get("labels") or {}
+    return labels.get(RUN_ID) == run_id and labels.get(JOB_ID) == job_id

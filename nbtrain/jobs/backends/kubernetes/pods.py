@@ -1,0 +1,128 @@
+"""The parts of a pod, as core/v1 words them: variables, resources, volumes, container, template."""
+
+from typing import Any
+
+from nbtrain.jobs.backends.kubernetes.work import PodWork
+
+SHARED_MEMORY = "shared-memory"
+MIB = 1 << 20
+
+
+def variables(work: PodWork) -> list[dict[str, Any]]:
+    """Environment variables; of a Secret only its name and key are written."""
+    plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in work.variables.items()]
+    return plain + [
+        {"name": one.name, "valueFrom": {"secretKeyRef": {"name": one.secret, "key": one.key}}}
+        for one in work.section.secret_variables
+    ]
+
+
+def resources(work: PodWork) -> dict[str, Any]:
+    """What a pod asks for; request and limit are equal, so that it is the last to be evicted."""
+    amounts: dict[str, Any] = {}
+    if work.cpus:
+        amounts["cpu"] = str(work.cpus)
+    if work.memory_bytes:
+        amounts["memory"] = quantity(work.memory_bytes)
+    if work.gpus:
+        amounts[work.section.gpu_resource] = work.gpus
+    amounts |= work.section.extra_resources
+    return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
+
+
+def quantity(num_bytes: int) -> str:
+    """64 GiB as "65536Mi"; bytes if they are no whole MiB."""
+    return f"{num_bytes // MIB}Mi" if num_bytes % MIB == 0 else str(num_bytes)
+
+
+def volumes(work: PodWork) -> list[dict[str, Any]]:
+    """Shared memory, each claim once, and each mounted Secret."""
+    memory: dict[str, Any] = {"medium": "Memory"}
+    if work.section.shared_memory_bytes:
+        memory["sizeLimit"] = quantity(work.section.shared_memory_bytes)
+    written: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "emptyDir": memory}]
+    for claim, name in _claims(work).items():
+        written.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+    for number, secret in enumerate(work.section.secret_files):
+        written.append({"name": f"secret-{number}", "secret": {"secretName": secret.secret}})
+    return written
+
+
+def _claims(work: PodWork) -> dict[str, str]:
+    """{claim: name of its volume}: a claim may be mounted at several paths."""
+    claims = dict.fromkeys(mount.claim for mount in work.section.mounts)
+    return {claim: f"claim-{number}" for number, claim in enumerate(claims)}
+
+
+def mounts(work: PodWork) -> list[dict[str, Any]]:
+    """Where the volumes are in the container."""
+    names = _claims(work)
+    written: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
+    for mount in work.section.mounts:
+        one: dict[str, Any] = {"name": names[mount.claim], "mountPath": mount.mount_path}
+        if mount.sub_path is not None:
+            one["subPath"] = mount.sub_path
+        if mount.read_only:
+            one["readOnly"] = True
+        written.append(one)
+    for number, secret in enumerate(work.section.secret_files):
+        written.append({"name": f"secret-{number}", "mountPath": secret.mount_path, "readOnly": True})
+    return written
+
+
+def security_context(work: PodWork) -> dict[str, Any]:
+    """The capabilities that are asked for; empty without any."""
+    added = list(work.section.capabilities)
+    return {"capabilities": {"add": added}} if added else {}
+
+
+def container(work: PodWork, name: str, command: list[str] | None, whole: bool = True) -> dict[str, Any]:
+    """The container that trains; without `whole` one that only starts others and asks for no devices."""
+    written: dict[str, Any] = {"name": name, "image": work.image}
+    if work.section.image_pull_policy:
+        written["imagePullPolicy"] = work.section.image_pull_policy
+    if command is not None:
+        written["command"] = list(command)
+    written["workingDir"] = work.section.workspace_path
+    written["env"] = variables(work)
+    if whole and (asked := resources(work)):
+        written["resources"] = asked
+    written["volumeMounts"] = mounts(work)
+    if context := security_context(work):
+        written["securityContext"] = context
+    return written
+
+
+def template(work: PodWork, main: dict[str, Any]) -> dict[str, Any]:
+    """A PodTemplateSpec around a container."""
+    spec: dict[str, Any] = {"containers": [main], **placement(work)}
+    if work.section.priority_class:
+        spec["priorityClassName"] = work.section.priority_class
+    return {"metadata": template_metadata(work), "spec": spec}
+
+
+def placement(work: PodWork) -> dict[str, Any]:
+    """What a pod's spec says beside its containers; TrainJob's patches have room for these fields and no
+    others."""
+    section = work.section
+    written: dict[str, Any] = {
+        "volumes": volumes(work),
+        "terminationGracePeriodSeconds": work.grace_seconds,
+    }
+    if section.node_selector:
+        written["nodeSelector"] = dict(section.node_selector)
+    if section.tolerations:
+        written["tolerations"] = [one.model_dump(exclude_none=True) for one in section.tolerations]
+    if section.service_account:
+        written["serviceAccountName"] = section.service_account
+    if section.image_pull_secrets:
+        written["imagePullSecrets"] = [{"name": name} for name in section.image_pull_secrets]
+    return written
+
+
+def template_metadata(work: PodWork) -> dict[str, Any]:
+    """Labels, by which the job's pods are found, and annotations."""
+    written: dict[str, Any] = {"labels": work.labels}
+    if work.section.annotations:
+        written["annotations"] = dict(work.section.annotations)
+    return written

@@ -1,0 +1,64 @@
+"""What an API server answers other than success, in words: one error class for a refusal, one for silence."""
+
+import json
+from typing import Any
+
+from nbtrain.base.errors import JobError
+
+MOST_CAUSES = 10
+
+
+class Unanswered(JobError):
+    """The API server did not answer, however often it was asked: nothing new is known."""
+
+
+class Refused(JobError):
+    """The API server answered with an error. `status` is HTTP's, `reason` Kubernetes' word."""
+
+    def __init__(self, message: str, status: int, reason: str):
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+def refusal(status: int, body: Any, what: str, host: str) -> Refused:
+    """The error of an answer to `what` ("create TrainJob research/gpt")."""
+    said = _status_object(body)
+    reason = str(said.get("reason") or "")
+    message = str(said.get("message") or "").strip().rstrip(".") or f"HTTP {status}"
+    return Refused(f"{host}: cannot {what}: {message}.{_fix(status, said)}", status, reason)
+
+
+def _status_object(body: Any) -> dict[str, Any]:
+    """The Status object of an answer; whatever else a proxy wrote becomes its message."""
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"message": text.strip()[:200]}
+
+
+def _fix(status: int, said: dict[str, Any]) -> str:
+    details = said.get("details")
+    details = details if isinstance(details, dict) else {}
+    if status == 401:
+        return " The credentials of this context are not accepted: renew them (`kubectl auth whoami`)."
+    if status == 403:
+        return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."
+    if status == 404 and not details.get("name"):
+        return (
+            " The cluster does not know this kind: install its operator, or set "
+            "backend.kubernetes.workload to a kind of `kubectl api-resources`."
+        )
+    if status == 404 and details.get("kind") == "namespaces":
+        return " Set backend.kubernetes.namespace to one of `kubectl get namespaces`."
+    if status == 422:
+        causes = details.get("causes")
+        causes = causes if isinstance(causes, list) else []
+        lines = [
+            f"\n  {cause.get('field', '')}: {cause.get('message', '')}"
+            for cause in causes[:MOST_CAUSES]
+            if isinstance(cause, dict)
+        ]
+        return "".join(lines)
+    return ""

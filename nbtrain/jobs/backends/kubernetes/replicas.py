@@ -1,0 +1,116 @@
+"""The pods of a job as replicas: host, phase, restarts, and in words why one waits or how it ended."""
+
+import contextlib
+import signal
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
+
+# What a person can do about a reason that Kubernetes gives for a waiting container.
+WAITING = {
+    "ErrImagePull": "the image cannot be pulled",
+    "ImagePullBackOff": "the image cannot be pulled",
+    "InvalidImageName": "the image's name is not valid",
+    "CreateContainerConfigError": "a Secret or ConfigMap that it names is not there",
+    "CrashLoopBackOff": "it ends again and again",
+    "ContainerCreating": "its volumes and network are being prepared",
+    "PodInitializing": "its init containers run",
+}
+SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One pod."""
+
+    pod: str
+    host: str
+    phase: str
+    restarts: int
+    exit_code: int | None
+    """Of its container that ended last; None if none has."""
+    reason: str
+    """Why it waits or how it ended; "" while it runs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def replica(pod: dict[str, Any]) -> Replica:
+    """A pod, read tolerantly."""
+    status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
+    containers = [mapping(one) for one in items(status.get("containerStatuses"))]
+    code, ended = _end(containers)
+    phase = str(status.get("phase") or "Unknown")
+    why = ended or _waits(containers) or _unscheduled(status)
+    evicted = " ".join(str(status.get(key) or "") for key in ("reason", "message")).strip()
+    return Replica(
+        pod=str(mapping(pod.get("metadata")).get("name") or ""),
+        host=str(spec.get("nodeName") or ""),
+        phase=phase,
+        restarts=sum(number(one.get("restartCount")) for one in containers),
+        exit_code=code,
+        reason=why or evicted,
+    )
+
+
+def failure_words(pods: list[Replica]) -> str:
+    """The first pod that ended badly, by name and exit code; "" if none did."""
+    for one in sorted(pods, key=lambda pod: pod.pod):
+        if one.exit_code:
+            return f"{one.pod}{f' on {one.host}' if one.host else ''}: {one.reason}"
+    return next((f"{one.pod}: {one.reason}" for one in pods if one.phase == "Failed" and one.reason), "")
+
+
+def waiting_words(pods: list[Replica]) -> str:
+    """Why the job does not start, in the words of the first pod that waits; "" if none says."""
+    return next((f"{one.pod}: {one.reason}" for one in pods if one.phase == "Pending" and one.reason), "")
+
+
+def exit_words(code: int, reason: str = "") -> str:
+    """An exit code in words: 137 is 128 + SIGKILL."""
+    words = f"exit code {code}"
+    if code > SIGNALLED:
+        with contextlib.suppress(ValueError):
+            words += f" ({signal.Signals(code - SIGNALLED).name})"
+    if reason == "OOMKilled":
+        words += (
+            ": the kernel killed it, because it was over its memory limit (resources.memory_per_node_bytes)"
+        )
+    elif reason and reason not in ("Error", "Completed"):
+        words += f": {reason}"
+    return words
+
+
+def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
+    """Exit code and words of the container that ended worst, now or before its restart."""
+    ends: list[tuple[int, str]] = []
+    for one in containers:
+        for key in ("state", "lastState"):
+            ended = mapping(mapping(one.get(key)).get("terminated"))
+            if "exitCode" in ended:
+                code = number(ended["exitCode"])
+                ends.append((code, exit_words(code, str(ended.get("reason") or ""))))
+                break
+    if not ends:
+        return None, ""
+    return max(ends)
+
+
+def _waits(containers: list[dict[str, Any]]) -> str:
+    for one in containers:
+        waiting = mapping(mapping(one.get("state")).get("waiting"))
+        if word := str(waiting.get("reason") or ""):
+            message = str(waiting.get("message") or "")
+            return f"{WAITING.get(word, word)}{f' ({word})' if word in WAITING else ''}" + (
+                f": {message}" if message else ""
+            )
+    return ""
+
+
+def _unscheduled(status: dict[str, Any]) -> str:
+    for one in map(mapping, items(status.get("conditions"))):
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return f"no node takes it: {one.get('message') or one.get('reason') or 'no reason given'}"
+    return ""

@@ -1,0 +1,136 @@
+"""One table for four kinds: what an object's status says, in our states; read tolerantly.
+
+A word that nobody knows changes nothing: the last state stays, with `known` False.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base.jobstate import FAILED, QUEUED, RESTARTING, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
+
+# {word of a phase or of a condition's type: our state}, in lower case. A platform's console says "Error".
+WORDS = {
+    "created": QUEUED,
+    "pending": QUEUED,
+    "queued": QUEUED,
+    "initialized": QUEUED,
+    "initializing": QUEUED,
+    "running": RUNNING,
+    "restarting": RESTARTING,
+    "replicafailure": RESTARTING,
+    "suspended": SUSPENDED,
+    "paused": SUSPENDED,
+    "succeeded": SUCCEEDED,
+    "complete": SUCCEEDED,
+    "completed": SUCCEEDED,
+    "failed": FAILED,
+    "error": FAILED,
+}
+# Of several conditions that are true, the first of these counts: a DeepSpeedJob that failed is Completed too,
+# and conditions of earlier times may stay true.
+RANK = (FAILED, SUCCEEDED, SUSPENDED, RESTARTING, RUNNING, QUEUED)
+
+
+@dataclass(frozen=True)
+class ObjectWord:
+    """What the engine says of a job."""
+
+    state: str
+    reason: str
+    """In the engine's words; "" if it gives none."""
+    known: bool = True
+    """False: it said a word that is in no table, and `state` is the last one that was known."""
+
+
+def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
+    """The state of an object of any kind; `last` is the state known before."""
+    status = mapping(item.get("status"))
+    conditions = _conditions(status)
+    told = [one for one in conditions if one["status"] == "True"]
+    said = [(WORDS.get(one["type"].lower()), _reason(one)) for one in told]
+    phase = str(status.get("phase") or "")
+    if phase:
+        # A phase sums the conditions up; they give its reason.
+        state = WORDS.get(phase.lower())
+        if state is None:
+            return ObjectWord(last, f"phase {phase}", known=False)
+        reasons = {known: reason for known, reason in said if known}
+        if FAILED in reasons:
+            state = FAILED
+        # It has no condition for a pause; until its pods are gone it runs on.
+        if state not in (FAILED, SUCCEEDED) and _paused(item) and not _active(status):
+            state = SUSPENDED
+        if state == QUEUED and number(status.get("backoffCount")):
+            state = RESTARTING
+        return ObjectWord(state, reasons.get(state, ""))
+    for state in RANK:
+        if reason := next((reason for known, reason in said if known == state), None):
+            if state == QUEUED and _active(status):
+                continue
+            return ObjectWord(state, reason)
+    if _active(status):
+        return ObjectWord(RUNNING, "")
+    if _paused(item):
+        return ObjectWord(SUSPENDED, "suspended on request")
+    if unknown := next((one["type"] for one, (state, _) in zip(told, said) if state is None), None):
+        return ObjectWord(last, f"condition {unknown}", known=False)
+    return ObjectWord(QUEUED, "")
+
+
+def conditions_table(item: dict[str, Any]) -> list[dict[str, str]]:
+    """type, status, reason, message and last change of each condition."""
+    return _conditions(mapping(item.get("status")))
+
+
+def restarts(item: dict[str, Any]) -> int:
+    """How often the engine restarted something, as far as it counts."""
+    status = mapping(item.get("status"))
+    tasks = sum(number(mapping(task).get("restartCount")) for task in items(status.get("tasks")))
+    return max(number(status.get("backoffCount")), tasks)
+
+
+def task_pods(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods that a DeepSpeedJob lists: under `replicas`, or `status` as some versions call it."""
+    tasks = items(mapping(item.get("status")).get("tasks"))
+    return [
+        mapping(pod)
+        for task in tasks
+        for pod in items(mapping(task).get("replicas")) or items(mapping(task).get("status"))
+    ]
+
+
+def _conditions(status: dict[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "type": str(one.get("type") or ""),
+            "status": str(one.get("status") or "Unknown"),
+            "reason": str(one.get("reason") or ""),
+            "message": str(one.get("message") or ""),
+            "last_change": str(one.get("lastTransitionTime") or ""),
+        }
+        for one in map(mapping, items(status.get("conditions")))
+    ]
+
+
+def _reason(condition: dict[str, str]) -> str:
+    words = [word for word in (condition["reason"], condition["message"]) if word and word != "-"]
+    return ": ".join(words) or condition["type"]
+
+
+def _paused(item: dict[str, Any]) -> bool:
+    spec = mapping(item.get("spec"))
+    modes = (
+        mapping(mapping(spec.get("runMode")).get("pause")).get("enabled"),
+        mapping(spec.get("runPolicy")).get("suspend"),
+        spec.get("suspend"),
+    )
+    return True in modes
+
+
+def _active(status: dict[str, Any]) -> bool:
+    """Whether pods are at work: a TrainJob's jobs, a DeepSpeedJob's count."""
+    if number(mapping(status.get("aggregate")).get("running")):
+        return True
+    jobs = [mapping(one) for one in items(status.get("jobsStatus"))]
+    return any(number(one.get("active")) or number(one.get("ready")) for one in jobs)

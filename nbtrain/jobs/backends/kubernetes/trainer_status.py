@@ -1,0 +1,109 @@
+"""status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and figures.
+
+The operator names the place in three variables, if its feature gate TrainJobStatus is on: the address
+(HTTPS), the file with the pod's token and the file with the certificate authority. A report that does not
+arrive never holds the training up: it is tried once, within seconds, and the next one says more. The
+supervisor's side: supervisor/progress_report.py.
+"""
+
+import json
+import math
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.addresses import without_secrets
+from nbtrain.base.records import TrainingProgress
+
+URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_STATUS_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
+# Each report is a write to the cluster's store.
+EVERY_SECONDS = 30.0
+TIMEOUT_SECONDS = 5.0
+# Of the CRD: metrics, and characters of a name or a value.
+MOST_METRICS, MOST_CHARS = 256, 64
+FIGURES = (
+    *("loss", "validation_loss", "best_validation_loss", "test_loss", "grad_norm", "learning_rate"),
+    *("tokens_per_second", "consumed_tokens", "checkpoint_step"),
+)
+
+
+class TrainerStatus:
+    """Where one job's progress is reported."""
+
+    def __init__(self, url: str, token: Path, ca_cert: Path):
+        self._url, self._token, self._ca_cert = url, token, ca_cert
+        self._next = 0.0
+        self.trouble = ""
+        """Why the newest report did not arrive; "" if it did."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
+        """From the operator's variables; None without them, or if the address is not HTTPS."""
+        url, token, ca_cert = (environment.get(name, "") for name in (URL, TOKEN, CA_CERT))
+        # Over http the token could be read on its way.
+        if not (url.startswith("https://") and token and ca_cert):
+            return None
+        return cls(url, Path(token), Path(ca_cert))
+
+    def due(self) -> bool:
+        """Whether EVERY_SECONDS have passed since the last report."""
+        return time.monotonic() >= self._next
+
+    def report(self, progress: TrainingProgress, step: int) -> bool:
+        """Post the progress; returns whether it arrived. It raises nothing."""
+        self._next = time.monotonic() + EVERY_SECONDS
+        try:
+            self._post(trainer_status(progress, step))
+        except (OSError, ValueError, HTTPException) as error:
+            self.trouble = f"{without_secrets(self._url)}: {error}"
+            return False
+        self.trouble = ""
+        return True
+
+    def _post(self, status: dict[str, Any]) -> None:
+        # The kubelet renews the token while the job runs, so both files are read each time.
+        token = self._token.read_text(encoding="utf-8").strip()
+        context = ssl.create_default_context(cafile=str(self._ca_cert))
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
+        request = urllib.request.Request(
+            self._url,
+            data=json.dumps({"trainerStatus": status}).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            method="POST",
+        )
+        with opener.open(request, timeout=TIMEOUT_SECONDS):
+            return
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A token is not carried to another address."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def trainer_status(progress: TrainingProgress, step: int, now: float | None = None) -> dict[str, Any]:
+    """The body, within the CRD's bounds; what is not known is left out."""
+    done = progress.consumed_tokens / progress.train_tokens if progress.train_tokens else 0.0
+    moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
+    status: dict[str, Any] = {
+        # 100 is for the end alone.
+        "progressPercentage": max(0, min(100, math.floor(100 * done))),
+        "lastUpdatedTime": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    if progress.eta_seconds is not None and math.isfinite(progress.eta_seconds):
+        status["estimatedRemainingSeconds"] = max(0, round(progress.eta_seconds))
+    figures = {"step": step, "total_steps": progress.total_steps}
+    figures |= {name: getattr(progress, name) for name in FIGURES}
+    metrics = [
+        {"name": name[:MOST_CHARS], "value": f"{value:.6g}" if isinstance(value, float) else str(value)}
+        for name, value in figures.items()
+        if value is not None
+    ]
+    status["metrics"] = metrics[:MOST_METRICS]
+    return status

@@ -1,0 +1,94 @@
+"""PodWork: all that a manifest is written from, whatever its kind."""
+
+from dataclasses import dataclass
+
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.kubernetes.names import checked_namespace, object_name, own_labels
+
+AGENT = "nbtrain.jobs.node"
+# After its ranks have had shutdown_timeout_seconds, the agent writes its records.
+GRACE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class PodWork:
+    """One job as its pods see it."""
+
+    run: str
+    run_id: str
+    job_id: str
+    nodes: int
+    ranks_per_node: int
+    gpus: int
+    """GPUs of each pod; 0 on device: cpu."""
+    cpus: int | None
+    memory_bytes: int | None
+    image: str
+    section: KubernetesConfig
+    grace_seconds: int
+    """Time from TERM to KILL."""
+
+    @property
+    def name(self) -> str:
+        return object_name(self.run, self.run_id, self.job_id)
+
+    @property
+    def run_path(self) -> str:
+        """The run directory in the container."""
+        return f"{self.section.workspace_path}/output/{self.run}"
+
+    @property
+    def command(self) -> list[str]:
+        """The node agent, the same words in every pod; node 0 starts the supervisor too."""
+        return [
+            *(self.section.python, "-m", AGENT, self.run_path, self.job_id),
+            *("--nodes", str(self.nodes), "--supervise"),
+        ]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of every pod, the Secrets' variables aside."""
+        home = self.section.workspace_path
+        return {
+            "NBTRAIN_WORKSPACE": home,
+            "NBTRAIN_OUTPUT": f"{home}/output",
+            "NBTRAIN_DATA": f"{home}/data",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {**self.section.labels, **own_labels(self.run, self.run_id, self.job_id)}
+
+    def metadata(self, namespace: str | None) -> dict:
+        """The object's own; without a namespace, kubectl's current one counts."""
+        written: dict = {"name": self.name, "labels": self.labels}
+        if namespace is not None:
+            written["namespace"] = checked_namespace(namespace)
+        if self.section.annotations:
+            written["annotations"] = dict(self.section.annotations)
+        return written
+
+
+def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobDir) -> PodWork:
+    """The job's work. Raises SubmitError if there is no image."""
+    image = section.image or config.resources.image
+    if image is None:
+        raise SubmitError(f"{config.name}: neither backend.kubernetes.image nor resources.image is set.")
+    resources = config.resources
+    return PodWork(
+        run=config.name,
+        run_id=run_id,
+        job_id=job.job_id,
+        nodes=resources.nodes,
+        ranks_per_node=config.ranks_per_node,
+        gpus=resources.gpus_per_node if resources.device == "gpu" else 0,
+        cpus=resources.cpus_per_node,
+        memory_bytes=resources.memory_per_node_bytes,
+        image=image,
+        section=section,
+        grace_seconds=int(config.backend.shutdown_timeout_seconds) + GRACE_SECONDS,
+    )

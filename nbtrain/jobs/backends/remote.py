@@ -1,0 +1,360 @@
+"""Ranks on several machines: a node agent on each, reached over the run directory.
+
+    supervisor --launch.json, signals.json--> agents (jobs/node/agent.py) --nodes/, exit/, heartbeat/-->
+
+What starts the agents (ssh, srun, a pod's command) is the backend's: `start_agents`. Nothing here compares
+clocks of two machines: a record counts as new when its contents change, and the times in exit records are
+brought to the supervisor's clock.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrder, SignalOrders
+from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import network_interface
+from nbtrain.jobs.environment import common_variables
+from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
+
+# An agent renews its record every second; a shared disk may hide that for some seconds more.
+FRESH_SECONDS = 20.0
+# From the order to end a rank's process until its wrapper's record is seen on a shared disk.
+KILL_SECONDS = 8.0
+FINISH_SECONDS = 10.0
+POLL_SECONDS = 0.1
+# Enough for any restart; older orders have been carried out.
+KEPT_ORDERS = 20
+
+
+class Agents(Protocol):
+    """What has started the agents of all nodes."""
+
+    last_words: str
+    """Why it ended, if it knows."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def end(self) -> None:
+        """End the agents that are left, and what they started."""
+
+
+@dataclass
+class NodeWatch:
+    """What was last heard of one agent, by the supervisor's clocks."""
+
+    record: NodeRecord
+    heard_at: float
+    """Monotonic: when its record changed last."""
+    ahead_at_least: float
+    """Its wall clock less the supervisor's, when a record of it was seen: it was written before."""
+    ahead_at_most: float = math.inf
+    """The same when it had taken an order: that was given before."""
+
+    @property
+    def clock_ahead_seconds(self) -> float:
+        """How much its clock is ahead for certain; 0 if the delays of the disk explain what was seen."""
+        return max(self.ahead_at_least, min(0.0, self.ahead_at_most))
+
+
+class RemoteLauncher:
+    """torchrun on every node, by way of the agents. A backend gives it `start_agents`."""
+
+    def __init__(self, job: JobDir, command: Iterable[str]):
+        """`command` is what a rank runs: arguments of Python, to which the run directory is added."""
+        self._job = job
+        self._command = [*command, str(job.run.path)]
+        self._attempt = 0
+        self._launched_at = 0.0
+        self._ordered_at = 0.0
+        self._agents: Agents | None = None
+        self._watches: dict[int, NodeWatch] = {}
+        # What an earlier allocation has left looks the same, but for that it never changes.
+        self._first_seen: dict[int, NodeRecord] = {}
+        self._order: LaunchOrder | None = None
+        self._signals: list[SignalOrder] = []
+        self._ended: int | None = None
+        self._looked_at: float | None = None
+        self.last_words = ""
+        """Why the attempt ended, if no rank says it."""
+
+    def start_agents(self, config: RunConfig) -> Agents:
+        """Start an agent on each of resources.nodes machines. Raises JobError."""
+        raise NotImplementedError
+
+    def launch(self, config: RunConfig, attempt: int) -> None:
+        """Start the agents that are missing; the ranks start once all agents have reported (poll)."""
+        self._config, self._attempt, self._order, self._ended = config, attempt, None, None
+        self.last_words = ""
+        # Between two attempts nobody looked; that is no suspension.
+        self._looked_at = None
+        self._look_at_nodes()
+        if self._agents is None or self._agents.poll() is not None or not self._all_fresh():
+            if self._agents is not None:
+                self._agents.end()
+            self._watches, self._first_seen = {}, {one.node: one for one in self._known_agents()}
+            self._agents = self.start_agents(config)
+        self._launched_at = time.monotonic()
+
+    def poll(self) -> int | None:
+        """0 or the worst code of all nodes once the attempt has ended; None while it runs."""
+        if self._ended is None:
+            self._look_at_nodes()
+            self._ended = self._after_order() if self._order else self._before_order()
+        return self._ended
+
+    def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
+        """By an order that the agents carry out within a look."""
+        if self._order is None:
+            return
+        following = self._signals[-1].number + 1 if self._signals else self._first_signal()
+        wanted = None if only is None else list(only)
+        self._signals = [
+            *self._signals[-KEPT_ORDERS:],
+            SignalOrder(following, self._attempt, int(number), wanted),
+        ]
+        SignalOrders(self._signals).write(self._job.control_signals)
+
+    def kill(self) -> None:
+        """Have the agents kill their ranks; agents that do not answer are ended by what started them."""
+        self.signal(signal.SIGKILL)
+        deadline = time.monotonic() + KILL_SECONDS
+        while time.monotonic() < deadline and self.poll() is None:
+            time.sleep(POLL_SECONDS)
+        if self.poll() is None:
+            self._end_agents("its agents did not answer the order to end")
+
+    def processes_left(self) -> bool:
+        """Whether a node has not yet said that its last process is gone."""
+        self._look_at_nodes()
+        return self._order is not None and any(
+            self._exit_of(node) is None and not self._lost(node) for node in range(len(self._order.agents))
+        )
+
+    def finish(self) -> bool:
+        """Wait for every node's word; agents that do not give it are ended. True if something was killed."""
+        deadline = time.monotonic() + FINISH_SECONDS
+        while self.processes_left() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if left := self.processes_left():
+            self._end_agents("its agents did not report the end of their ranks")
+        ends = (self._exit_of(node) for node in range(self._config.resources.nodes))
+        return left or any(one.killed_processes for one in ends if one)
+
+    def close(self) -> None:
+        """The job has ended: end the agents."""
+        if self._agents is not None and self._agents.poll() is None:
+            # They see the end in job.json and leave by themselves; this is for those that cannot.
+            deadline = time.monotonic() + FINISH_SECONDS
+            while self._agents.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            self._agents.end()
+
+    def heartbeat(self, rank: int) -> Heartbeat | None:
+        """From the run directory, unless it is of an earlier attempt."""
+        beat = Heartbeat.read(self._job.heartbeat(rank))
+        return beat if beat and beat.attempt == self._attempt else None
+
+    def exit_record(self, rank: int) -> ExitRecord | None:
+        """From the run directory, with its time on the supervisor's clock."""
+        record = ExitRecord.read(self._job.exit_record(rank, self._attempt))
+        watch = self._watches.get(self._node_of(rank))
+        if record is None or watch is None:
+            return record
+        return replace(record, time=record.time - watch.clock_ahead_seconds)
+
+    def memory(self) -> HostMemory:
+        """Of all nodes: the kills added up, and of limit and peak those of the fullest node."""
+        ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
+        fullest = max(ends, key=lambda one: one.peak_bytes or 0, default=None)
+        # Two machines number their processes alike: only a rank's own machine can have killed it.
+        killed = {
+            (one.node, beat.process.pid)
+            for rank in range(self._config.world_size)
+            if (beat := self.heartbeat(rank))
+            for one in ends
+            if one.node == self._node_of(rank) and beat.process.pid in one.oom_killed_pids
+        }
+        return HostMemory(
+            _added(one.oom_kills for one in ends),
+            _added(one.machine_oom_kills for one in ends),
+            fullest.limit_bytes if fullest else None,
+            fullest.peak_bytes if fullest else None,
+            frozenset(killed),
+        )
+
+    def devices(self, config: RunConfig) -> int | None:
+        """GPUs of the nodes that answer; None on CPU, where nothing is counted."""
+        if config.resources.device != "gpu":
+            return None
+        self._look_at_nodes()
+        return sum(watch.record.gpus for node, watch in self._watches.items() if not self._lost(node))
+
+    def _before_order(self) -> int | None:
+        """Give the launch order once every agent has reported."""
+        nodes = self._config.resources.nodes
+        fresh = [node for node in range(nodes) if node in self._watches]
+        if len(fresh) == nodes:
+            return self._give_order()
+        assert self._agents is not None, "launch() comes first"
+        if (code := self._agents.poll()) is not None:
+            ended = f"what starts the agents ended with code {code}"
+            self.last_words = self._missing(fresh, self._agents.last_words or ended)
+            return code or 1
+        limit = self._config.backend.start_timeout_seconds
+        if time.monotonic() - self._launched_at > limit:
+            self.last_words = self._missing(fresh, f"within backend.start_timeout_seconds = {limit:g}")
+            self._agents.end()
+            return 1
+        return None
+
+    def _missing(self, fresh: list[int], why: str) -> str:
+        nodes = self._config.resources.nodes
+        missing = ", ".join(str(node) for node in range(nodes) if node not in fresh)
+        logs = "logs/node<k>.log and logs/supervisor.log say more"
+        return f"the agents of nodes {missing} (of {nodes}) did not report: {why}; {logs}"
+
+    def _give_order(self) -> int | None:
+        records = [self._watches[node].record for node in range(self._config.resources.nodes)]
+        machines = {(one.host, one.agent.boot_id) for one in records}
+        loopback = [one.host for one in records if one.address.startswith("127.")]
+        if len(machines) > 1 and loopback:
+            self.last_words = (
+                f"{', '.join(sorted(set(loopback)))}: no network address but loopback, which no other "
+                "machine reaches. Name the interface to use in network_interface of the backend's section"
+            )
+            return 1
+        self._order = LaunchOrder(
+            attempt=self._attempt,
+            agents=[one.agent for one in records],
+            ranks=self._ranks_by_node(),
+            address=records[0].address,
+            port=records[0].port,
+            command=self._command,
+            environment=common_variables(self._config, self._job, self._attempt),
+            cpus_per_node=self._config.resources.cpus_per_node,
+            shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
+            same_machine=len(machines) == 1,
+            network_interface=network_interface(self._config),
+        )
+        self._ordered_at = time.time()
+        self._order.write(self._job.control_launch)
+        return None
+
+    def _ranks_by_node(self) -> list[int]:
+        nodes, world = self._config.resources.nodes, self._config.world_size
+        return [world // nodes + (node < world % nodes) for node in range(nodes)]
+
+    def _node_of(self, rank: int) -> int:
+        for node, here in enumerate(self._ranks_by_node()):
+            if rank < here:
+                return node
+            rank -= here
+        raise ValueError("there is no such rank")
+
+    def _after_order(self) -> int | None:
+        assert self._order is not None
+        nodes = range(len(self._order.agents))
+        ends = {node: one for node in nodes if (one := self._exit_of(node))}
+        if all(node in ends or self._lost(node) for node in nodes):
+            words = [one.message for one in ends.values() if one.message]
+            self.last_words = "; ".join(words)
+            codes = [one.exit_code for one in ends.values()]
+            without_word = len(ends) < len(nodes) or None in codes
+            return max((abs(code) for code in codes if code), default=int(without_word))
+        return None
+
+    def trouble(self) -> str:
+        """Why the attempt cannot go on although ranks of it run; "" if nothing is known."""
+        if self._order is None or self._ended is not None:
+            return ""
+        nodes = range(len(self._order.agents))
+        ends = {node: one for node in nodes if (one := self._exit_of(node))}
+        # A node that was refused cannot be waited for by torchrun's rendezvous.
+        if refused := [one.message for one in ends.values() if one.exit_code is None]:
+            return "; ".join(refused)
+        if lost := [node for node in nodes if node not in ends and self._lost(node)]:
+            hosts = ", ".join(self._watches[node].record.host for node in lost)
+            silent = min(time.monotonic() - self._watches[node].heard_at for node in lost)
+            limit = self._config.backend.node_timeout_seconds
+            return (
+                f"node {hosts} is gone: nothing was heard of its agent for {silent:.0f} s "
+                f"(backend.node_timeout_seconds = {limit:g})"
+            )
+        assert self._agents is not None
+        if (code := self._agents.poll()) is not None and not self._reporting(ends):
+            return f"what had started the agents ended with code {code}, and they have been silent since"
+        return ""
+
+    def _reporting(self, ends: dict[int, NodeExit]) -> bool:
+        """Whether an agent without a last word is still heard of, although what started it has ended."""
+        now = time.monotonic()
+        return any(
+            now - watch.heard_at < FRESH_SECONDS for node, watch in self._watches.items() if node not in ends
+        )
+
+    def _lost(self, node: int) -> bool:
+        watch = self._watches.get(node)
+        limit = self._config.backend.node_timeout_seconds
+        return watch is None or time.monotonic() - watch.heard_at > limit
+
+    def _exit_of(self, node: int) -> NodeExit | None:
+        return NodeExit.read(self._job.node_exit(node, self._attempt))
+
+    def _all_fresh(self) -> bool:
+        now = time.monotonic()
+        limit = min(FRESH_SECONDS, self._config.backend.node_timeout_seconds)
+        return len(self._watches) == self._config.resources.nodes and all(
+            now - watch.heard_at < limit and watch.record.phase != "leaving"
+            for watch in self._watches.values()
+        )
+
+    def _known_agents(self) -> list[NodeRecord]:
+        nodes = range(self._config.resources.nodes)
+        return [record for node in nodes if (record := NodeRecord.read(self._job.node(node)))]
+
+    def _look_at_nodes(self) -> None:
+        """Note every record that has changed, and how far its clock is ahead."""
+        now, wall = time.monotonic(), time.time()
+        stood_still = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if stood_still > PAUSE_SECONDS:
+            # A suspended job: its agents stood still too.
+            self._launched_at += stood_still
+            for known in self._watches.values():
+                known.heard_at += stood_still
+        for record in self._known_agents():
+            watch = self._watches.get(record.node)
+            if watch is None:
+                if record != self._first_seen.get(record.node):
+                    self._watches[record.node] = NodeWatch(record, now, record.time - wall)
+            elif record != watch.record:
+                least, most = record.time - wall, math.inf
+                if self._order is not None and record.attempt == self._attempt:
+                    most = record.time - self._ordered_at
+                if record.agent == watch.record.agent:
+                    least, most = max(watch.ahead_at_least, least), min(watch.ahead_at_most, most)
+                self._watches[record.node] = NodeWatch(record, now, least, most)
+
+    def _first_signal(self) -> int:
+        orders = SignalOrders.read(self._job.control_signals)
+        return orders.orders[-1].number + 1 if orders and orders.orders else 1
+
+    def _end_agents(self, why: str) -> None:
+        if self._agents is not None:
+            self._agents.end()
+            self._agents = None
+        self.last_words = self.last_words or why
+        self._ended = self._ended if self._ended is not None else 1
+
+
+def _added(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

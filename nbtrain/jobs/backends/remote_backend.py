@@ -1,0 +1,168 @@
+"""What all backends share whose supervisor runs elsewhere: asked by a file, seen through an engine.
+
+The order of truth: the job's own records, then the engine's word, then the engine's silence. The engine's
+word is written to engine.json by whoever asked, so that readers see it without asking (base/jobstate.py).
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, read_state
+from nbtrain.base.node_records import Ask, EngineWord
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.obstacle import Obstacle
+from nbtrain.monitor.logs import log_path, tail_lines
+
+# An engine is asked about one job at most so often, whoever asks.
+ASK_SECONDS = 5.0
+# From a request to stop until the engine itself is told to end what is left.
+CANCEL_POLL_SECONDS = 0.2
+END_SECONDS = 30.0
+
+
+class EngineUnseen(Exception):
+    """The engine does not answer; its words are for readers."""
+
+
+class EngineAway(EngineUnseen):
+    """This machine cannot ask the engine at all: its commands are not installed."""
+
+
+class RemoteBackend:
+    """A job whose supervisor runs where the engine has put it."""
+
+    capabilities = Capabilities(save=True, stop_in_order=True)
+
+    def ask_engine(self, job: JobDir) -> EngineWord:
+        """What the engine says about the job now. Raises EngineUnseen if it does not answer."""
+        raise NotImplementedError
+
+    def end_in_engine(self, job: JobDir) -> None:
+        """Have the engine end the job. Raises EngineUnseen, JobError."""
+        raise NotImplementedError
+
+    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
+        """What the supervisor starts the ranks with."""
+        raise NotImplementedError
+
+    def request_text(self, job: JobDir, config: RunConfig) -> str:
+        """What the engine is sent."""
+        raise NotImplementedError
+
+    def status(self, job: JobDir) -> tuple[str, str | None]:
+        """From the records and the engine's newest word."""
+        record = JobRecord.read(job.job_json)
+        if record is not None and record.state in ACTIVE:
+            self.engine_word(job)
+        return read_state(job, time.time())
+
+    def engine_word(self, job: JobDir, at_once: bool = False) -> EngineWord | None:
+        """The engine's word, asked for again if it is old; None if it never answered."""
+        before = EngineWord.read(job.engine_json)
+        if before and not at_once and 0 <= time.time() - before.asked_at < ASK_SECONDS:
+            return before
+        try:
+            word = self.ask_engine(job)
+            if word.state is None and before and before.state in FINAL and before.engine == word.engine:
+                # Engines forget what has ended: minutes later the same job is not known any more.
+                word = replace(before, asked_at=word.asked_at, seen=True, trouble="")
+        except EngineAway as error:
+            # What machines of the cluster have heard is worth more than that this one hears nothing.
+            return before and replace(before, seen=False, trouble=str(error))
+        except EngineUnseen as error:
+            last = before or EngineWord(None, "", 0.0)
+            word = replace(last, asked_at=time.time(), seen=False, trouble=str(error))
+        # The disk may be full, or read-only here.
+        with contextlib.suppress(OSError):
+            files.write_json_unsynced(job.engine_json, asdict(word))
+        return word
+
+    def cancel(self, job: JobDir, now: bool) -> bool:
+        """Ask the supervisor to save and leave; a job that waits is taken from the engine's queue."""
+        record = JobRecord.read(job.job_json)
+        if record is None or self.status(job)[0] not in ACTIVE:
+            return False
+        self._ask(job, "stop_now" if now else "stop")
+        # A suspended supervisor reads nothing.
+        if record.supervisor is None or self.status(job)[0] in (QUEUED, SUSPENDED):
+            self._end_in_engine(job)
+            self.engine_word(job, at_once=True)
+        return True
+
+    def save(self, job: JobDir) -> bool:
+        """Ask the supervisor for a checkpoint."""
+        if self.status(job)[0] not in ACTIVE:
+            return False
+        self._ask(job, "save")
+        return True
+
+    def pause(self, job: JobDir) -> None:
+        """Nothing can be taken; see capabilities."""
+
+    def unpause(self, job: JobDir) -> None:
+        """Nothing was taken."""
+
+    def finish(self, job: JobDir, now: bool) -> None:
+        """Wait until the engine knows the job as ended; end it there if it does not end."""
+        deadline = time.monotonic() + (0 if now else END_SECONDS)
+        while True:
+            word = self.engine_word(job, at_once=True)
+            if word is None or not word.seen or word.state not in ACTIVE:
+                return
+            if time.monotonic() >= deadline:
+                self._end_in_engine(job)
+                return
+            time.sleep(1.0)
+
+    def refused(self, job: JobDir, cause: str) -> SubmitError:
+        """Mark a job that the engine did not take as FAILED; returns the error to raise."""
+        record = JobRecord.read(job.job_json)
+        assert record is not None, "submit() is called when job.json is written"
+        record.state, record.cause = FAILED, cause
+        record.mark("ended_at")
+        record.write(job.job_json)
+        return SubmitError(f"{display(job.run.path)}: {cause}")
+
+    def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
+        """From the run directory."""
+        return tail_lines(log_path(job, rank), lines)
+
+    def events(self, job: JobDir) -> list[dict[str, Any]]:
+        """From the run directory."""
+        return read_events(job)
+
+    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+        """None known."""
+        yield from ()
+
+    def go_on(self, job: JobDir, config: RunConfig) -> str:
+        """No further allocation."""
+        return ""
+
+    def starts_again(self, job: JobDir) -> str:
+        """Nothing is known of it."""
+        return ""
+
+    def _end_in_engine(self, job: JobDir) -> None:
+        """Raises JobError if the engine does not answer."""
+        try:
+            self.end_in_engine(job)
+        except EngineUnseen as error:
+            raise JobError(
+                f"{display(job.run.path)}: job {job.job_id} cannot be ended by its engine now: {error}. The "
+                "request to stop is kept; try again when the engine answers."
+            ) from error
+
+    def _ask(self, job: JobDir, action: str) -> None:
+        before = Ask.read(job.control_ask)
+        Ask((before.number if before else 0) + 1, action, time.time()).write(job.control_ask)

@@ -1,0 +1,240 @@
+"""Slurm: the supervisor is the batch step, on the first node; srun starts one agent on each node.
+
+    sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> torchrun -> ranks
+
+Who restarts: the supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue
+when a node fails (--requeue); a job that meets its time limit submits itself again (resubmissions). The same
+nbtrain job goes on in each case, from its newest checkpoint.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import JobError
+from nbtrain.base.node_records import EngineWord
+from nbtrain.base.records import Record
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import workspace
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
+from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
+from nbtrain.jobs.backends.slurm.engine import SINFO_FORMAT, SlurmJob, call, look_up, read_sinfo, word_of
+from nbtrain.jobs.backends.slurm.script import batch_script, comment_of, dry_text, name_of, python_of
+from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.obstacle import Obstacle, gib, shortage
+from nbtrain.jobs.supervisor import processes
+
+# Variables of the submitting shell that the batch script sets itself; sbatch passes on the others.
+EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
+SRUN_END_SECONDS = 15.0
+
+
+@dataclass
+class SlurmHandle(Record):
+    """handle.json: Slurm's numbers of the job's allocations, oldest first."""
+
+    numbers: list[str] = field(default_factory=list)
+    cluster: str = ""
+    engine: str = "slurm"
+
+
+def needed_gpus(config: RunConfig) -> int:
+    """GPUs of each node."""
+    return config.resources.gpus_per_node if config.resources.device == "gpu" else 0
+
+
+def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
+    """None if Slurm has given the number to another job: it counts anew after it has lost its state."""
+    same = found and (found.comment == comment_of(job) or (not found.comment and found.name == name_of(job)))
+    return found if same else None
+
+
+class SlurmBackend(RemoteBackend):
+    """Jobs of a Slurm cluster."""
+
+    def submit(self, job: JobDir) -> None:
+        """sbatch. Raises SubmitError with Slurm's own words."""
+        config = load_resolved(job.run.config_yaml)
+        try:
+            self._sbatch(job, config)
+        except (JobError, EngineUnseen) as error:
+            raise self.refused(job, f"Slurm did not take the job: {error}") from error
+
+    def request_text(self, job: JobDir, config: RunConfig) -> str:
+        """The batch script."""
+        return dry_text(config, job, _exported())
+
+    def ask_engine(self, job: JobDir) -> EngineWord:
+        """By scontrol; sacct for a job that it has forgotten."""
+        number = self._number(job)
+        if number is None:
+            return EngineWord(None, "", time.time(), engine="Slurm")
+        try:
+            return word_of(_own(job, look_up(number)), number)
+        except JobError as error:
+            raise EngineUnseen(str(error)) from error
+
+    def end_in_engine(self, job: JobDir) -> None:
+        """scancel, if the number is still this job's."""
+        if (number := self._number(job)) and _own(job, look_up(number)):
+            call("scancel", number)
+
+    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+        """Slurm answers, has the partition, and could start the job if all its nodes were up and idle."""
+        try:
+            there = read_sinfo(call("sinfo", "-h", "-N", "-o", SINFO_FORMAT))
+        except (JobError, EngineUnseen) as error:
+            fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
+            yield shortage(f"Slurm: {error}.", fix)
+            return
+        partition = config.backend.slurm.partition or ""
+        known = {place.name for place in there}
+        if unknown := [name for name in partition.split(",") if name and name not in known]:
+            yield shortage(
+                f"{config.where('backend.slurm.partition')}: Slurm has no partition {', '.join(unknown)}; it "
+                f"has {', '.join(sorted(known))}.",
+                "Set backend.slurm.partition to one of them.",
+            )
+            return
+        # By default a cluster takes what it can never start, and lets it wait for ever.
+        wanted = partition.split(",") if partition else [place.name for place in there if place.default]
+        places = [place for place in there if place.name in wanted]
+        resources, gpus = config.resources, needed_gpus(config)
+        fit = {
+            place.node
+            for place in places
+            if place.cpus >= (resources.cpus_per_node or 0)
+            and place.memory_bytes >= (resources.memory_per_node_bytes or 0)
+            and (config.backend.slurm.gres or place.gpus >= gpus)
+        }
+        if len(fit) < resources.nodes:
+            asked = [f"{resources.cpus_per_node} cores"] if resources.cpus_per_node else []
+            asked += [gib(memory)] if (memory := resources.memory_per_node_bytes) else []
+            asked += [f"{gpus} GPUs"] if gpus else []
+            each = f" with {', '.join(asked)} each" if asked else ""
+            names = ", ".join(sorted({place.name for place in places}))
+            yield shortage(
+                f"{config.where('resources.nodes')}: the run asks for "
+                f"{amounts.counted(resources.nodes, 'node')}{each}; "
+                f"partition {names or partition} has {len(fit)} such of "
+                f"{len({place.node for place in places})}.",
+                "`sinfo -N -l` shows what there is.",
+            )
+
+    def go_on(self, job: JobDir, config: RunConfig) -> str:
+        """The next task of the array, or a resubmission that starts when this allocation has ended."""
+        task, last = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_TASK_MAX")
+        if config.backend.slurm.array:
+            if task and last and int(task) < int(last):
+                return f"goes on in task {int(task) + 1} of the array"
+            return ""
+        handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
+        if len(handle.numbers) > config.backend.slurm.resubmissions:
+            return ""
+        try:
+            number = self._sbatch(job, config, after=os.environ.get("SLURM_JOB_ID", ""))
+        except (JobError, EngineUnseen) as error:
+            print(f"the next allocation cannot be submitted: {error}", flush=True)
+            return ""
+        return f"goes on in Slurm job {number}"
+
+    def starts_again(self, job: JobDir) -> str:
+        """After a lost node, a preemption or `scontrol requeue`, Slurm counts a restart at once."""
+        number, before = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+        try:
+            found = look_up(number) if number else None
+        except EngineUnseen as error:
+            print(f"whether Slurm starts the job again is not known: {error}", flush=True)
+            return ""
+        if found is None or found.restarts <= int(before):
+            return ""
+        return f"Slurm job {number} was put back into the queue"
+
+    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
+        """srun, one agent per node."""
+        return SlurmLauncher(job, command)
+
+    def _number(self, job: JobDir) -> str | None:
+        handle = SlurmHandle.read(job.handle_json)
+        return handle.numbers[-1] if handle and handle.numbers else None
+
+    def _sbatch(self, job: JobDir, config: RunConfig, after: str = "") -> str:
+        handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
+        path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
+        files.write_text(path, batch_script(config, job, _exported(), after))
+        number, _, cluster = call("sbatch", "--parsable", path.name, folder=job.path).strip().partition(";")
+        handle.numbers.append(number)
+        handle.cluster = cluster
+        files.write_json(job.handle_json, asdict(handle))
+        return number
+
+
+def _exported() -> dict[str, str]:
+    environment = supervisor_environment()
+    return {name: environment[name] for name in EXPORTED}
+
+
+class SlurmLauncher(RemoteLauncher):
+    """The agents as one step of the allocation."""
+
+    def start_agents(self, config: RunConfig) -> Agents:
+        """srun, one task per node; a task that ends does not end the others."""
+        section, nodes = config.backend.slurm, config.resources.nodes
+        cores = os.environ.get("SLURM_CPUS_PER_TASK")
+        # Slurm reads % in a path; below the workspace all names are nbtrain's own.
+        logs = os.path.relpath(self._job.supervisor_log.parent, workspace())
+        command = [
+            *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
+            *([f"--cpus-per-task={cores}"] if cores else []),
+            *("--kill-on-bad-exit=0", "--wait=0", f"--output={logs}/node%t.log"),
+            "--open-mode=append",
+            *section.srun_options,
+            *(python_of(config), "-m", "nbtrain.jobs.node", str(self._job.run.path), self._job.job_id),
+            f"--nodes={nodes}",
+        ]
+        with self._job.supervisor_log.open("ab") as log:
+            step = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=workspace(),
+                start_new_session=True,
+                preexec_fn=processes.child_setup(signal.SIGTERM),
+            )
+        processes.keep_for_popen(step.pid)
+        return Step(step)
+
+
+class Step:
+    """A running srun."""
+
+    last_words = ""
+
+    def __init__(self, process: subprocess.Popen):
+        self._process = process
+
+    def poll(self) -> int | None:
+        """srun's exit code."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """TERM reaches the agents, which let their ranks save; KILL ends the step."""
+        for number, seconds in ((signal.SIGTERM, SRUN_END_SECONDS), (signal.SIGKILL, 5.0)):
+            if self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+BACKEND = SlurmBackend()

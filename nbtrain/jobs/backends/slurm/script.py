@@ -1,0 +1,96 @@
+"""The batch script of a run, as text that a reader can check and submit by hand."""
+
+import math
+import shlex
+import sys
+from collections.abc import Mapping
+
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import workspace
+from nbtrain.config.schema import RunConfig
+
+
+def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:
+    """The sbatch script of a job. `environment` is exported; `after` is the job that must end first."""
+    options = "\n".join(f"#SBATCH {option}" for option in sbatch_options(config, job, after))
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
+    setup = "".join(f"{line}\n" for line in config.backend.slurm.setup)
+    supervisor = shlex.join(
+        [
+            *(python_of(config), "-m", "nbtrain.jobs.supervisor", "--foreground"),
+            *(str(job.run.path), job.job_id),
+        ]
+    )
+    return (
+        f"#!/bin/bash\n{options}\n\n{exports}\n{setup}cd {shlex.quote(str(workspace()))}\n\n"
+        "# The supervisor takes the shell's place, so that Slurm's signals reach it.\n"
+        f"exec {supervisor}\n"
+    )
+
+
+def dry_text(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
+    """The script with a heading that says what must be there before sbatch; sbatch skips comments."""
+    shell, _, rest = batch_script(config, job, environment).partition("\n")
+    return (
+        f"{shell}\n"
+        f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` gives to sbatch, written by nbtrain.\n"
+        f"# It is submitted in {job.path}, the job's\n"
+        "# folder. `nbtrain submit` makes that folder and the run's config.yaml; a dry run makes neither.\n"
+        f"# Tokenizer and dataset must be in the data home, which every node sees.\n{rest}"
+    )
+
+
+def name_of(job: JobDir) -> str:
+    """The name that the job has in Slurm."""
+    return f"nbtrain-{job.run.name}"
+
+
+def comment_of(job: JobDir) -> str:
+    """What tells the job from others of its run, and from other jobs with its number."""
+    return f"nbtrain/{job.run.name}/{job.job_id}"
+
+
+def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]:
+    """Every option, one per #SBATCH line."""
+    section, resources = config.backend.slurm, config.resources
+    gpus = resources.gpus_per_node if resources.device == "gpu" else 0
+    gres = section.gres or (f"gpu:{gpus}" if gpus else None)
+    memory = resources.memory_per_node_bytes
+    limit = section.time_limit_seconds
+    return [
+        f"--job-name={name_of(job)}",
+        f"--comment={comment_of(job)}",
+        f"--nodes={resources.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--cpus-per-task={resources.cpus_per_node}"] if resources.cpus_per_node else []),
+        *([f"--mem={math.ceil(memory / 2**20)}M"] if memory else []),
+        *([f"--gres={gres}"] if gres else []),
+        *([f"--partition={section.partition}"] if section.partition else []),
+        *([f"--account={section.account}"] if section.account else []),
+        *([f"--qos={section.qos}"] if section.qos else []),
+        *([f"--constraint={section.constraint}"] if section.constraint else []),
+        *([f"--time={duration(limit)}"] if limit else []),
+        *(["--exclusive"] if section.exclusive else []),
+        *([f"--array={section.array}"] if section.array else []),
+        *([f"--dependency=afterany:{after}"] if after else []),
+        f"--signal=B:USR1@{section.signal_before_seconds}",
+        "--requeue" if section.requeue else "--no-requeue",
+        # Relative to the folder of the job, from which it is submitted: sbatch reads quotes and % in a path.
+        "--output=logs/supervisor.log",
+        # A requeued job would begin its log anew, and the story of its first run would be gone.
+        "--open-mode=append",
+        *section.sbatch_options,
+    ]
+
+
+def python_of(config: RunConfig) -> str:
+    """The Python of the nodes."""
+    return config.backend.slurm.python or sys.executable
+
+
+def duration(seconds: float) -> str:
+    """D-HH:MM:SS; Slurm counts whole minutes and rounds up."""
+    whole = math.ceil(seconds)
+    days, rest = divmod(whole, 86_400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,143 @@
+"""What the backends share whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
+
+A supervisor is a detached process. It is reached by signals to its identity (pid, start time, boot, host) in
+job.json, so that a recycled pid never gets one.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, LOST, read_state
+from nbtrain.base.records import JobRecord, host_name
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import display, workspace
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.obstacle import Obstacle
+from nbtrain.jobs.supervisor import processes
+from nbtrain.monitor.logs import SUPERVISOR, log_path, tail_lines
+
+# From the submission until the supervisor has said who it is.
+SUPERVISOR_START_SECONDS = 60.0
+# From its last word until it is gone, and with it the lock that it holds.
+SUPERVISOR_END_SECONDS = 10.0
+# The kernel told the ranks of a lost job to save and leave.
+LOST_GRACE_SECONDS = 5.0
+POLL_SECONDS = 0.1
+LAST_WORDS_LINES = 10
+
+
+class SupervisedHere:
+    """A job whose supervisor is a detached process of the machine where it was submitted."""
+
+    capabilities = Capabilities(save=True, stop_in_order=True, pause=True)
+
+    def submit(self, job: JobDir) -> None:
+        """Start the detached supervisor and wait until it has taken the job over."""
+        with job.supervisor_log.open("ab") as log:
+            starter = subprocess.Popen(
+                [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=supervisor_environment(),
+                cwd=workspace() if workspace().is_dir() else Path("/"),
+                start_new_session=True,
+            )
+        starter.wait()
+        deadline = time.monotonic() + SUPERVISOR_START_SECONDS
+        while starter.returncode == 0 and time.monotonic() < deadline:
+            record = JobRecord.read(job.job_json)
+            if record and record.supervisor:
+                return
+            time.sleep(0.02)
+        log_end = "\n".join(f"  {line}" for line in self.logs(job, SUPERVISOR, LAST_WORDS_LINES))
+        raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
+
+    def request_text(self, job: JobDir, config: RunConfig) -> str:
+        """There is no engine."""
+        return ""
+
+    def status(self, job: JobDir) -> tuple[str, str | None]:
+        """From job.json, and whether its writer lives."""
+        return read_state(job, time.time())
+
+    def cancel(self, job: JobDir, now: bool) -> bool:
+        """TERM, or QUIT to kill, to the supervisor. Raises JobError if that is on another host."""
+        return self._signal_supervisor(job, signal.SIGQUIT if now else signal.SIGTERM)
+
+    def save(self, job: JobDir) -> bool:
+        """USR1 to the supervisor. Raises JobError if that is on another host."""
+        return self._signal_supervisor(job, signal.SIGUSR1)
+
+    def pause(self, job: JobDir) -> None:
+        """The ranks that have left hold nothing."""
+
+    def unpause(self, job: JobDir) -> None:
+        """The supervisor waits for no more than to be asked."""
+
+    def finish(self, job: JobDir, now: bool) -> None:
+        """End the ranks of a LOST job; wait for the supervisor of any other, which outlives its last word."""
+        if self.status(job)[0] == LOST:
+            self.end_ranks(job, 0.0 if now else LOST_GRACE_SECONDS)
+            return
+        record = JobRecord.read(job.job_json)
+        deadline = time.monotonic() + SUPERVISOR_END_SECONDS
+        while record and record.supervisor and record.supervisor.alive() and time.monotonic() < deadline:
+            if record.supervisor.pid == os.getpid():
+                return
+            time.sleep(0.02)
+
+    def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
+        """From the run directory."""
+        return tail_lines(log_path(job, rank), lines)
+
+    def events(self, job: JobDir) -> list[dict[str, Any]]:
+        """From the run directory."""
+        return read_events(job)
+
+    def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
+        """Ask what is left of a LOST job to save and leave; kill it after `grace_seconds`."""
+        raise NotImplementedError
+
+    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
+        """None known."""
+        yield from ()
+
+    def go_on(self, job: JobDir, config: RunConfig) -> str:
+        """There are no allocations."""
+        return ""
+
+    def starts_again(self, job: JobDir) -> str:
+        """There is no engine."""
+        return ""
+
+    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
+        """What the supervisor starts the ranks with."""
+        raise NotImplementedError
+
+    def _signal_supervisor(self, job: JobDir, number: int) -> bool:
+        """Signal the supervisor; False if it is gone. Waits for one that is just starting."""
+        while self.status(job)[0] in ACTIVE:
+            record = JobRecord.read(job.job_json)
+            if record and record.supervisor:
+                break
+            time.sleep(POLL_SECONDS)
+        else:
+            return False
+        if record.supervisor.elsewhere():
+            raise JobError(
+                f"{display(job.run.path)}: job {job.job_id} runs on {record.supervisor.host}, and this is "
+                f"{host_name()}. Ask for it there."
+            )
+        processes.send([record.supervisor.pid], number)
+        return True

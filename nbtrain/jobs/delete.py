@@ -1,0 +1,170 @@
+"""Deleting a run with all its files: what speaks against it, what would go, and how it goes.
+
+    refused      an active job; a folder outside of the output root, or reached by a link; if another run or
+                 a run YAML names a file of the run (unless `force`)
+    deleted      everything in the run directory; of a link in it the link alone, never what it points to
+
+The folder gets another name first, so that half of a run is never listed as one. Datasets and tokenizers are
+shared by runs and stay.
+"""
+
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, last_words
+from nbtrain.base.errors import ConfigError, JobError, RecordError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, output_root, resolve, workspace
+from nbtrain.config.yaml_source import read_yaml
+from nbtrain.jobs.backends.base import backend_of_job, status_of
+from nbtrain.jobs.supervisor import processes
+
+# Of links, so many are named.
+SHOWN_LINKS = 5
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What goes, or has gone, with a run."""
+
+    run: RunDir
+    size_bytes: int
+    checkpoints: int
+    jobs: int
+    links: tuple[str, ...]
+    """Links in the run directory, relative to it, with what they point to."""
+
+    def __str__(self) -> str:
+        what = f"{amounts.counted(self.jobs, 'job')}, {amounts.counted(self.checkpoints, 'checkpoint')}"
+        lines = [f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}"]
+        shown = [f"  {link}: the link alone goes" for link in self.links[:SHOWN_LINKS]]
+        more = len(self.links) - SHOWN_LINKS
+        return "\n".join([*lines, *shown, *([f"  and {more} more links"] if more > 0 else [])])
+
+
+def survey(run: RunDir, force: bool = False) -> Deletion:
+    """What delete() would remove. Raises JobError with what speaks against it."""
+    _refuse_place(run)
+    _refuse_active(run)
+    if not force:
+        _refuse_referred(run)
+    size, links = 0, []
+    for folder, names, entries in os.walk(run.path):
+        for path in (Path(folder) / name for name in (*names, *entries)):
+            found = path.lstat()
+            size += found.st_size if not path.is_dir() else 0
+            if path.is_symlink():
+                links.append(f"{path.relative_to(run.path)} -> {path.readlink()}")
+    return Deletion(run, size, len(run.checkpoint_steps()), len(run.job_ids()), tuple(sorted(links)))
+
+
+def delete(run: RunDir, force: bool = False) -> Deletion:
+    """Remove the run directory; what a LOST job left running is ended first.
+
+    `force` deletes it even if other runs or run YAMLs name its files. Raises JobError.
+    """
+    found = survey(run, force)
+    with run.locked(blocking=False) as taken:
+        if not taken:
+            raise _active(run)
+        _refuse_active(run)
+        if newest := run.newest_job():
+            # A supervisor outlives its last word by the notification that it sends.
+            backend_of_job(newest).finish(newest, True)
+        processes.end_marked(run.job_ids(), 0.0)
+        for job_id in run.job_ids():
+            if record := JobRecord.read(run.job(job_id).job_json):
+                last_words.forget(record)
+        doomed = run.path.with_name(f".{run.name}.{os.urandom(4).hex()}.deleted")
+        try:
+            run.path.rename(doomed)
+        except OSError as error:
+            raise JobError(f"{display(run.path)} cannot be deleted: {error.strerror}.") from error
+    # What an earlier deletion of this name did not come to remove goes too.
+    for folder in run.path.parent.glob(f".{glob.escape(run.name)}.*.deleted"):
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise JobError(
+                f"{run.name} is no run any more, but {error.filename} could not be removed: "
+                f"{error.strerror}. What is left lies in {display(folder)}."
+            ) from error
+    return found
+
+
+def _refuse_place(run: RunDir) -> None:
+    """Only a folder that itself lies in the output root is deleted."""
+    where, root = display(run.path), output_root()
+    if run.path.is_symlink():
+        raise JobError(
+            f"{where} is a link to {run.path.readlink()}; nbtrain deletes nothing that lies elsewhere. "
+            "Remove the link by hand."
+        )
+    if run.path.parent.resolve() != root.resolve():
+        raise JobError(
+            f"{where} does not lie in the output root {display(root)}. Set NBTRAIN_OUTPUT to the folder that "
+            "it lies in, or remove it by hand."
+        )
+    if not run.exists():
+        raise JobError(f"{where}: there is no run to delete. `nbtrain runs` lists the runs.")
+
+
+def _refuse_active(run: RunDir) -> None:
+    newest = run.newest_job()
+    if newest and status_of(newest)[0] in ACTIVE:
+        raise _active(run)
+
+
+def _active(run: RunDir) -> JobError:
+    return JobError(
+        f"{display(run.path)}: a job is active. `nbtrain cancel {run.name}` stops it; delete the run then."
+    )
+
+
+def _refuse_referred(run: RunDir) -> None:
+    """Raises JobError with every other run and run YAML that names a file of this run."""
+    if found := list(_references(run)):
+        lines = "\n".join(f"  {line}" for line in found)
+        raise JobError(
+            f"{display(run.path)}: its files are named elsewhere:\n{lines}\n"
+            "Nothing was deleted. Change these, or delete it all the same: "
+            f"`nbtrain delete --force {run.name}`."
+        )
+
+
+def _references(run: RunDir) -> Iterator[str]:
+    """ "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl"."""
+    others = (path for path in run.path.parent.glob("*/config.yaml") if path.parent != run.path)
+    training = (workspace() / "examples" / "megatron-gpt" / "training").glob("*.yaml")
+    for path in (*sorted(others), *sorted(training)):
+        try:
+            # A thousand configurations take a minute to parse, and a moment to search.
+            if run.name not in path.read_text(errors="replace"):
+                continue
+            value = read_yaml(path).value
+        except (OSError, ConfigError, RecordError):
+            continue
+        for key, text in _texts(value):
+            if "/" in text and _lies_in(resolve(text), run.path):
+                yield f"{display(path)}: {key} = {text}"
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """As it is written, or where its links lead."""
+    return path.is_relative_to(folder) or path.resolve().is_relative_to(folder.resolve())
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a run YAML with its dotted key; entries of lists by number."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict | list):
+        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(one, f"{key}.{name}".removeprefix("."))

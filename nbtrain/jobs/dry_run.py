@@ -1,0 +1,34 @@
+"""What a submission would send to an engine, as text: written here, started by whoever may start it."""
+
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import backend_of
+
+
+def request_text(config: RunConfig) -> str:
+    """The batch script or manifest of a run; "" if its backend has no engine. Nothing is contacted or made.
+
+    Raises ConfigError for a broken rule.
+    """
+    check_config(config)
+    return backend_of(config.backend.kind).request_text(RunDir.named(config.name).job(new_job_id()), config)
+
+
+def dry_run(config: RunConfig, path: Path) -> Path:
+    """Write request_text() to a file. Raises ConfigError if there is none, SubmitError if it has no room."""
+    text = request_text(config)
+    if not text:
+        raise ConfigError(
+            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what an "
+            "engine is sent, and there is none. Set backend.kind to slurm or kubernetes."
+        )
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise SubmitError(f"{path} cannot be written: {error.strerror}. Name another file.") from error
+    return path

@@ -1,0 +1,69 @@
+"""python -m nbtrain.jobs.node RUN_DIR JOB_ID --nodes N: the agent of one machine; a backend starts it."""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.node.agent import Leaving, agent_of
+from nbtrain.jobs.node.place import node_number
+from nbtrain.jobs.supervisor import processes
+
+
+def main(arguments: list[str]) -> int:
+    """Be the agent of one machine until the job has ended."""
+    parser = argparse.ArgumentParser(prog="python -m nbtrain.jobs.node", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("job_id")
+    parser.add_argument("--nodes", type=int, required=True, help="how many agents the job has")
+    parser.add_argument("--node", type=int, help="this one's number; else the environment says it")
+    parser.add_argument(
+        "--supervise", action="store_true", help="node 0 also starts the job's supervisor here"
+    )
+    options = parser.parse_args(arguments)
+    leaving = Leaving().listen()
+    try:
+        job = JobDir(RunDir(options.run_dir), options.job_id)
+        number = node_number(options.nodes) if options.node is None else options.node
+        agent = agent_of(job, number)
+        agent.in_pod = options.supervise
+        agent.report()
+        if options.supervise and number == 0:
+            leaving.supervisor = start_supervisor(job)
+        code = agent.run(leaving)
+        if leaving.supervisor is not None:
+            code = leaving.supervisor.wait()
+        return pod_code(job, code) if options.supervise else code
+    except (NbtrainError, ValueError, OSError) as error:
+        print(f"nbtrain agent: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def start_supervisor(job: JobDir) -> subprocess.Popen:
+    """The job's supervisor, beside this agent."""
+    with job.supervisor_log.open("ab") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "nbtrain.jobs.supervisor", "--foreground", str(job.run.path), job.job_id],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    processes.keep_for_popen(supervisor.pid)
+    return supervisor
+
+
+def pod_code(job: JobDir, code: int) -> int:
+    """What a pod's operator sees: a pod that is ended while its job goes on must not count as complete."""
+    record = JobRecord.read(job.job_json)
+    unfinished = record is not None and record.state in ACTIVE
+    return 128 + signal.SIGTERM if unfinished and code == 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

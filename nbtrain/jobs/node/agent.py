@@ -1,0 +1,322 @@
+"""The agent of one node: it waits for launch orders, runs the ranks of its machine, and reports their end.
+
+    waiting --launch order--> running --the last process is gone--> waiting
+       |                        |
+       +--- the job has ended, TERM, or no sign of life of the supervisor ---> leaving
+
+It talks with the supervisor over the run directory alone (base/node_records.py). Time between the two is each
+one's own monotonic clock: a record counts as new if its contents changed, whatever its time says.
+"""
+
+import contextlib
+import os
+import platform
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.usage_files import UsageWriter
+from nbtrain.base.version import __version__
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import network_interface
+from nbtrain.jobs.environment import DROPPED_VARIABLES
+from nbtrain.jobs.machine import this_machine
+from nbtrain.jobs.node.place import LOOPBACK, free_port, own_address, resolves
+from nbtrain.jobs.node.ranks_here import RanksHere, send_to
+from nbtrain.jobs.node.sampler import Sampler
+from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.rank_wrapper import FORWARDED
+from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
+
+LOOK_SECONDS = 0.2
+REPORT_SECONDS = 1.0
+
+
+@dataclass
+class Leaving:
+    """Why the agent is to end, set by a signal."""
+
+    signal: int | None = None
+    supervisor: subprocess.Popen | None = None
+    """Passed on to the supervisor that the agent has started: a pod's end reaches its first process alone."""
+
+    def listen(self) -> "Leaving":
+        """TERM and INT: the ranks save and leave, then the agent. HUP is ignored: ssh may be gone."""
+
+        def leave(number: int, frame: object) -> None:
+            self.signal = number
+            if self.supervisor is not None:
+                self.supervisor.send_signal(number)
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave)
+        return self
+
+
+@dataclass
+class Heard:
+    """When a file last changed, by this machine's monotonic clock."""
+
+    path: Path
+    mark: tuple[int, int] | None = None
+    at: float = field(default_factory=time.monotonic)
+
+    def silent_seconds(self) -> float:
+        """How long the file has stayed as it is; a file that cannot be seen counts as unchanged."""
+        mark = self.mark
+        with contextlib.suppress(OSError):
+            stat = self.path.stat()
+            mark = (stat.st_mtime_ns, stat.st_ino)
+        if mark != self.mark:
+            self.mark, self.at = mark, time.monotonic()
+        return time.monotonic() - self.at
+
+
+class Agent:
+    """The agent of node `number` of `nodes`."""
+
+    def __init__(self, job: JobDir, number: int, config: RunConfig):
+        """Raises JobError if the run's network interface is not there."""
+        self._job, self._number, self._config = job, number, config
+        # Without a sign of life of the supervisor for so long, the agent ends.
+        self._silence_seconds = config.backend.node_timeout_seconds
+        machine = this_machine()
+        address, name = own_address(network_interface(config))
+        identity = ProcessIdentity.of(os.getpid())
+        assert identity is not None
+        self.record = NodeRecord(
+            node=number,
+            agent=identity,
+            host=socket.gethostname(),
+            address=address,
+            port=free_port(address),
+            time=time.time(),
+            cores=machine.cores,
+            gpus=len(machine.gpus),
+            memory_bytes=machine.memory_bytes,
+            python=platform.python_version(),
+            version=__version__,
+            interface=name,
+        )
+        self._ranks = RanksHere(job.job_id, job.node_log(number), number)
+        self._order: LaunchOrder | None = None
+        self._reported_at = 0.0
+        self._supervisor = Heard(job.job_json)
+        self._ended_by_us = ""
+        self._usage = UsageWriter(job.resources, number)
+        self._sampler: Sampler | None = None
+        self._looked_at = time.monotonic()
+        self._supervised = False
+        self.in_pod = False
+        """In a pod it waits for the next pod of node 0, whose supervisor has handed the job over."""
+
+    def run(self, leaving: Leaving) -> int:
+        """Until the job has ended, or until it must leave. Returns the process's exit code."""
+        processes.adopt_orphans()
+        self._skip_old_orders()
+        self.report()
+        while True:
+            self._look()
+            if why := self._must_leave(leaving):
+                return self._leave(why)
+            time.sleep(LOOK_SECONDS)
+
+    def report(self) -> None:
+        """Renew nodes/<k>.json."""
+        self._reported_at = time.monotonic()
+        self.record.time = time.time()
+        try:
+            self.record.write(self._job.node(self._number))
+        except OSError as error:
+            # A full disk must not end the ranks; the supervisor hears nothing meanwhile.
+            self.say(f"nodes/{self._number}.json cannot be written: {error.strerror}")
+
+    def say(self, words: str) -> None:
+        """A line of the agent's own log, which is its stdout."""
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} node {self._number}: {words}", flush=True)
+
+    def _skip_old_orders(self) -> None:
+        """What earlier agents of this job were told is not meant for this one."""
+        if (order := LaunchOrder.read(self._job.control_launch)) and not self._is_for_me(order):
+            self.record.attempt = order.attempt
+        orders = SignalOrders.read(self._job.control_signals)
+        self.record.signals_done = orders.orders[-1].number if orders and orders.orders else 0
+
+    def _is_for_me(self, order: LaunchOrder) -> bool:
+        return self._number < len(order.agents) and order.agents[self._number] == self.record.agent
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at > PAUSE_SECONDS:
+            # A suspended job: all its processes stood still, the supervisor too.
+            self._supervisor.at += now - self._looked_at
+        self._looked_at = now
+        if self._order is None:
+            self._take_order()
+        else:
+            self._obey_signals()
+            if self._ranks.poll() is not None:
+                self._attempt_ended()
+        if time.monotonic() - self._reported_at >= REPORT_SECONDS:
+            self.report()
+
+    def _take_order(self) -> None:
+        order = LaunchOrder.read(self._job.control_launch)
+        if order is None or order.attempt == self.record.attempt or not self._is_for_me(order):
+            return
+        self.record.attempt, self._ended_by_us = order.attempt, ""
+        if problem := self._problem(order):
+            self.say(problem)
+            self._write_exit(NodeExit(self._number, order.attempt, time.time(), None, problem))
+            return
+        self._order, self.record.phase = order, "running"
+        self._launch(order)
+        self.report()
+
+    def _problem(self, order: LaunchOrder) -> str:
+        if order.same_machine or self._number == 0:
+            return ""
+        return resolves(order.address)
+
+    def _launch(self, order: LaunchOrder) -> None:
+        here = order.ranks[self._number]
+        address = LOOPBACK if order.same_machine else order.address
+        interface = "lo" if order.same_machine else self.record.interface
+        cores = min(self.record.cores, order.cpus_per_node or self.record.cores)
+        environment = {
+            "OMP_NUM_THREADS": str(max(1, cores // here)),
+            # gloo else takes the interface of the host's name, which is often loopback.
+            "GLOO_SOCKET_IFNAME": interface,
+            **({"NCCL_SOCKET_IFNAME": interface} if order.network_interface else {}),
+            **order.environment,
+            processes.NODE_MARKER: str(self._number),
+        }
+        for name in DROPPED_VARIABLES:
+            if name not in environment:
+                os.environ.pop(name, None)
+        rendezvous = [
+            *("--nnodes", str(len(order.agents)), "--node-rank", str(self._number)),
+            *("--master-addr", address, "--master-port", str(order.port)),
+        ]
+        self.say(f"attempt {order.attempt}: starts {here} ranks, rendezvous at {address}:{order.port}")
+        self._ranks.start(order.command, rendezvous, here, order.shutdown_timeout_seconds, environment)
+        first = sum(order.ranks[: self._number])
+        ranks = range(first, first + here)
+        self._sampler = Sampler(self._usage, self._job.job_id, ranks, self._config).__enter__()
+
+    def _obey_signals(self) -> None:
+        assert self._order is not None
+        known = SignalOrders.read(self._job.control_signals)
+        for order in known.orders if known else ():
+            if order.number <= self.record.signals_done:
+                continue
+            self.record.signals_done = order.number
+            if order.attempt != self._order.attempt:
+                continue
+            if order.processes is not None:
+                send_to(order.processes, order.signal)
+            elif order.signal == signal.SIGKILL:
+                self._ranks.kill()
+            elif order.signal in FORWARDED:
+                self._ranks.signal(order.signal)
+
+    def _attempt_ended(self) -> None:
+        assert self._order is not None
+        killed = self._ranks.finish()
+        self._stop_measuring()
+        memory = self._ranks.memory()
+        ended = NodeExit(
+            self._number,
+            self._order.attempt,
+            time.time(),
+            self._ranks.poll(),
+            self._ended_by_us,
+            killed,
+            memory.oom_kills,
+            memory.machine_oom_kills,
+            memory.limit_bytes,
+            memory.peak_bytes,
+            sorted(pid for _, pid in memory.killed),
+        )
+        self.say(f"attempt {self._order.attempt}: torchrun ended with code {ended.exit_code}")
+        self._order, self.record.phase = None, "waiting"
+        # Another attempt may meet at another port: this one may be in use for minutes.
+        self.record.port = free_port(self.record.address)
+        self._write_exit(ended)
+        self.report()
+
+    def _stop_measuring(self) -> None:
+        """Before other ranks are started: a process with several threads should not fork."""
+        if self._sampler is None:
+            return
+        self._sampler.__exit__(None, None, None)
+        if self._sampler.failure:
+            self.say(f"resources are no longer measured: {self._sampler.failure}")
+        self._sampler = None
+
+    def _write_exit(self, ended: NodeExit) -> None:
+        try:
+            ended.write(self._job.node_exit(self._number, ended.attempt))
+        except OSError as error:
+            self.say(f"the end of attempt {ended.attempt} cannot be written: {error.strerror}")
+
+    def _must_leave(self, leaving: Leaving) -> str:
+        if leaving.signal is not None:
+            return f"was asked to leave ({processes.signal_name(leaving.signal)})"
+        silent = self._supervisor.silent_seconds()
+        if silent > self._silence_seconds:
+            return f"no sign of life of the supervisor for {silent:.0f} s"
+        if self._order is None:
+            record = JobRecord.read(self._job.job_json)
+            if record is None:
+                return "the job's folder is gone"
+            if record.state not in ACTIVE:
+                return f"the job is {record.state}"
+            if self._supervised and record.supervisor is None and not self.in_pod:
+                return "the job goes on in another allocation"
+            self._supervised = record.supervisor is not None
+            order = LaunchOrder.read(self._job.control_launch)
+            mine = order is None or order.attempt == self.record.attempt or self._is_for_me(order)
+            if not mine:
+                return "other agents have taken its place"
+        return ""
+
+    def _leave(self, why: str) -> int:
+        self.say(f"{why}; leaves")
+        self.record.phase = "leaving"
+        self.report()
+        if self._order is not None:
+            self._ended_by_us = f"node {self._number}: {why}"
+            self._ranks.signal(signal.SIGTERM)
+            deadline = time.monotonic() + self._order.shutdown_timeout_seconds
+            while self._ranks.poll() is None and time.monotonic() < deadline:
+                self._obey_signals()
+                self.report()
+                time.sleep(LOOK_SECONDS)
+            if self._ranks.poll() is None:
+                self._ranks.kill()
+            self._attempt_ended()
+        self._usage.close()
+        self.record.phase = "leaving"
+        self.report()
+        return 0
+
+
+def agent_of(job: JobDir, number: int) -> Agent:
+    """The agent, once the job's folder can be seen. Raises JobError."""
+    if not job.job_json.is_file():
+        raise JobError(
+            f"{job.path}: is not there on {socket.gethostname()}. Every node must see the output folder "
+            "under the same path: put it on a shared disk, or set NBTRAIN_OUTPUT to one."
+        )
+    return Agent(job, number, load_resolved(job.run.config_yaml))

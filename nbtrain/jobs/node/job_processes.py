@@ -1,0 +1,142 @@
+"""What the processes of a job use on this machine, from /proc, at the cost of two small files for each.
+
+Processes are found by the job's marker in their environment (supervisor/processes.py), so that a rank, its
+wrapper and its workers count wherever they stand in the tree. Which rank a process belongs to is RANK in the
+same environment. Figures are of the proc file system, proc(5).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Of the environment of a node's ranks: the number of the node.
+NODE_PREFIX = f"{NODE_MARKER}=".encode()
+# A process that was just forked still has the environment of its parent until it runs its own program.
+YOUNG_SECONDS = 5.0
+# Fields of /proc/<pid>/stat after the command name, counted from 0.
+_UTIME, _STIME, _START, _RSS = 11, 12, 19, 21
+IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
+"""Of /proc/<pid>/io: bytes of the disks, and system calls."""
+
+
+@dataclass
+class Counters:
+    """What some processes have used since each began, and the memory that they hold."""
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    io: dict[str, int] = field(default_factory=dict)
+    """{key of IO_KEYS: its sum}; empty if the kernel shows none of them."""
+    num_processes: int = 0
+
+
+@dataclass
+class _Process:
+    start_ticks: int
+    group: int | None
+    """The rank; None for the launcher and for what else carries the marker."""
+    ours: bool
+    cpu_seconds: float = 0.0
+    io: dict[str, int] = field(default_factory=dict)
+
+    def young(self, boot_seconds: float) -> bool:
+        """Whether it may be about to run another program."""
+        return boot_seconds - self.start_ticks / TICKS_PER_SECOND < YOUNG_SECONDS
+
+
+class JobProcesses:
+    """The processes of one job on this machine. Keep the object: it remembers who belongs to the job."""
+
+    def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
+        """`also`: processes that count without a marker, such as the caller's own.
+
+        Of a job with several nodes on one machine, those of `node` count, and those that name no node.
+        """
+        self._marker = f"{JOB_MARKER}={job_id}".encode()
+        self._node = None if node is None else f"{NODE_MARKER}={node}".encode()
+        self._also = frozenset(also)
+        self._known: dict[int, _Process] = {}
+        self._total: dict[int | None, Counters] = {}
+
+    def look(self, boot_seconds: float) -> dict[int | None, Counters]:
+        """{rank: its counters}, None for processes of no rank. Counters of processes that ended stay in.
+
+        `boot_seconds` is now, in seconds since boot. Memory and the number of processes are of now.
+        """
+        for counters in self._total.values():
+            counters.memory_bytes = counters.num_processes = 0
+        there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        for pid in self._known.keys() - there:
+            del self._known[pid]
+        for pid in there:
+            known = self._known.get(pid)
+            if known is None or known.ours or known.young(boot_seconds):
+                self._measure(pid, boot_seconds)
+        return self._total
+
+    def _measure(self, pid: int, boot_seconds: float) -> None:
+        try:
+            stat = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        except OSError:
+            return
+        start = int(stat[_START])
+        known = self._known.get(pid)
+        if known is None or known.start_ticks != start:
+            known = self._known[pid] = _Process(start, *self._whose(pid))
+        elif known.young(boot_seconds):
+            known.group, known.ours = self._whose(pid)
+        if not known.ours:
+            return
+        cpu_seconds = (int(stat[_UTIME]) + int(stat[_STIME])) / TICKS_PER_SECOND
+        counters = self._total.setdefault(known.group, Counters())
+        counters.num_processes += 1
+        counters.memory_bytes += int(stat[_RSS]) * PAGE_BYTES
+        counters.cpu_seconds += max(0.0, cpu_seconds - known.cpu_seconds)
+        known.cpu_seconds = cpu_seconds
+        io = _io(pid)
+        for key, value in io.items():
+            counters.io[key] = counters.io.get(key, 0) + max(0, value - known.io.get(key, 0))
+        known.io = io or known.io
+
+    def _whose(self, pid: int) -> tuple[int | None, bool]:
+        """(rank, whether it is the job's)."""
+        if pid in self._also:
+            return None, True
+        try:
+            variables = _read(f"/proc/{pid}/environ").split(b"\0")
+        except OSError:
+            return None, False  # gone, or another user's
+        if self._marker not in variables:
+            return None, False
+        nodes = [one for one in variables if one.startswith(NODE_PREFIX)]
+        if nodes and self._node is not None and self._node not in nodes:
+            return None, False
+        ranks = [one[5:] for one in variables if one.startswith(b"RANK=")]
+        return (int(ranks[0]) if ranks and ranks[0].isdigit() else None), True
+
+
+def _io(pid: int) -> dict[str, int]:
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in _read(f"/proc/{pid}/io").decode().splitlines():
+            key, _, value = line.partition(": ")
+            if key in IO_KEYS:
+                found[key] = int(value)
+    return found
+
+
+def _read(path: str) -> bytes:
+    """A small file of /proc, at a third of what pathlib takes for it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        content = os.read(descriptor, 1 << 16)
+        while more := os.read(descriptor, 1 << 16):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""What this machine or pod as a whole has used: CPU, memory, network, disks. All but memory only rises."""
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+from nbtrain.jobs.machine import cgroup_cpu_seconds, cgroup_memory_in_use, this_machine
+
+INFINIBAND = Path("/sys/class/infiniband")
+# The ports count words of four bytes.
+RDMA_WORD_BYTES = 4
+
+
+def node_counters() -> dict[str, float]:
+    """{name: value}, of what can be read here: seconds of CPU, bytes and operations since boot."""
+    found: dict[str, float] = {"memory_bytes": float(memory_in_use())}
+    cpu = cgroup_cpu_seconds()
+    if cpu is None:
+        times = psutil.cpu_times()
+        cpu = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+    found["cpu_seconds"] = cpu
+    with contextlib.suppress(OSError):
+        interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
+        outside = [one for name, one in interfaces.items() if name != "lo"]
+        found["network_received_bytes"] = float(sum(one.bytes_recv for one in outside))
+        found["network_sent_bytes"] = float(sum(one.bytes_sent for one in outside))
+    with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
+        if disks := psutil.disk_io_counters(nowrap=False):
+            found["disk_read_bytes"], found["disk_write_bytes"] = disks.read_bytes, disks.write_bytes
+            found["disk_reads"], found["disk_writes"] = disks.read_count, disks.write_count
+    return found | rdma_counters()
+
+
+def memory_in_use() -> int:
+    """Without what the kernel gives back on demand; of the pod, if a pod's limit holds here."""
+    held = cgroup_memory_in_use()
+    if held is not None:
+        return held
+    memory = psutil.virtual_memory()
+    return memory.total - memory.available
+
+
+def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
+    """Bytes of all InfiniBand and RoCE ports; empty without one."""
+    found: dict[str, float] = {}
+    for name, file in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
+        for path in folder.glob(f"*/ports/*/counters/{file}"):
+            with contextlib.suppress(OSError, ValueError):
+                found[name] = found.get(name, 0.0) + int(path.read_text()) * RDMA_WORD_BYTES
+    return found
+
+
+def node_limits() -> dict[str, float]:
+    """{figure: the most of it that this machine or pod may use}."""
+    machine = this_machine()
+    return {"cpu_cores": float(machine.cores), "memory_bytes": float(machine.memory_bytes)}

@@ -1,0 +1,118 @@
+"""The ranks of one attempt on this machine: torchrun, a wrapper per rank, how they are signalled and ended.
+
+    torchrun (own session, no restarts of its own)
+      rank_wrapper r .. r+n-1 -> exit/<rank>.<attempt>.json
+        rank r .. r+n-1       -> heartbeat/<rank>.json
+
+Ranks are killed before their wrappers, so that the wrappers still write down how they ended.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nbtrain.base.records import ProcessIdentity
+from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.rank_wrapper import EXIT_FD
+
+WRAPPER_GRACE_SECONDS = 3.0
+
+
+class RanksHere:
+    """torchrun and what it has started, for one attempt of a job after the other."""
+
+    def __init__(self, job_id: str, log: Path, node: int | None = None):
+        """`log` takes torchrun's own words. `node` tells apart agents that share a machine."""
+        self._job_id = job_id
+        self._log = log
+        self._also = [] if node is None else [f"{processes.NODE_MARKER}={node}"]
+        self._torchrun: subprocess.Popen | None = None
+
+    def start(
+        self,
+        command: Sequence[str],
+        rendezvous: Sequence[str],
+        ranks: int,
+        shutdown_timeout_seconds: float,
+        environment: dict[str, str],
+    ) -> None:
+        """Start torchrun with a wrapper for each of `ranks` ranks.
+
+        `command` is what a rank runs: arguments of Python. `rendezvous` is where the nodes meet: arguments of
+        torchrun.
+        """
+        arguments = [
+            *(sys.executable, "-m", "torch.distributed.run", *rendezvous),
+            *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
+            # torchrun counts whole seconds; a little more than ours, so that the supervisor decides.
+            *("--shutdown-timeout", str(int(shutdown_timeout_seconds) + 10)),
+            *("--no-python", sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper"),
+            *(sys.executable, *command),
+        ]
+        self._memory_before = HostMemory.now()
+        with self._log.open("ab") as log:
+            self._torchrun = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                preexec_fn=processes.child_setup(signal.SIGTERM),
+            )
+        processes.keep_for_popen(self._torchrun.pid)
+
+    def poll(self) -> int | None:
+        """torchrun's exit code; collects orphans by the way."""
+        assert self._torchrun is not None, "no attempt was started"
+        code = self._torchrun.poll()
+        processes.reap_orphans()
+        return code
+
+    def signal(self, number: int) -> None:
+        """To all ranks through their wrappers, never through torchrun while it has children."""
+        # If torchrun is gone, its death told them already, and its pid may be another process's by now.
+        if self._torchrun is not None and self._torchrun.poll() is None:
+            processes.send(processes.children(self._torchrun.pid) or [self._torchrun.pid], number)
+
+    def kill(self) -> None:
+        """The ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
+        assert self._torchrun is not None, "no attempt was started"
+        processes.send(self._marked(EXIT_FD), signal.SIGKILL)
+        deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            # Without torchrun the wrappers are orphans, and so is whatever else is left of the job.
+            running = self._torchrun.poll() is None
+            if not (processes.children(self._torchrun.pid) if running else self.processes_left()):
+                break
+            processes.reap_orphans()
+            time.sleep(0.05)
+        processes.end_marked([self._job_id], 0.0, also=self._also)
+
+    def processes_left(self) -> bool:
+        """Whether any process carries the marker of these ranks."""
+        return bool(self._marked())
+
+    def finish(self) -> bool:
+        """Wait WRAPPER_GRACE_SECONDS for the last process, then kill it; True if one was killed."""
+        killed = processes.end_marked([self._job_id], WRAPPER_GRACE_SECONDS, also=self._also)
+        if self._torchrun is not None:
+            self._torchrun.wait()
+        return bool(killed)
+
+    def memory(self) -> HostMemory:
+        """This machine's counters since the start."""
+        return HostMemory.now().since(self._memory_before)
+
+    def _marked(self, *also: str) -> list[int]:
+        return processes.marked_pids([self._job_id], *self._also, *also)
+
+
+def send_to(identities: Iterable[ProcessIdentity], number: int) -> None:
+    """Signal those processes of this machine that are still the ones meant."""
+    processes.send([identity.pid for identity in identities if identity.alive()], number)

@@ -1,0 +1,211 @@
+"""Measures the resources of one node of a job while its ranks run, into resources/ of the job.
+
+    with Sampler(writer, job_id, ranks, config):     a thread that looks every two seconds
+        ...                                          the process that watches the ranks does its work
+
+The thread lives in the process that watches the ranks of this node: on the local backend the supervisor, else
+the node agent. It is started after the ranks and joined before others are started, for a process with several
+threads should not fork. Whatever fails in it is kept in `failure` and never ends a job.
+"""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nbtrain.base import nvml
+from nbtrain.base.records import host_name
+from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
+from nbtrain.base.usage_files import UsageWriter
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.environment import HELD_GPUS
+from nbtrain.jobs.node.job_processes import Counters, JobProcesses
+from nbtrain.jobs.node.node_counters import node_counters, node_limits
+
+SAMPLE_SECONDS = LEVELS[0].seconds
+# The first looks of an attempt come quicker, so that a run of a few seconds has figures too.
+EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# A driver that does not answer must not keep the job from going on.
+JOIN_SECONDS = 5.0
+# Counter of a node -> the figure that is its rate.
+NODE_RATES = {
+    "cpu_seconds": "cpu_cores",
+    "network_received_bytes": "network_received_bytes_per_second",
+    "network_sent_bytes": "network_sent_bytes_per_second",
+    "rdma_received_bytes": "rdma_received_bytes_per_second",
+    "rdma_sent_bytes": "rdma_sent_bytes_per_second",
+    "disk_read_bytes": "disk_read_bytes_per_second",
+    "disk_write_bytes": "disk_write_bytes_per_second",
+    "disk_reads": "disk_reads_per_second",
+    "disk_writes": "disk_writes_per_second",
+}
+IO_RATES = {
+    "read_bytes": "disk_read_bytes_per_second",
+    "write_bytes": "disk_write_bytes_per_second",
+    "syscr": "read_calls_per_second",
+    "syscw": "write_calls_per_second",
+}
+# Figure of a GPU -> the field of base/nvml.GpuUse.
+GPU_FIGURES = {
+    "gpu_fraction": "utilization_fraction",
+    "gpu_memory_bytes": "memory_used_bytes",
+    "temperature_celsius": "temperature_celsius",
+    "power_watts": "power_watts",
+    "sm_clock_mhz": "sm_clock_mhz",
+}
+
+
+class NodeLook:
+    """What a node uses now: rates are since the look before."""
+
+    def __init__(
+        self,
+        job_id: str,
+        ranks: Iterable[int],
+        gpus: bool,
+        visible: str | None = None,
+        node: int | None = None,
+    ):
+        """`ranks` are those of this node; `visible` is CUDA_VISIBLE_DEVICES of the ranks."""
+        self._ranks = list(ranks)
+        self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
+        self._before: dict[str, dict[str, float]] = {}
+        self._looked_at: float | None = None
+        self._gpus = [gpu.index for gpu in nvml.gpus()] if gpus else []
+        if self._gpus and (chosen := nvml.visible_indices(visible)) is not None:
+            self._gpus = [index for index in self._gpus if index in chosen]
+        self._tensor = nvml.TensorActivity(self._gpus)
+
+    def sample(self) -> dict[str, dict[str, float | None]]:
+        """{subject: {figure: value, None if not known}}; always of the same subjects and figures."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        elapsed = now - self._looked_at if self._looked_at is not None else None
+        counters = self._processes.look(now)
+        node = node_counters()
+        found: dict[str, dict[str, float | None]] = {"node": {}}
+        found["node"] = {
+            figure: self._rate("node", name, node[name], elapsed)
+            for name, figure in NODE_RATES.items()
+            if name in node
+        }
+        found["node"]["memory_bytes"] = node["memory_bytes"]
+        found["replica"] = self._process_figures("replica", _sum(counters.values()), elapsed)
+        if len(self._ranks) > 1:
+            for rank in self._ranks:
+                subject = rank_subject(rank)
+                found[subject] = self._process_figures(subject, counters.get(rank), elapsed)
+        self._looked_at = now
+        return found | self._gpu_figures()
+
+    def about(self, requests: Mapping[str, float]) -> dict[str, Any]:
+        """What does not change: the host, requests, limits, and the GPUs with their memory."""
+        gpus = {gpu.index: gpu for gpu in nvml.gpus()} if self._gpus else {}
+        return {
+            "host": host_name(),
+            "ranks": self._ranks,
+            "requests": dict(requests),
+            "limits": node_limits(),
+            "gpus": {
+                gpu_subject(index): {"name": gpus[index].name, "memory_bytes": gpus[index].memory_total_bytes}
+                for index in self._gpus
+                if index in gpus
+            },
+        }
+
+    def _rate(self, subject: str, name: str, value: float, elapsed: float | None) -> float | None:
+        """A second, since the look before."""
+        before = self._before.setdefault(subject, {})
+        last, before[name] = before.get(name), value
+        return max(0.0, value - last) / elapsed if last is not None and elapsed else None
+
+    def _process_figures(
+        self, subject: str, counters: Counters | None, elapsed: float | None
+    ) -> dict[str, float | None]:
+        found: dict[str, float | None] = dict.fromkeys(PROCESS_FIGURES)
+        if counters is None or not counters.num_processes:
+            return found
+        # Counters begin with what a process used before it was seen; before the first look that was no rate.
+        found["cpu_cores"] = self._rate(subject, "cpu", counters.cpu_seconds, elapsed)
+        found["memory_bytes"] = float(counters.memory_bytes)
+        for key, figure in IO_RATES.items():
+            if key in counters.io:
+                found[figure] = self._rate(subject, key, counters.io[key], elapsed)
+        return found
+
+    def _gpu_figures(self) -> dict[str, dict[str, float | None]]:
+        if not self._gpus:
+            return {}
+        tensor = self._tensor.look()
+        there = {gpu.index: gpu for gpu in nvml.gpus()}
+        found = {}
+        for index in self._gpus:
+            gpu = there.get(index)
+            figures: dict[str, float | None] = {
+                figure: getattr(gpu, name, None) for figure, name in GPU_FIGURES.items()
+            }
+            if self._tensor.supported:
+                figures["tensor_fraction"] = tensor.get(index)
+            found[gpu_subject(index)] = figures
+        return found
+
+
+def _sum(all_counters: Iterable[Counters]) -> Counters:
+    total = Counters()
+    for one in all_counters:
+        total.cpu_seconds += one.cpu_seconds
+        total.memory_bytes += one.memory_bytes
+        total.num_processes += one.num_processes
+        for key, value in one.io.items():
+            total.io[key] = total.io.get(key, 0) + value
+    return total
+
+
+def requests_of(config: RunConfig) -> dict[str, float]:
+    """{figure: what the run asks for on each node}, of what it does ask for."""
+    asked = {
+        "cpu_cores": config.resources.cpus_per_node,
+        "memory_bytes": config.resources.memory_per_node_bytes,
+    }
+    return {name: float(value) for name, value in asked.items() if value is not None}
+
+
+class Sampler:
+    """The thread; a context manager around the time in which the ranks run."""
+
+    def __init__(self, writer: UsageWriter, job_id: str, ranks: Iterable[int], config: RunConfig):
+        self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)
+        self._requests = requests_of(config)
+        self._gpus = config.resources.device == "gpu"
+        own = config.backend.env.get(VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES))
+        self._visible = os.environ.get(HELD_GPUS, own)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
+        self.failure: str | None = None
+        """Why nothing more is measured."""
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            look = NodeLook(self._job_id, self._ranks, self._gpus, self._visible, self._writer.node)
+            about = look.about(self._requests)
+            for number in itertools.count():
+                sample = look.sample()
+                # A driver may have kept this thread so long that another one writes meanwhile.
+                if self._stop.is_set():
+                    return
+                self._writer.add(sample, about)
+                if self._stop.wait(EARLY_SECONDS if number < EARLY_LOOKS else SAMPLE_SECONDS):
+                    return
+        except Exception as error:
+            # Whatever the driver or the kernel answers, the training goes on.
+            self.failure = f"{type(error).__name__}: {error}"

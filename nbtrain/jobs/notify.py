@@ -1,0 +1,120 @@
+"""The notification at a job's end: a program that reads summary.json, an address that it is posted to.
+
+    notify(config.notify, summary) -> [(whether it went well, one sentence)]
+
+Both get the same JSON object. Neither gets more time than notify.timeout_seconds; nothing that goes wrong is
+raised. Sentences never hold the address, for its path and query are how such addresses are kept secret.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from typing import Any
+
+from nbtrain.base.addresses import text_without_secrets
+from nbtrain.base.terminal import shortened
+from nbtrain.base.version import __version__
+from nbtrain.base.workspace import resolve
+from nbtrain.config.notify_section import NotifyConfig
+
+SCHEMES = ("https://", "http://")
+# Of what the program wrote, the last line of so much is reported if it fails.
+OUTPUT_BYTES = 4096
+
+
+def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Run the program, then post: for each whether it went well, and what happened in one sentence."""
+    if summary["state"] not in config.states:
+        return
+    body = json.dumps(summary).encode()
+    if config.command:
+        went_wrong = _run(config.command, body, config.timeout_seconds)
+        yield not went_wrong, f"notify.command {went_wrong or 'has run'}"
+    if config.url_variable:
+        went_wrong = _posted(os.environ.get(config.url_variable, ""), body, config.timeout_seconds)
+        yield not went_wrong, f"the address in {config.url_variable} {went_wrong or 'has taken the summary'}"
+
+
+def resolved_program(program: str) -> str:
+    """A name is looked for on PATH, a path is relative to the workspace."""
+    return str(resolve(program)) if "/" in program else program
+
+
+def _run(command: list[str], body: bytes, seconds: float) -> str:
+    """Run the program in a session of its own; what went wrong, "" if nothing did."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                [resolved_program(command[0]), *command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"did not start: {error}"
+        try:
+            process.communicate(body, seconds)
+        except subprocess.TimeoutExpired:
+            # The whole group: a script may wait for a child.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"took more than notify.timeout_seconds = {seconds:g} and was killed"
+        if process.returncode == 0:
+            return ""
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+        lines = output.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = f": {shortened(text_without_secrets(last))}" if last else ""
+    return f"ended with exit code {process.returncode}{said}"
+
+
+def _posted(address: str, body: bytes, seconds: float) -> str:
+    """Post to the address; what went wrong, "" if nothing did."""
+    found = [f"did not answer within notify.timeout_seconds = {seconds:g}"]
+
+    def post() -> None:
+        found[0] = _post(address, body, seconds)
+
+    # A server that sends a byte now and then would keep a socket's own time limit from ever passing.
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0]
+
+
+def _post(address: str, body: bytes, seconds: float) -> str:
+    if not address.startswith(SCHEMES):
+        return "is not set, or does not begin with https:// or http://"
+    headers = {"Content-Type": "application/json", "User-Agent": f"nbtrain/{__version__}"}
+    try:
+        request = urllib.request.Request(address, body, headers, method="POST")
+        with urllib.request.build_opener(_WithoutRedirects).open(request, timeout=seconds):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"answered with status {error.code}"
+    except TimeoutError:
+        return f"did not answer within notify.timeout_seconds = {seconds:g}"
+    except urllib.error.URLError as error:
+        reason = error.reason
+        words = reason.strerror if isinstance(reason, OSError) else ""
+        return f"cannot be reached: {words or type(reason).__name__}"
+    except (OSError, HTTPException, ValueError) as error:
+        # Their words may quote the address.
+        return f"cannot be reached: {type(error).__name__}"
+
+
+class _WithoutRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without the summary, and count as taken."""
+
+    def redirect_request(self, *arguments: Any, **named: Any) -> None:
+        return None

@@ -1,0 +1,29 @@
+"""python -m nbtrain.jobs.queue [RUN_DIR JOB_ID]: start jobs again that a restart of the machine has ended."""
+
+import os
+import sys
+
+from nbtrain.base.errors import NbtrainError
+
+
+def main() -> int:
+    """All of them in a process of its own, or the one that is named."""
+    # Whoever started this waits for this process only: no zombie is left in a kernel or server.
+    if len(sys.argv) == 1 and os.fork():
+        return 0
+    from nbtrain.jobs.queue.folder import Queue
+    from nbtrain.jobs.queue.restart import go_on, restart
+
+    try:
+        if len(sys.argv) == 3:
+            go_on(sys.argv[1], sys.argv[2])
+        else:
+            restart(Queue(), everything=False, say=lambda line: print(line, flush=True))
+    except NbtrainError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

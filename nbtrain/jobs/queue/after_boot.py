@@ -1,0 +1,44 @@
+"""The look at the queue with which most commands begin: has the machine been restarted under its jobs?
+
+Jupyter Server looks when it starts. The look costs a list of a folder; the work is restart.py's, in a process
+of its own.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.jobs.queue.folder import Queue, Ticket, system_start
+
+MODULE = "nbtrain.jobs.queue"
+
+
+def from_before(queue: Queue) -> list[Ticket]:
+    """Tickets of jobs that an earlier start of the machine has left, and that were not refused since."""
+    if not queue.path.is_dir():
+        return []
+    here = system_start()
+    return [ticket for ticket in queue.lost() if ticket.system != here and not ticket.refused]
+
+
+def start_after_boot(say: Callable[[str], object]) -> None:
+    """Start them again in the background, and say which, if there are any. Never raises an error."""
+    # Whatever is wrong with the queue must not stop a command that has nothing to do with it.
+    with contextlib.suppress(OSError, NbtrainError):
+        queue = Queue()
+        if left := from_before(queue):
+            with (queue.path / "restart.log").open("ab") as log:
+                subprocess.run(
+                    [sys.executable, "-m", MODULE],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env={**os.environ, "NBTRAIN_QUEUE": str(queue.path)},
+                    start_new_session=True,
+                )
+            names = ", ".join(ticket.name for ticket in left)
+            say(f"The machine was restarted; started again: {names}. `nbtrain queue` shows them.")

@@ -1,0 +1,201 @@
+"""The folder of a machine's queue: tickets, slots and the lock under which they change.
+
+    <folder>/                $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>; by default
+                             ~/.local/state/nbtrain/queue/<host>
+      lock                   held (flock) for moments by whoever reads or changes what is below
+      devices.json           written by hand, may be missing: {"gpus": ["0", "1"], "cores": 6}: all that
+                             jobs may take together
+      tickets/<job id>.<hash of the run directory>.json   one for each job that waits for devices or has them
+      slots/gpu-<name>, cpu-<number>   held (flock) by the supervisor of the job that has the device
+
+It belongs to one user. There is no process that runs the queue: each supervisor takes its own devices, and
+the kernel frees them when it dies. Tickets stay on the disk, so a restart of the machine loses no place.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbtrain.base.errors import JobError, RecordError, SubmitError
+from nbtrain.base.jobstate import LOST, read_state
+from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id, host_name
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display, resolve
+
+TICKET_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}\.[0-9a-f]{12}\.json")
+SLOT_NAME = re.compile(r"(gpu|cpu)-[A-Za-z0-9][A-Za-z0-9_.:-]{0,120}")
+
+
+@dataclass
+class Ticket(Record):
+    """A job's place in the queue, from its start to its end; a paused job has none."""
+
+    job_id: str
+    run: str
+    """Its run directory."""
+    name: str
+    slots: list[str]
+    """The devices that it may have."""
+    count: int
+    """How many of them it needs."""
+    priority: int
+    queued_at: float
+    """Seconds since the epoch: when it was submitted, or resumed after a pause."""
+    supervisor: ProcessIdentity
+    system: str
+    """system_start() when it was written."""
+    holds: list[str] = field(default_factory=list)
+    """The devices that it has; empty while it waits."""
+    at_once: bool = False
+    """It is to start beside the jobs that have its devices."""
+    python: str = ""
+    """What to start it again with."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment that it was submitted in: what decides how it computes, and where it lies."""
+    refused: str = ""
+    """Why it could not be started again."""
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Who has the smallest gets its devices first."""
+        return (-self.priority, self.queued_at, self.job_id)
+
+    @property
+    def job(self) -> JobDir:
+        return JobDir(RunDir(Path(self.run)), self.job_id)
+
+    @property
+    def waits(self) -> bool:
+        return not self.holds and not self.at_once and self.supervisor.alive()
+
+    def devices(self) -> str:
+        """ "2 GPUs", "1 core"."""
+        return devices(self.slots, self.count)
+
+
+def devices(slots: list[str], count: int) -> str:
+    """So many of these slots, in words."""
+    what = "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core"
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def system_start() -> str:
+    """Differs after each restart of the machine, or of the container that this process is in."""
+    first = ProcessIdentity.of(1)
+    return f"{boot_id()} {first.start_ticks if first else ''}"
+
+
+class Queue:
+    """The folder, and what is in it."""
+
+    def __init__(self, path: Path | None = None):
+        self.path = queue_folder() if path is None else path
+        self._tickets = self.path / "tickets"
+        self._slots = self.path / "slots"
+        self.devices_json = self.path / "devices.json"
+
+    def make(self) -> None:
+        """Make the folder. Raises SubmitError if it cannot be made, or if its disk knows no locks."""
+        try:
+            for folder in (self.path, self._tickets, self._slots):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self.locked():
+                pass
+        except OSError as error:
+            raise SubmitError(
+                f"{display(self.path)}: this machine's queue cannot be kept there: {error.strerror}. Set "
+                "NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true to start "
+                "without a queue."
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else reads or changes tickets and slots meanwhile."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def tickets(self) -> list[Ticket]:
+        """All tickets, the first in order first; a damaged one is passed over."""
+        found = []
+        names = os.listdir(self._tickets) if self._tickets.is_dir() else []
+        for name in names:
+            if TICKET_NAME.fullmatch(name):
+                with contextlib.suppress(RecordError):
+                    if ticket := Ticket.read(self._tickets / name):
+                        found.append(ticket)
+        return sorted(found, key=lambda ticket: ticket.order)
+
+    def ticket(self, job: JobDir) -> Ticket | None:
+        """The ticket of a job; None if it has none."""
+        return Ticket.read(self._path(job.job_id, job.run.path))
+
+    def write(self, ticket: Ticket) -> None:
+        """Add a ticket, or change it."""
+        ticket.write(self._path(ticket.job_id, ticket.run))
+
+    def remove(self, job: JobDir) -> None:
+        """Remove a job's ticket, if it has one."""
+        self._path(job.job_id, job.run.path).unlink(missing_ok=True)
+
+    def lost(self) -> list[Ticket]:
+        """Tickets of jobs whose supervisor died; those that mean nothing any more are removed."""
+        found = []
+        for ticket in self.tickets():
+            if ticket.supervisor.alive():
+                continue
+            if meaningless(ticket):
+                self.remove(ticket.job)
+            else:
+                found.append(ticket)
+        return found
+
+    def lock_slot(self, slot: str) -> int | None:
+        """The descriptor that holds a slot from now on; None if another process has it."""
+        if not SLOT_NAME.fullmatch(slot):
+            raise JobError(
+                f"{slot.partition('-')[2]!r} is no name of a GPU: name GPUs by number or UUID in "
+                f"CUDA_VISIBLE_DEVICES and {display(self.devices_json)}."
+            )
+        descriptor = os.open(self._slots / slot, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def _path(self, job_id: str, run: str | Path) -> Path:
+        # Jobs of two runs that were submitted within a second may have the same id.
+        place = hashlib.sha256(os.path.realpath(run).encode()).hexdigest()[:12]
+        return self._tickets / f"{job_id}.{place}.json"
+
+
+def meaningless(ticket: Ticket) -> bool:
+    """Whether the job of a dead supervisor has ended, is paused, was deleted or has a successor."""
+    newest = ticket.job.run.newest_job()
+    if newest is None or newest.job_id != ticket.job_id:
+        return True
+    try:
+        return JobRecord.read(ticket.job.job_json) is None or read_state(ticket.job, time.time())[0] != LOST
+    except RecordError:
+        return True
+
+
+def queue_folder() -> Path:
+    """Where this machine's queue is."""
+    if configured := os.environ.get("NBTRAIN_QUEUE"):
+        return resolve(configured)
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The specification of XDG_STATE_HOME: a relative path is to be ignored.
+    base = state if state.is_absolute() else Path("~/.local/state").expanduser()
+    return base / "nbtrain" / "queue" / host_name()

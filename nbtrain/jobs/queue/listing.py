@@ -1,0 +1,126 @@
+"""The queue as it is shown and changed: who has which devices, who waits for what, in which order."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import display
+from nbtrain.config.backend_section import MOST_PRIORITY
+from nbtrain.jobs.queue.folder import Queue, Ticket
+
+CAUSE_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """One job of the queue."""
+
+    place: int | None
+    """1 for the first that waits; None for a job that has its devices, or that is lost."""
+    name: str
+    run: str
+    """Its run directory."""
+    job_id: str
+    state: str
+    needs: str
+    """E.g. "2 GPUs"."""
+    holds: list[str]
+    """The devices that it has."""
+    priority: int
+    queued_at: float
+    """Seconds since the epoch."""
+    cause: str | None
+
+
+class QueueList(list[QueueEntry]):
+    """Jobs that print, and show in a cell, as the table of `nbtrain queue`."""
+
+    def __repr__(self) -> str:
+        return queue_table(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [asdict(entry) for entry in self]
+
+
+def list_queue(name: str = "") -> QueueList:
+    """Jobs that have devices, then those that wait, in order, then those that were lost.
+
+    With `name`, of runs with that in their names.
+    """
+    queue = Queue()
+    now = time.time()
+    lost = queue.lost() if queue.path.is_dir() else []
+    alive = [ticket for ticket in queue.tickets() if ticket.supervisor.alive()]
+    having = [ticket for ticket in alive if not ticket.waits]
+    found = QueueList(_entry(ticket, None, now) for ticket in having)
+    waiting = [ticket for ticket in alive if ticket.waits]
+    found += [_entry(ticket, place, now) for place, ticket in enumerate(waiting, 1)]
+    found += [_entry(ticket, None, now) for ticket in lost]
+    return QueueList(entry for entry in found if name in entry.name)
+
+
+def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
+    state, cause = read_state(ticket.job, now)
+    if ticket.refused:
+        cause = f"was not started again: {ticket.refused}"
+    return QueueEntry(
+        place,
+        ticket.name,
+        ticket.run,
+        ticket.job_id,
+        state,
+        ticket.devices(),
+        ticket.holds,
+        ticket.priority,
+        ticket.queued_at,
+        cause,
+    )
+
+
+def queue_table(entries: Sequence[QueueEntry]) -> str:
+    """The lines of `nbtrain queue`, as text in columns."""
+    if not entries:
+        return "No job of this machine has devices or waits for them."
+    rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
+    for entry in entries:
+        cause = " ".join((entry.cause or "").split())
+        cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[: CAUSE_LENGTH - 3]}..."
+        since = f"{amounts.elapsed(max(0.0, time.time() - entry.queued_at))} ago"
+        place = "-" if entry.place is None else str(entry.place)
+        has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in entry.holds)
+        said = has if has and entry.state in ACTIVE else cause
+        rows.append((place, entry.name, entry.state, entry.needs, str(entry.priority), since, said))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
+
+
+def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:
+    """Give a waiting job another priority, or let it start at once beside the jobs that have its devices.
+
+    Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out of
+    bounds.
+    """
+    if priority is not None and not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise ConfigError(f"priority {priority}: must be from {-MOST_PRIORITY} to {MOST_PRIORITY}.")
+    queue = Queue()
+    if queue.path.is_dir():
+        with queue.locked():
+            ticket = queue.ticket(job)
+            if ticket and ticket.waits:
+                priority = ticket.priority if priority is None else priority
+                return queue.write(replace(ticket, priority=priority, at_once=at_once))
+    state = read_state(job, time.time())[0]
+    raise JobError(
+        f"{display(job.run.path)}: job {job.job_id} is {state} and does not wait in the queue of this "
+        "machine. `nbtrain queue` lists the jobs that do."
+    )

@@ -1,0 +1,101 @@
+"""Which devices of this machine a run needs, and which of them it may have.
+
+On device: gpu that is a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (of
+backend.env, or of the shell or kernel that submits). On device: cpu it is a core for each thread of a rank.
+devices.json in the queue's folder limits both.
+"""
+
+import os
+from typing import Any
+
+from nbtrain.base import files, nvml
+from nbtrain.base.errors import JobError
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.environment import CUDA_DEVICES, threads_per_rank
+from nbtrain.jobs.machine import driver_gpus, named_gpu, usable_cores
+from nbtrain.jobs.queue.folder import Queue
+
+THREADS = "OMP_NUM_THREADS"
+# A desktop and a CUDA context of a notebook take less.
+FOREIGN_BYTES = 1 << 30
+
+
+def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
+    """(slots that the run may have, how many of them it needs)."""
+    if config.resources.device == "gpu":
+        return [f"gpu-{name}" for name in gpu_names(config, queue)], config.world_size
+    numbers = core_numbers(queue)
+    own = config.backend.env.get(THREADS, "")
+    threads = int(own) if own.isdigit() else threads_per_rank(config, len(numbers))
+    # Ranks may share cores, if there are more ranks than cores: then they have all of them.
+    return [f"cpu-{number}" for number in numbers], min(len(numbers), config.world_size * max(1, threads))
+
+
+def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
+    """UUIDs of the GPUs that the run may have, or their numbers if the driver gives no UUIDs."""
+    chosen = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
+    listed = _limits(queue).get("gpus")
+    gpus = driver_gpus()
+    if listed is None:
+        if chosen is None:
+            return [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
+        return _names(chosen.split(","), gpus) if gpus else []
+    allowed = _names(listed, gpus)
+    return [name for name in allowed if chosen is None or name in _names(chosen.split(","), gpus)]
+
+
+def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
+    named = [(entry.strip(), named_gpu(entry.strip(), gpus)) for entry in entries]
+    return list(dict.fromkeys(gpu.uuid or entry if gpu else entry for entry, gpu in named if entry))
+
+
+def core_numbers(queue: Queue) -> list[int]:
+    """Cores that all jobs share: those that this process may use, as many as its container allows."""
+    numbers = sorted(os.sched_getaffinity(0))[: usable_cores()]
+    limit = _limits(queue).get("cores")
+    return numbers if limit is None else numbers[:limit] or numbers[:1]
+
+
+def _limits(queue: Queue) -> dict[str, Any]:
+    """devices.json. Raises JobError if it is not what it must be."""
+    found = files.read_json(queue.devices_json)
+    if found is None:
+        return {}
+    gpus = found.get("gpus", []) if isinstance(found, dict) else None
+    cores = found.get("cores", 1) if isinstance(found, dict) else None
+    whole = isinstance(cores, int) and not isinstance(cores, bool) and cores >= 1
+    if not (isinstance(gpus, list) and all(isinstance(gpu, str) for gpu in gpus) and whole):
+        raise JobError(
+            f'{display(queue.devices_json)}: must be {{"gpus": ["0", "1"], "cores": 6}}, with either key or '
+            "both: GPUs by number or UUID as texts, cores from 1 on. Correct it or remove it."
+        )
+    return found
+
+
+def too_few(config: RunConfig, queue: Queue) -> str:
+    """Why the run could wait for ever, in words; "" if its devices are there."""
+    slots, count = needs_of(config, queue)
+    limits = [f"backend.env.{CUDA_DEVICES}"] if CUDA_DEVICES in config.backend.env else []
+    limits += [display(queue.devices_json)] if "gpus" in _limits(queue) else []
+    if config.resources.device != "gpu" or count <= len(slots) or not limits:
+        return ""
+    leave = "leaves" if len(limits) == 1 else "leave"
+    return f"the run needs {count} GPUs, and {' and '.join(limits)} {leave} {len(slots)}."
+
+
+def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
+    """A sentence for each GPU that the run may get and that programs outside of the queue have filled."""
+    if config.backend.kind != "local" or config.resources.device != "gpu":
+        return []
+    slots, _ = needs_of(config, queue)
+    held = {slot for ticket in queue.tickets() if ticket.supervisor.alive() for slot in ticket.holds}
+    found = []
+    for slot in slots:
+        used = nvml.memory_used_bytes(name := slot.removeprefix("gpu-"))
+        if slot not in held and used is not None and used > FOREIGN_BYTES:
+            found.append(
+                f"GPU {name}: {used / 2**30:,.1f} GiB are in use by programs that are not in nbtrain's queue "
+                "(`nvidia-smi` names them); the run may run out of memory there"
+            )
+    return found

@@ -1,0 +1,186 @@
+"""A supervisor's place in its machine's queue: it waits for its devices, takes them, gives them up.
+
+Order: the greater backend.priority first, then who was queued first. Who is first waits until all its devices
+are free, and nobody later takes one of them meanwhile: many small jobs cannot starve a large one. A job that
+may have none of the devices that an earlier one waits for does not wait for that one.
+"""
+
+import os
+import sys
+import time
+
+from nbtrain.base import amounts, nvml
+from nbtrain.base.jobstate import CANCELLED, QUEUED, read_state
+from nbtrain.base.records import ProcessIdentity
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.control import asked_pause
+from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
+from nbtrain.jobs.queue.folder import Queue, Ticket, devices, system_start
+from nbtrain.jobs.queue.needs import needs_of
+from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
+from nbtrain.jobs.supervisor.verdict import Verdict
+
+# Who is not first looks more seldom: many may wait.
+LATER_LOOK_SECONDS = 0.5
+# A cause names so many of the jobs before.
+NAMED_JOBS = 4
+
+
+class Place:
+    """Of one job, for its whole life."""
+
+    def __init__(self, journal: Journal, config: RunConfig):
+        """Raises SubmitError if the queue's folder cannot be used."""
+        self._queue = Queue()
+        self._queue.make()
+        self._journal = journal
+        self._config = config
+        self._locks: dict[str, int] = {}
+        self._shares = False
+        self._queued_at = journal.record.created_at
+        self._first = False
+
+    def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
+        """Return once the job has its devices; its end if a stop or a pause is asked for meanwhile."""
+        if self._locks or self._shares:
+            return None
+        self._config = config
+        self._join()
+        since, journal = time.monotonic(), self._journal
+        waited = False
+        while (words := self._take()) is not None:
+            if not waited and journal.record.state == QUEUED:
+                journal.event("state", words)
+            if journal.record.state != QUEUED:
+                journal.set_state(QUEUED, words)
+            journal.set_cause(words)
+            waited = True
+            # There is nothing yet to save.
+            asked.save = False
+            asked.stop_within(LOOK_SECONDS if self._first else LATER_LOOK_SECONDS, lambda: self._look(asked))
+            if asked.stop:
+                self.give_up()
+                return Verdict(CANCELLED, "stopped on request while it waited for its devices")
+        if waited:
+            journal.record.cause = None
+            said = f"has {', '.join(self._locks) or 'its place beside others'}"
+            journal.event("state", f"{said} after {amounts.elapsed(time.monotonic() - since)}")
+        return None
+
+    def queue_again(self) -> None:
+        """After a pause: the next wait() is that of a job that has just come."""
+        self._queued_at = time.time()
+
+    def give_up(self) -> None:
+        """Free the devices and leave the queue."""
+        with self._queue.locked():
+            self._queue.remove(self._journal.job)
+            for descriptor in self._locks.values():
+                os.close(descriptor)
+        self._locks, self._shares = {}, False
+        for name in (HELD_GPUS, HELD_CORES):
+            os.environ.pop(name, None)
+
+    def _look(self, asked: Asked) -> None:
+        self._journal.sign_of_life()
+        asked.read_ask(self._journal.job)
+        if asked_pause(self._journal.job):
+            asked.leave(PAUSE)
+
+    def _join(self) -> None:
+        """Write the ticket; an older job of the run that was lost needs none any more."""
+        job, record = self._journal.job, self._journal.record
+        supervisor = ProcessIdentity.of(os.getpid())
+        assert supervisor is not None
+        slots, count = needs_of(self._config, self._queue)
+        self._ticket = Ticket(
+            job.job_id,
+            str(job.run.path),
+            record.name,
+            slots,
+            count,
+            self._config.backend.priority,
+            self._queued_at,
+            supervisor,
+            system_start(),
+            python=sys.executable,
+            variables=variables_to_keep(),
+        )
+        with self._queue.locked():
+            for other in self._queue.tickets():
+                if other.run == self._ticket.run and other.job_id != job.job_id:
+                    self._queue.remove(other.job)
+            self._queue.write(self._ticket)
+
+    def _take(self) -> str | None:
+        """Take the devices if it is this job's turn: None; else what it waits for, in words."""
+        with self._queue.locked():
+            # Somebody may have changed its priority, or removed the whole folder's contents.
+            self._ticket = mine = self._queue.ticket(self._journal.job) or self._ticket
+            tickets = self._queue.tickets()
+            before = [
+                one
+                for one in tickets
+                if one.waits and one.order < mine.order and not set(one.slots).isdisjoint(mine.slots)
+            ]
+            self._first = not before
+            free = {} if mine.at_once else self._free(tickets)
+            if not mine.at_once and (before or len(free) < mine.count):
+                for descriptor in free.values():
+                    os.close(descriptor)
+                return words(mine, tickets, before, len(free))
+            self._shares = mine.at_once
+            chosen = sorted(free, key=_memory_used)[: mine.count]
+            for slot in free.keys() - set(chosen):
+                os.close(free[slot])
+            self._locks = {slot: free[slot] for slot in mine.slots if slot in chosen}
+            mine.holds = list(self._locks)
+            self._queue.write(mine)
+        gpus = [slot.removeprefix("gpu-") for slot in self._locks if slot.startswith("gpu-")]
+        if gpus:
+            os.environ[HELD_GPUS] = ",".join(gpus)
+        elif self._locks:
+            os.environ[HELD_CORES] = str(len(self._locks))
+        return None
+
+    def _free(self, tickets: list[Ticket]) -> dict[str, int]:
+        """{slot: descriptor} of all free devices that the job may have; they are held from here on."""
+        left: set[str] = set()
+        for other in tickets:
+            if other.holds and not other.supervisor.alive():
+                # Its ranks save and leave when their supervisor dies; until then they have their devices.
+                if processes.marked_pids([other.job_id]):
+                    left.update(other.holds)
+                else:
+                    other.holds = []
+                    self._queue.write(other)
+        found = {}
+        for slot in self._ticket.slots:
+            if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:
+                found[slot] = descriptor
+        return found
+
+
+def _memory_used(slot: str) -> int:
+    """Of a GPU, in steps of a GiB: one that a program outside of the queue has filled comes last."""
+    if not slot.startswith("gpu-"):
+        return 0
+    return (nvml.memory_used_bytes(slot.removeprefix("gpu-")) or 0) >> 30
+
+
+def words(mine: Ticket, tickets: list[Ticket], before: list[Ticket], free: int) -> str:
+    """What a job waits for: devices, and the jobs that have them or come first."""
+    said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
+    if len(mine.slots) < mine.count:
+        said += f", and it may have {len(mine.slots)} in all"
+    others = []
+    for one in tickets:
+        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
+            state = read_state(one.job, time.time())[0]
+            others.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
+    others += [f"{one.name} ({QUEUED})" for one in before]
+    more = len(others) - NAMED_JOBS
+    named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
+    return said + (f"; before it: {named}" if others else "")

@@ -1,0 +1,84 @@
+"""After a restart of the machine: the jobs that waited or ran are started again, in their order.
+
+    python -m nbtrain.jobs.queue                     all of them
+    python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one, in the environment of its ticket
+
+Each goes on as `nbtrain resume` does, as a new job from the newest whole checkpoint. By itself that is done
+for jobs of an earlier start of the machine or container (after_boot.py); a job whose supervisor was killed
+since is left to `nbtrain queue --restart`.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.environment import kept_variables
+from nbtrain.jobs.queue.after_boot import MODULE, from_before
+from nbtrain.jobs.queue.folder import Queue, Ticket
+
+# Of one job: its checks read its data and ask the driver.
+START_SECONDS = 300.0
+
+
+def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
+    """Start lost jobs again, one after the other; `everything` includes those that were killed or refused."""
+    if not queue.path.is_dir():
+        return
+    with (queue.path / "restart").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return say("Another process is starting them again.")
+        for ticket in queue.lost() if everything else from_before(queue):
+            wrong = start_again(ticket)
+            say(f"{ticket.name}: {wrong or 'started again'}")
+            if wrong:
+                with queue.locked():
+                    queue.write(replace(ticket, refused=wrong))
+
+
+def start_again(ticket: Ticket) -> str:
+    """Start a lost job again in its own environment; what went wrong, in words."""
+    command = [ticket.python or sys.executable, "-m", MODULE, ticket.run, ticket.job_id]
+    environment = kept_variables(dict(os.environ), ticket.variables)
+    try:
+        answer = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd="/",
+            env=environment,
+            timeout=START_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"was not started within {START_SECONDS:g} s"
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    return "" if answer.returncode == 0 else answer.stdout.strip()[-2000:] or f"code {answer.returncode}"
+
+
+def go_on(run_dir: str, job_id: str) -> None:
+    """Resume the run of a ticket. Raises what resume() raises."""
+    from nbtrain.base.records import JobRecord
+    from nbtrain.jobs.submit import resume
+
+    run = RunDir(Path(run_dir))
+    job = run.job(job_id)
+    ticket, record = Queue().ticket(job), JobRecord.read(job.job_json)
+    config = load_resolved(run.config_yaml)
+    priority = ticket.priority if ticket else config.backend.priority
+    # The mode of the job that was lost, which resume() would otherwise take for a finished trial.
+    overrides = [f"mode={config.mode}", f"backend.priority={priority}"]
+    if record and record.command:
+        resume(run, overrides, command=tuple(record.command))
+    else:
+        resume(run, overrides)

@@ -1,0 +1,74 @@
+"""Progress posted to the job's engine, if it has named a place for it: beside the supervisor's loop.
+
+A thread posts, so that an address that does not answer delays neither the look at the ranks nor a signal.
+What goes wrong is one event; the training goes on.
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nbtrain.base.records import Heartbeat
+from nbtrain.jobs.supervisor.journal import Journal
+
+if TYPE_CHECKING:
+    from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus
+
+# The operator of a TrainJob sets it in the pod, with two others: backends/kubernetes/trainer_status.py.
+PLACE = "KUBEFLOW_TRAINER_STATUS_URL"
+# At the end of the job, for the last report.
+END_SECONDS = 6.0
+
+
+class ProgressReport:
+    """What is known of rank 0, reported now and then."""
+
+    def __init__(self, journal: Journal, environment: Mapping[str, str] = os.environ):
+        self._journal = journal
+        self._status: TrainerStatus | None = None
+        self._thread: threading.Thread | None = None
+        self._told = False
+        if PLACE in environment:
+            from nbtrain.jobs.backends.kubernetes import trainer_status
+
+            self._status = trainer_status.TrainerStatus.of(environment)
+            if self._status is None:
+                self._tell(f"{PLACE} is not https, or its token or certificate is not named")
+
+    def look(self, beat: Heartbeat | None) -> None:
+        """Report if it is due and the last report has been answered or given up."""
+        status = self._status
+        if status is None or beat is None or beat.progress is None:
+            return
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            if status.trouble:
+                self._tell(status.trouble)
+        if self._thread is None and status.due():
+            self._start(status, beat)
+
+    def close(self, beat: Heartbeat | None) -> None:
+        """Report the last figures, and wait some seconds for the answer."""
+        status = self._status
+        if status is None:
+            return
+        if self._thread is not None:
+            self._thread.join(END_SECONDS)
+        if beat is not None and beat.progress is not None:
+            self._start(status, beat)
+            assert self._thread is not None
+            self._thread.join(END_SECONDS)
+        if status.trouble:
+            self._tell(status.trouble)
+
+    def _start(self, status: "TrainerStatus", beat: Heartbeat) -> None:
+        assert beat.progress is not None
+        self._thread = threading.Thread(target=status.report, args=(beat.progress, beat.step), daemon=True)
+        self._thread.start()
+
+    def _tell(self, why: str) -> None:
+        """Once: events are no place for one in every half minute of a month."""
+        if not self._told:
+            self._told = True
+            self._journal.event("warning", f"progress is not reported to the engine: {why}")

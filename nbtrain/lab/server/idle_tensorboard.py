@@ -1,0 +1,71 @@
+"""TensorBoard that ends when nobody has looked at it for hours, for a pod that is to give its memory back.
+
+Run as `python -m nbtrain.lab.server.idle_tensorboard`. The kernel's table of TCP connections says whether
+somebody looks: TensorBoard closes each connection after its answer, and the kernel keeps it for a minute.
+"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+# ESTABLISHED and TIME_WAIT in the kernel's table (include/net/tcp_states.h).
+USED = ("01", "06")
+LOOK_SECONDS = 30.0
+END_SECONDS = 10.0
+
+
+def connections(port: int, tables: Sequence[Path] = TCP_TABLES) -> int:
+    """Connections to a local port, open or closed within the last minute."""
+    found = 0
+    for table in tables:
+        if not table.is_file():
+            continue
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            found += fields[3] in USED and int(fields[1].rpartition(":")[2], 16) == port
+    return found
+
+
+def serve(
+    command: list[str],
+    idle_seconds: float,
+    looks: Callable[[], int],
+    every_seconds: float = LOOK_SECONDS,
+) -> int:
+    """Run `command` to its end, or until `looks()` was 0 for `idle_seconds`; returns its exit code."""
+    process = subprocess.Popen(command)
+    last = time.monotonic()
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(every_seconds)
+            if looks():
+                last = time.monotonic()
+            elif time.monotonic() - last >= idle_seconds:
+                print(f"nobody has looked for {idle_seconds / 3600:g} h: TensorBoard ends", flush=True)
+                return 0
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """TensorBoard with the options that follow, and --idle-hours."""
+    parser = argparse.ArgumentParser(description="TensorBoard that ends when nobody looks at it.")
+    parser.add_argument("--idle-hours", type=float, default=24.0)
+    parser.add_argument("--port", type=int, default=6006)
+    options, rest = parser.parse_known_args(arguments)
+    command = [sys.executable, "-m", "tensorboard.main", "--port", str(options.port), *rest]
+    return serve(command, options.idle_hours * 3600, lambda: connections(options.port))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The conditions of a job and its events, as a cluster's job page words them, whatever the backend is.
+
+A condition is a state that the job has been in: whether it is in it now, since when, and why. States come
+from the events of who submitted the job and of its supervisor, each in its writer's order; what only a reader
+can know (LOST, SUSPENDED) is added last.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base.jobstate import MEANING
+
+REASONS = {
+    "QUEUED": "Submitted",
+    "STARTING": "RanksStarted",
+    "RUNNING": "Rank0Trains",
+    "RESTARTING": "RankFailed",
+    "SUSPENDED": "HeldByEngine",
+    "SUCCEEDED": "AllTokensDone",
+    "FAILED": "Error",
+    "CANCELLED": "StoppedOnRequest",
+    "LOST": "NoSignOfLife",
+}
+"""The reason of a state if nothing more is known."""
+# Reason in a restart's event (verdict.py) -> reason of the condition.
+RESTART_REASONS = {
+    "hang": "Hang",
+    "killed": "RankKilled",
+    "disk": "DiskFull",
+    "device": "DeviceLost",
+    "rollback": "BadStep",
+    "no record": "RankGone",
+    "allocation": "AllocationLost",
+}
+# Kinds of events that a reader should look at.
+WARNINGS = frozenset({"warning", "error", "alert", "hang", "restart", "rollback"})
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One state of the job."""
+
+    type: str
+    """The state's name, as in Running."""
+    status: bool
+    """Whether the job is in it now."""
+    last_change: float
+    """Seconds since the epoch."""
+    reason: str
+    """One word; if `status` is false, the type of the condition that took its place."""
+    message: str
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """One event."""
+
+    time: float
+    type: str
+    """Normal or Warning."""
+    reason: str
+    object: str
+    """What it is about: job, replica 0, rank 3, or an engine's own name."""
+    message: str
+    writer: str
+
+
+def type_of(state: str) -> str:
+    """Running of RUNNING."""
+    return state.capitalize()
+
+
+def conditions(
+    events: Iterable[Mapping[str, Any]], created_at: float, final: tuple[str, str | None, float, str | None]
+) -> list[Condition]:
+    """Submitted and every state that the job was in, in the order of the last time that it came into it.
+
+    `final` is (state, cause, since when, reason) as a reader sees it now; its reason counts if it is known.
+    """
+    found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
+    current, restart_reason = "", None
+    for event in events:
+        if event.get("kind") in ("restart", "rollback"):
+            kind = event.get("reason") if event["kind"] == "restart" else "rollback"
+            restart_reason = RESTART_REASONS.get(str(kind))
+        state = event.get("state") if event.get("kind") == "state" else None
+        if not isinstance(state, str) or state not in MEANING:
+            continue
+        reason = restart_reason if state == "RESTARTING" else None
+        message = str(event.get("cause") or MEANING[state])
+        current = _enter(found, current, state, event["time"], reason, message)
+    state, cause, since, reason = final
+    if state in MEANING and type_of(state) != current:
+        _enter(found, current, state, since, reason, cause or MEANING[state])
+    elif reason and current in found:
+        known = found[current]
+        found[current] = Condition(known.type, True, known.last_change, reason, known.message)
+    return list(found.values())
+
+
+def _enter(
+    found: dict[str, Condition], current: str, state: str, time: float, reason: str | None, message: str
+) -> str:
+    """The job comes into `state`; returns its type."""
+    entered = type_of(state)
+    if current and current != entered:
+        before = found[current]
+        found[current] = Condition(current, False, time, entered, before.message)
+    if current != entered:
+        found.pop(entered, None)
+        found[entered] = Condition(entered, True, time, reason or REASONS[state], message)
+    return entered
+
+
+def job_events(events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
+    """Events as a job page shows them; an engine's own type, reason and object are kept."""
+    return [_event(event) for event in events]
+
+
+def _event(event: Mapping[str, Any]) -> JobEvent:
+    kind, writer = str(event.get("kind")), str(event.get("writer"))
+    own = str(event.get("reason") or "")
+    reason = type_of(str(event["state"])) if kind == "state" and event.get("state") else kind.capitalize()
+    return JobEvent(
+        time=float(event["time"]),
+        type=str(event.get("type") or ("Warning" if kind in WARNINGS else "Normal")),
+        # An engine writes one word with a capital; a supervisor's own reasons are for its restarts.
+        reason=own if own[:1].isupper() and own.isalnum() else reason,
+        object=str(event.get("object") or _object(event, writer)),
+        message=str(event.get("message") or ""),
+        writer=writer,
+    )
+
+
+def _object(event: Mapping[str, Any], writer: str) -> str:
+    if isinstance(event.get("rank"), int):
+        return f"rank {event['rank']}"
+    for prefix, noun in (("rank", "rank"), ("node", "replica")):
+        if writer.startswith(prefix) and writer[len(prefix) :].isdigit():
+            return f"{noun} {writer[len(prefix) :]}"
+    return "job"

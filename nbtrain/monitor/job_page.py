@@ -1,0 +1,444 @@
+"""The page of one job, for every backend the same: what it is, its conditions, events, replicas, resources.
+
+    job_page(RunDir)  ->  JobPage  ->  to_dict()  ->  `nbtrain job RUN --json`
+
+Everything comes from the run directory, while the job runs and afterwards: no scheduler is asked. A replica
+is one machine or pod with its ranks.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.usage import FIGURES, rank_subject
+from nbtrain.base.workspace import display
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
+from nbtrain.monitor.logs import log_attempts
+from nbtrain.monitor.runs import record_with_end
+from nbtrain.monitor.snapshot import finite
+from nbtrain.monitor.usage import NodeUsage, read_usage
+
+PAGE_SCHEMA_VERSION = 1
+# Points of a curve in to_dict(): as many as a chart has room for.
+MOST_POINTS = 240
+PHASES = {
+    "QUEUED": "Pending",
+    "STARTING": "Pending",
+    "RUNNING": "Running",
+    "RESTARTING": "Running",
+    "SUSPENDED": "Suspended",
+    "SUCCEEDED": "Succeeded",
+    "FAILED": "Error",
+    "CANCELLED": "Cancelled",
+    "LOST": "Lost",
+}
+"""The word of a job's state on a cluster's page."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One log."""
+
+    path: str
+    """Below the run directory."""
+    size_bytes: int
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """A figure of a replica or rank over the job's life. None: not known."""
+
+    newest: float | None
+    mean: float | None
+    peak: float | None
+    request: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a replica."""
+
+    name: str
+    memory_bytes: int | None
+    use: dict[str, Use]
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended in one attempt."""
+
+    attempt: int
+    time: float
+    exit_code: int | None
+    """As a shell and a container report it: 137 if SIGKILL ended it."""
+    failed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank."""
+
+    rank: int
+    phase: str
+    """Pending, Running, Succeeded, Error or Gone; while it trains, the heartbeat's own word is in `doing`."""
+    doing: str
+    attempt: int
+    step: int | None
+    exit_code: int | None
+    """As in RankEnd; None while it runs."""
+    message: str
+    earlier: list[RankEnd]
+    """How it ended in earlier attempts, oldest first."""
+    logs: list[LogFile]
+    use: dict[str, Use]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One machine or pod."""
+
+    index: int
+    name: str
+    host: str
+    address: str
+    phase: str
+    restarts: int
+    message: str
+    labels: dict[str, str]
+    image: str | None
+    ranks: list[RankRow]
+    logs: list[LogFile]
+    """Of the replica itself; of its ranks: ranks."""
+    use: dict[str, Use]
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """What is known of one job."""
+
+    name: str
+    job_id: str
+    run_id: str | None
+    backend: str
+    state: str
+    phase: str
+    cause: str | None
+    engine: dict[str, Any] | None
+    """The last word of Slurm, Kubernetes or a host (engine.json); None without an engine."""
+    labels: dict[str, str]
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    elapsed_seconds: float
+    world_size: int
+    attempt: int
+    restarts: int
+    image: str | None
+    requests: dict[str, float]
+    """Of each replica: figure or "gpus" -> what the run asks for."""
+    limits: dict[str, float]
+    """Of each replica: the most that it may use, the least of all replicas."""
+    command: list[str]
+    yaml: str
+    """The run's resolved configuration."""
+    conditions: list[Condition]
+    events: list[JobEvent]
+    replicas: list[Replica]
+    usage: list[NodeUsage]
+    """Resources over time, one for each replica that has measured any."""
+
+    def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
+        """As JSON: base units, seconds since the epoch, None if not known; thinned curves."""
+        own = {name: value for name, value in vars(self).items() if name != "usage"}
+        plain = {name: _plain(value) for name, value in own.items()}
+        curves = [usage_part(node, most_points) for node in self.usage]
+        return finite({"schema_version": PAGE_SCHEMA_VERSION, **plain, "resources": curves})
+
+    def __repr__(self) -> str:
+        from nbtrain.monitor.job_text import job_text
+
+        return job_text(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [asdict(one) if hasattr(one, "__dataclass_fields__") else one for one in value]
+    return value
+
+
+def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
+    """The page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
+    job = _job_of(run, job_id)
+    now = time.time() if now is None else now
+    state, cause = read_state(job, now)
+    record = record_with_end(job, state)
+    if record is None:
+        raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
+    config = load_resolved(run.config_yaml)
+    usage = read_usage(job.resources)
+    active = state in ACTIVE
+    replicas = _replicas(job, record, config, usage, state)
+    begin = "started_at" if record.started_at else "created_at"
+    events = read_events(job)
+    since = now if active else (record.ended_at or now)
+    engine = files.read_json(job.path / "engine.json")
+    if state == "SUSPENDED" and engine:
+        since = engine.get("asked_at", now)
+    asked = {
+        "cpu_cores": config.resources.cpus_per_node,
+        "memory_bytes": config.resources.memory_per_node_bytes,
+    }
+    requests = {name: float(value) for name, value in asked.items() if value is not None}
+    if config.resources.device == "gpu":
+        requests["gpus"] = float(config.resources.gpus_per_node)
+    return JobPage(
+        name=run.name,
+        job_id=job.job_id,
+        run_id=record.run_id,
+        backend=record.backend,
+        state=state,
+        phase=PHASES.get(state, state),
+        cause=cause,
+        engine=engine,
+        labels=_labels(run, job, record, config),
+        created_at=record.created_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        elapsed_seconds=record.seconds_since(begin, now)
+        if active
+        else record.seconds_between(begin, "ended_at"),
+        world_size=record.world_size,
+        attempt=record.attempt,
+        restarts=record.restarts,
+        image=config.resources.image,
+        requests=requests,
+        limits=_limits(usage),
+        command=record.command,
+        yaml=run.config_yaml.read_text(encoding="utf-8"),
+        conditions=conditions(events, record.created_at, (state, cause, since, _reason(state, replicas))),
+        events=job_events(events),
+        replicas=replicas,
+        usage=usage,
+    )
+
+
+def _job_of(run: RunDir, job_id: str | None) -> JobDir:
+    ids = run.job_ids()
+    if not ids:
+        raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
+    if job_id is not None and job_id not in ids:
+        raise JobError(f"{display(run.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
+    return run.job(job_id or ids[-1])
+
+
+def _labels(run: RunDir, job: JobDir, record: JobRecord, config: RunConfig) -> dict[str, str]:
+    """The run's own, and those that a backend's section gives."""
+    labels = {"run": run.name, "job": job.job_id, "backend": record.backend}
+    if parent := (run.record() or {}).get("parent"):
+        labels["parent"] = str(parent)
+    for section in (config.backend, getattr(config.backend, record.backend, None)):
+        labels |= dict(getattr(section, "labels", None) or {})
+    return labels
+
+
+def _limits(usage: list[NodeUsage]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node in usage:
+        for name, value in (node.about.get("limits") or {}).items():
+            found[name] = min(value, found.get(name, value))
+    return found
+
+
+def _replicas(
+    job: JobDir, record: JobRecord, config: RunConfig, usage: list[NodeUsage], state: str
+) -> list[Replica]:
+    measured = {node.node: node for node in usage}
+    said = _node_records(job)
+    ranks_of = _ranks_of(job, record, measured, said)
+    logs = log_attempts(job)
+    found = []
+    for index in sorted(ranks_of):
+        node, words = measured.get(index), said.get(index, {})
+        single = len(ranks_of[index]) == 1
+        rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
+        bad = [row for row in rows if row.phase == "Error"]
+        host = str(words.get("host") or (node.host if node else "") or _host(job, rows) or "")
+        own_log = job.path / "logs" / f"node{index}.log"
+        first_log = job.supervisor_log if index == 0 else own_log
+        found.append(
+            Replica(
+                index=index,
+                name=f"worker {index}",
+                host=host,
+                address=str(words.get("address") or ""),
+                phase=_replica_phase(rows, state),
+                restarts=record.restarts,
+                message="; ".join(f"rank {row.rank}: {row.message}" for row in bad[:3]),
+                labels={"role": "worker", "index": str(index)},
+                image=config.resources.image,
+                ranks=rows,
+                logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
+                use=_uses(node, "replica") | _uses(node, "node", network_only=True),
+                gpus=_gpus(node),
+            )
+        )
+    return found
+
+
+def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
+    """nodes/<k>.json of the node agents, if the backend has any."""
+    paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
+    return {int(path.stem): files.read_json(path) or {} for path in paths}
+
+
+def _ranks_of(
+    job: JobDir, record: JobRecord, measured: Mapping[int, NodeUsage], said: Mapping[int, Any]
+) -> dict[int, list[int]]:
+    """{replica: its ranks}: of the newest launch order, else as the nodes have measured, else all in one."""
+    order = files.read_json(job.path / "control" / "launch.json") or {}
+    if order.get("ranks"):
+        found, first = {}, 0
+        for index, count in enumerate(order["ranks"]):
+            found[index], first = list(range(first, first + count)), first + count
+        return found
+    found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
+    if any(found.values()):
+        return found
+    return {0: list(range(record.world_size))} | {index: [] for index in said if index}
+
+
+def _rank(
+    job: JobDir,
+    record: JobRecord,
+    rank: int,
+    logs: Mapping[int, list[int]],
+    node: NodeUsage | None,
+    single: bool,
+    state: str,
+) -> RankRow:
+    beat = Heartbeat.read(job.heartbeat(rank))
+    attempt = max(beat.attempt if beat else 0, *logs.get(rank, [0]), 0)
+    ended = ExitRecord.read(job.exit_record(rank, attempt))
+    code = None
+    if ended is not None:
+        end = _end(ended)
+        code, message, doing = end.exit_code, end.message, ended.outcome
+        phase = "Error" if end.failed else "Succeeded"
+    elif beat is None:
+        phase, doing, message = ("Pending" if state in ACTIVE else "Gone"), "", ""
+    else:
+        live = state in ACTIVE and beat.attempt == record.attempt and not beat.process.gone()
+        phase, doing, message = ("Running" if live else "Gone"), beat.phase, ""
+    before = (ExitRecord.read(job.exit_record(rank, number)) for number in range(attempt))
+    return RankRow(
+        rank=rank,
+        phase=phase,
+        doing=doing,
+        attempt=attempt,
+        step=ended.step if ended and ended.step is not None else beat.step if beat else None,
+        exit_code=code,
+        message=message,
+        earlier=[_end(one) for one in before if one],
+        logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
+        use=_uses(node, "replica" if single else rank_subject(rank)),
+    )
+
+
+def _end(record: ExitRecord) -> RankEnd:
+    code = 128 + record.signal if record.signal else record.exit_code
+    failed = record.outcome in ("failed", "killed")
+    message = f"exit code {code}: {record.message}" if failed and code is not None else record.message
+    return RankEnd(record.attempt, record.time, code, failed, message)
+
+
+def _replica_phase(rows: list[RankRow], state: str) -> str:
+    phases = {row.phase for row in rows}
+    if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
+        return PHASES[state]
+    for phase in ("Error", "Running", "Pending", "Gone"):
+        if phase in phases:
+            return phase
+    return "Succeeded" if rows else PHASES.get(state, state)
+
+
+def _host(job: JobDir, rows: list[RankRow]) -> str:
+    beat = Heartbeat.read(job.heartbeat(rows[0].rank)) if rows else None
+    return (beat.host or beat.process.host) if beat else ""
+
+
+def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
+    size = path.stat().st_size if path.exists() else 0
+    return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)
+
+
+def _uses(node: NodeUsage | None, subject: str, network_only: bool = False) -> dict[str, Use]:
+    """{figure: its use} of what was measured of a subject."""
+    if node is None:
+        return {}
+    names = node.figures(subject)
+    if network_only:
+        names = [name for name in names if name.startswith(("network_", "rdma_"))]
+    replica = subject == "replica"
+    requests = node.about.get("requests") or {} if replica else {}
+    limits = node.about.get("limits") or {} if replica else {}
+    return {
+        name: Use(
+            node.points(subject, name).newest,
+            node.mean(subject, name),
+            node.peak(subject, name),
+            requests.get(name),
+            limits.get(name),
+        )
+        for name in names
+    }
+
+
+def _gpus(node: NodeUsage | None) -> dict[str, Gpu]:
+    found = {}
+    for subject, said in ((node.about.get("gpus") if node else None) or {}).items():
+        memory, use = said.get("memory_bytes"), _uses(node, subject)
+        if memory and (known := use.get("gpu_memory_bytes")):
+            use["gpu_memory_bytes"] = replace(known, limit=float(memory))
+        found[subject] = Gpu(str(said.get("name")), memory, use)
+    return found
+
+
+def _reason(state: str, replicas: list[Replica]) -> str | None:
+    """Of a failed job: how its first rank that failed has ended."""
+    if state != "FAILED":
+        return None
+    codes = (row.exit_code for one in replicas for row in one.ranks if row.phase == "Error")
+    code = next((code for code in codes if code is not None), None)
+    return None if code is None else f"ExitCode{code}"
+
+
+def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
+    """The curves of one replica: {subject: {figure: {unit, times, mean, max}}}."""
+    curves: dict[str, Any] = {}
+    for subject in node.subjects():
+        for name in node.figures(subject):
+            points = node.points(subject, name).thinned(most_points)
+            if not len(points):
+                continue
+            curves.setdefault(subject, {})[name] = {
+                "unit": FIGURES[name].unit if name in FIGURES else "",
+                "times": [round(at, 1) for at in points.times],
+                # Six digits are more than a picture shows.
+                "mean": [float(f"{value:.6g}") for value in points.means],
+                "max": [float(f"{value:.6g}") for value in points.maxima],
+            }
+    about = {key: node.about.get(key) or {} for key in ("requests", "limits", "gpus")}
+    return {"replica": node.node, "host": node.host, **about, "curves": curves}

@@ -1,0 +1,175 @@
+"""The page of a job as text: `nbtrain job RUN`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base import amounts
+from nbtrain.base.terminal import printable
+from nbtrain.base.usage import FIGURES
+
+if TYPE_CHECKING:
+    from nbtrain.monitor.job_page import JobPage, Replica, Use
+
+NUM_EVENTS = 20
+# More ranks than this are not listed one by one unless they have failed.
+MOST_RANKS = 32
+# Of each rank, failures of earlier attempts.
+MOST_EARLIER = 3
+UNKNOWN = "-"
+# An engine is asked every few seconds while somebody looks at its job.
+OLD_WORD_SECONDS = 60.0
+
+
+def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
+    """Basic info, conditions, replicas with their ranks, resources, and the newest events."""
+    parts = ["\n".join(_basics(page))]
+    table = [
+        (one.type, str(one.status), moment(one.last_change), one.reason, one.message)
+        for one in page.conditions
+    ]
+    parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
+    titles: tuple[str, ...] = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
+    parts.append(_titled("Replicas", titles, [row for one in page.replicas for row in _replica_rows(one)]))
+    if measured := [row for one in page.replicas for row in _resource_rows(one)]:
+        last = "LAST" if page.ended_at else "NOW"
+        titles = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
+        parts.append(_titled("Resources", titles, measured))
+    events = page.events[-num_events:] if num_events else []
+    if events:
+        when = [moment(one.time) for one in events]
+        if not page.ended_at:
+            when = [f"{amounts.elapsed(time.time() - one.time)} ago" for one in events]
+        lines = [(at, one.type, one.reason, one.object, one.message) for at, one in zip(when, events)]
+        titles = ("TIME (UTC)" if page.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+        left = len(page.events) - len(events)
+        title = f"Events, the last {len(events)} of {len(page.events)}" if left else "Events"
+        parts.append(_titled(title, titles, lines))
+    return printable("\n\n".join(parts))
+
+
+def moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+
+
+def _basics(page: "JobPage") -> list[str]:
+    begun = f"submitted {moment(page.created_at)} UTC"
+    ended = f", ended {moment(page.ended_at)} UTC" if page.ended_at else ""
+    lines = [
+        f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}",
+        f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
+        f"{amounts.counted(len(page.replicas), 'replica')}, {amounts.counted(page.world_size, 'rank')}, "
+        f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
+        f"each replica asks for {_amounts(page.requests) or 'nothing in particular'}; "
+        f"may use {_amounts(page.limits) or 'what there is'}",
+    ]
+    if page.cause:
+        lines.insert(1, page.cause)
+    if page.engine:
+        lines.append(engine_words(page.engine))
+    if page.image:
+        lines.append(f"image {page.image}")
+    lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
+    return lines
+
+
+def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0) -> str:
+    """What the engine said last, and whether it can be seen now."""
+    words = f"{said.get('engine') or 'the engine'}: {said.get('state') or 'does not know the job'}"
+    words += f", {said['reason']}" if said.get("reason") else ""
+    words += f", expected to start {moment(said['starts_at'])} UTC" if said.get("starts_at") else ""
+    if said.get("seen") is False:
+        words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
+    elif asked_seconds_ago >= OLD_WORD_SECONDS:
+        words += f" (asked {amounts.elapsed(asked_seconds_ago)} ago)"
+    return words
+
+
+def _amounts(found: dict[str, float]) -> str:
+    words = []
+    for name, value in found.items():
+        if name == "gpus":
+            words.append(amounts.counted(int(value), "GPU"))
+        elif name == "cpu_cores":
+            words.append(f"{value:g} core{'' if value == 1 else 's'}")
+        else:
+            words.append(f"{shown(name, value)} of memory")
+    return ", ".join(words)
+
+
+def _replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
+            replica.name,
+            replica.host or UNKNOWN,
+            replica.phase,
+            str(replica.restarts),
+            *_pair(replica.use),
+            replica.message,
+        )
+    ]
+    ranks = [
+        row for row in replica.ranks if len(replica.ranks) <= MOST_RANKS or row.phase in ("Error", "Gone")
+    ]
+    for row in ranks:
+        doing = f" ({row.doing}, step {row.step or 0:,})" if row.doing else ""
+        use = _pair(row.use) if len(replica.ranks) > 1 else ("", "")
+        rows.append((f"  rank {row.rank}", "", row.phase + doing, "", *use, row.message))
+        failed = [one for one in row.earlier if one.failed]
+        for one in failed[-MOST_EARLIER:]:
+            rows.append(("", "", f"  attempt {one.attempt}: Error", "", "", "", one.message))
+    if len(ranks) < len(replica.ranks):
+        rows.append((f"  and {len(replica.ranks) - len(ranks)} more ranks", "", "", "", "", "", ""))
+    return rows
+
+
+def _pair(use: dict[str, "Use"]) -> tuple[str, str]:
+    """CPU and memory: the newest of the limit."""
+    return _of_limit("cpu_cores", use), _of_limit("memory_bytes", use)
+
+
+def _of_limit(name: str, use: dict[str, "Use"]) -> str:
+    one = use.get(name)
+    if one is None or one.newest is None:
+        return UNKNOWN
+    return shown(name, one.newest) + (f" of {shown(name, one.limit)}" if one.limit else "")
+
+
+def _resource_rows(replica: "Replica") -> list[tuple[str, ...]]:
+    rows = []
+    gpus = [(f"{subject}, ", gpu.use) for subject, gpu in replica.gpus.items()]
+    for prefix, uses in [("", replica.use), *gpus]:
+        for name, use in uses.items():
+            if use.peak is None:
+                continue
+            figures = (use.newest, use.mean, use.peak, use.request, use.limit)
+            label = prefix + name.removesuffix("_per_second").removesuffix("_bytes").replace("_", " ")
+            rows.append((replica.name, label, *(shown(name, value) for value in figures)))
+    return rows
+
+
+def shown(name: str, value: float | None) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return UNKNOWN
+    unit = FIGURES[name].unit if name in FIGURES else ""
+    if unit == "bytes":
+        return amounts.size(value)
+    if unit == "bytes/s":
+        return f"{amounts.size(value)}/s"
+    if unit == "share":
+        return f"{100 * value:.0f} %"
+    if unit == "cores":
+        return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return f"{amounts.count(round(value, 1) if value < 100 else round(value))} {unit}".strip()
+
+
+def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = [tuple(titles), *(tuple(row) for row in rows)]
+    # The last column is free text: it does not widen the table.
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip()
+        for row in table
+    ]
+    return "\n".join([title, *(f"  {line}" for line in lines)])

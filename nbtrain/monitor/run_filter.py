@@ -1,0 +1,127 @@
+"""Which runs of a list are wanted, and in which order: `nbtrain runs --state failed --sort loss`.
+
+A name is compared before a file of its run is opened; everything else needs the run's records.
+"""
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.jobstate import ACTIVE, MEANING
+from nbtrain.base.terminal import nearest
+
+if TYPE_CHECKING:
+    from nbtrain.monitor.runs import RunSummary
+
+NO_JOB = "NEW"
+DAMAGED = "DAMAGED"
+STATES = (*MEANING, NO_JOB, DAMAGED)
+GROUPS = {"active": ACTIVE, "ended": frozenset(MEANING) - ACTIVE}
+"""Words that stand for several states."""
+
+# {word after --sort: (field of RunSummary, whether the largest comes first)}
+SORTS = {
+    "submitted": ("created_at", True),
+    "ended": ("ended_at", True),
+    "name": ("name", False),
+    "state": ("state", False),
+    "step": ("step", True),
+    "loss": ("loss", False),
+    "validation": ("validation_loss", False),
+    "restarts": ("restarts", True),
+}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """What a run must be to be listed; an empty filter takes every run."""
+
+    name: str = ""
+    """A pattern of the shell, such as gpt-*; without * ? [ it is a part of the name."""
+    states: frozenset[str] = frozenset()
+    newer_seconds: float | None = None
+    """Only runs whose newest job was submitted within this time."""
+    older_seconds: float | None = None
+    """Only runs whose newest job was submitted before this time."""
+    sort: str = "submitted"
+    reverse: bool = False
+    limit: int | None = None
+
+    def named(self, name: str) -> bool:
+        """Whether a run of this name is wanted, whatever is in it."""
+        if not self.name:
+            return True
+        if any(letter in self.name for letter in "*?["):
+            return fnmatch.fnmatchcase(name, self.name)
+        return self.name in name
+
+    def wants(self, run: "RunSummary", now: float) -> bool:
+        """Whether a run with a fitting name is wanted."""
+        age = now - run.created_at
+        return (
+            (not self.states or run.state in self.states)
+            and (self.newer_seconds is None or age <= self.newer_seconds)
+            and (self.older_seconds is None or age >= self.older_seconds)
+        )
+
+    def ordered(self, runs: Iterable["RunSummary"]) -> list["RunSummary"]:
+        """In the order of `sort`, at most `limit`; runs without the figure come last in either direction."""
+        field, largest_first = SORTS[self.sort]
+        known: list[RunSummary] = []
+        unknown: list[RunSummary] = []
+        for run in sorted(runs, key=lambda run: run.name):
+            value = getattr(run, field)
+            missing = value is None or (isinstance(value, float) and math.isnan(value))
+            (unknown if missing else known).append(run)
+        known.sort(key=lambda run: getattr(run, field), reverse=largest_first != self.reverse)
+        return [*known, *unknown][: self.limit]
+
+
+EVERY_RUN = RunFilter()
+
+
+def run_filter(
+    name: str = "",
+    states: str | Sequence[str] = (),
+    newer_than: str | float | None = None,
+    older_than: str | float | None = None,
+    sort: str = "submitted",
+    reverse: bool = False,
+    limit: int | None = None,
+) -> RunFilter:
+    """A filter from words of a person: states in any case, ages such as 2d. Raises ConfigError."""
+    if sort not in SORTS:
+        raise ConfigError(f"sort = {sort!r} must be one of {', '.join(SORTS)}.{nearest(sort, SORTS)}")
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit = {limit} must be at least 0.")
+    newer, older = age_seconds("newer_than", newer_than), age_seconds("older_than", older_than)
+    return RunFilter(name, _states(states), newer, older, sort, reverse, limit)
+
+
+def _states(given: str | Sequence[str]) -> frozenset[str]:
+    words = given.replace(",", " ").split() if isinstance(given, str) else given
+    found: set[str] = set()
+    for word in words:
+        if word.lower() in GROUPS:
+            found |= GROUPS[word.lower()]
+        elif word.upper() in STATES:
+            found.add(word.upper())
+        else:
+            known = ", ".join([*GROUPS, *STATES])
+            raise ConfigError(f"state = {word!r} is none of {known}.{nearest(word.upper(), STATES)}")
+    return frozenset(found)
+
+
+def age_seconds(what: str, given: str | float | None) -> float | None:
+    """Seconds of an age: 90, "90s", "30m", "12h", "2d", "1w". Raises ConfigError."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
+        return given
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", given) if isinstance(given, str) else None
+    if match is None:
+        raise ConfigError(f"{what} = {given!r} must be a time such as 90s, 30m, 12h, 2d or 1w.")
+    return float(match[1]) * SECONDS[match[2] or "s"]

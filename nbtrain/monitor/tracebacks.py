@@ -1,0 +1,55 @@
+"""What a failed job said last: the rank that its cause names, and the traceback of that rank.
+
+exit/<rank>.<attempt>.json holds the traceback of a rank that could still say why it failed; one that could
+not may have left one in its log; of a rank that hung, the supervisor's event holds the stack.
+"""
+
+import re
+
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import JobDir
+from nbtrain.monitor.logs import log_attempts, read_log
+
+# "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is named first.
+RANK = re.compile(r"\branks? (\d+)")
+TRACEBACK = "Traceback (most recent call last):"
+# Of a log, so much of its end is searched.
+SEARCHED_BYTES = 1 << 20
+
+
+def culprit(cause: str | None) -> int | None:
+    """The rank that a cause names first; None if it names none."""
+    found = RANK.search(cause or "")
+    return int(found[1]) if found else None
+
+
+def last_traceback(job: JobDir, rank: int) -> str | None:
+    """The newest traceback of a rank, or the stack of one that hung; None if there is neither."""
+    for attempt in reversed(log_attempts(job).get(rank, [])):
+        ended = ExitRecord.read(job.exit_record(rank, attempt))
+        if ended and ended.detail.startswith("Traceback"):
+            return ended.detail.rstrip()
+        if logged := _in_log(read_log(job.log(rank, attempt), limit_bytes=SEARCHED_BYTES).text):
+            return logged
+        hung = [event for event in read_events(job) if event["kind"] == "hang" and event.get("rank") == rank]
+        if hung and hung[-1].get("stack"):
+            frames = "\n".join(f"  {frame}" for frame in hung[-1]["stack"])
+            return f"Stack when it hung, the innermost frame first:\n{frames}"
+    return None
+
+
+def _in_log(text: str) -> str | None:
+    """The last traceback of a text, to the line of its exception."""
+    start = text.rfind(TRACEBACK)
+    if start < 0:
+        return None
+    # Other threads and torchrun write before a line: what stands there stands before each line.
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    lines = []
+    for line in text[start - len(before) :].splitlines():
+        said = line.removeprefix(before)
+        lines.append(said)
+        if len(lines) > 1 and not said.startswith(" "):
+            break
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""A job's resources over time, read from the files of its nodes while it runs and afterwards.
+
+Each node has its own files and its own clock (base/usage_files.py). Within a node, points are in the order in
+which they were written; the newest hour is the finest, and what is older is coarser.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.usage import LEVELS
+from nbtrain.base.usage_files import Segment, listed, nodes_in, read_segment
+
+
+@dataclass(frozen=True)
+class Points:
+    """One figure of one subject, oldest first. Values that are not known are left out."""
+
+    times: list[float]
+    """Seconds since the epoch, by the clock of the node."""
+    means: list[float]
+    maxima: list[float]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def newest(self) -> float | None:
+        return self.means[-1] if self.means else None
+
+    def thinned(self, most: int) -> "Points":
+        """At most `most` points, for equal parts of the time: the mean of means and the greatest maximum."""
+        if len(self) <= most:
+            return self
+        begin, length = self.times[0], max(self.times) - self.times[0]
+        parts: list[slice] = []
+        first = place = 0
+        for number, at in enumerate(self.times):
+            # Never back: the clock of a second boot may be behind that of the first.
+            here = max(place, min(most - 1, int((at - begin) / length * most))) if length > 0 else 0
+            if here != place and number:
+                parts.append(slice(first, number))
+                first = number
+            place = here
+        parts.append(slice(first, len(self)))
+        return Points(
+            [self.times[part][-1] for part in parts],
+            [math.fsum(self.means[part]) / (part.stop - part.start) for part in parts],
+            [max(self.maxima[part]) for part in parts],
+        )
+
+
+class NodeUsage:
+    """What one node has measured."""
+
+    def __init__(self, node: int, segments: list[Segment]):
+        self.node = node
+        self._segments = segments
+        self._pieces = list(_pieces(segments))
+
+    @property
+    def host(self) -> str:
+        return self._segments[-1].host
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the node said of itself last: requests, limits, GPUs."""
+        return self._segments[-1].about
+
+    def subjects(self) -> list[str]:
+        """Everything that was ever measured, in the order of the newest file."""
+        names = (subject for one in reversed(self._segments) for subject, _ in one.columns)
+        return list(dict.fromkeys(names))
+
+    def figures(self, subject: str) -> list[str]:
+        pairs = (pair for one in reversed(self._segments) for pair in one.columns)
+        return list(dict.fromkeys(name for found, name in pairs if found == subject))
+
+    def points(self, subject: str, figure: str) -> Points:
+        """A figure over time; empty if it was never measured."""
+        found = Points([], [], [])
+        for segment, last, offset in self._pieces:
+            place = segment.columns.get((subject, figure))
+            if place is None:
+                continue
+            means = _column(segment, segment.means, place)[:last]
+            maxima = _column(segment, segment.maxima, place)[:last] if segment.level else means
+            for stamp, mean, most in zip(segment.stamps, means, maxima):
+                if mean == mean:
+                    found.times.append(stamp + offset)
+                    found.means.append(mean)
+                    found.maxima.append(most)
+        return found
+
+    def mean(self, subject: str, figure: str) -> float | None:
+        """Over all that is kept, each point by the length of its period."""
+        total = weight = 0.0
+        for segment, last, _ in self._pieces:
+            if (place := segment.columns.get((subject, figure))) is not None:
+                known = [v for v in _column(segment, segment.means, place)[:last] if v == v]
+                total += math.fsum(known) * LEVELS[segment.level].seconds
+                weight += len(known) * LEVELS[segment.level].seconds
+        return total / weight if weight else None
+
+    def peak(self, subject: str, figure: str) -> float | None:
+        """The greatest sample ever."""
+        found = [
+            value
+            for segment in self._segments
+            if (place := segment.columns.get((subject, figure))) is not None
+            for value in _column(segment, segment.maxima if segment.level else segment.means, place)
+            if value == value
+        ]
+        return max(found, default=None)
+
+
+def _column(segment: Segment, values: array, place: int) -> array:
+    return values[place :: len(segment.columns)]
+
+
+def _pieces(segments: list[Segment]) -> Iterator[tuple[Segment, int, float]]:
+    """(segment, how many of its frames, seconds of its clock at boot), oldest first.
+
+    Of each boot: the finest level from where it begins, and before that the next coarser one. Stamps of one
+    boot only rise; the clock is read once, at the newest file of the boot, so that a clock which was set
+    meanwhile turns nothing around.
+    """
+    boots = list(dict.fromkeys(segment.boot_id for segment in segments))
+    for boot in boots:
+        own = [segment for segment in segments if segment.boot_id == boot and segment.stamps]
+        if not own:
+            continue
+        offset = own[-1].clock_offset
+        bound = math.inf
+        chosen: list[tuple[Segment, int, float]] = []
+        for level in range(len(LEVELS)):
+            same = [segment for segment in own if segment.level == level]
+            counted = [(one, sum(stamp < bound for stamp in one.stamps)) for one in same]
+            chosen[:0] = [(one, count, offset) for one, count in counted if count]
+            bound = min([bound, *(one.stamps[0] for one in same)])
+        yield from chosen
+
+
+def read_usage(folder: Path) -> list[NodeUsage]:
+    """Of every node that has whole files in a job's folder `resources`, by the node's number."""
+    found = []
+    for node in nodes_in(folder):
+        read = (read_segment(path) for _, _, path in listed(folder, node))
+        if segments := [segment for segment in read if segment is not None]:
+            found.append(NodeUsage(node, segments))
+    return found

@@ -1,0 +1,170 @@
+"""The state of a job that an engine has placed: own records, then the engine's word, then its silence."""
+
+import os
+import time
+
+import pytest
+
+from nbtrain.base.jobstate import (
+    ACTIVE,
+    CANCELLED,
+    FAILED,
+    FINAL,
+    LOST,
+    QUEUED,
+    RESTARTING,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+    read_state,
+    state_with_engine,
+)
+from nbtrain.base.node_records import EngineWord
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+
+NAME = "Slurm job 12"
+UNKNOWN, NEVER = "unknown", "never"
+"""The engine does not know the job; it never answered."""
+
+
+def record_of(state: str, cause: str | None = None) -> JobRecord:
+    return JobRecord("20260101-120000-abcd", "id", "tiny", state, 0.0, 4, cause=cause, backend="slurm")
+
+
+def word_of(said: str, seen: bool = True) -> EngineWord | None:
+    if said == NEVER:
+        return None
+    return EngineWord(None if said == UNKNOWN else said, "", 0.0, seen=seen, engine=NAME)
+
+
+def seen_as(state: str, said: str, silent: float, seen: bool = True, asked: float | None = None) -> str:
+    """The state; `asked` is the silence when the engine was asked, `silent` itself if it was just now."""
+    known = silent if asked is None and said != NEVER else asked
+    return state_with_engine(record_of(state), word_of(said, seen), silent, known)[0]
+
+
+SAID = (QUEUED, RUNNING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED, UNKNOWN, NEVER)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("state", sorted(FINAL - {LOST}))
+def test_what_the_job_says_of_its_own_end_counts(state: str, said: str) -> None:
+    """Whatever the engine says, and however long ago it was."""
+    assert {seen_as(state, said, silent) for silent in (0, 100, 1e6)} == {state}
+
+
+@pytest.mark.parametrize("state", [STARTING, RUNNING, RESTARTING])
+def test_a_supervisor_that_is_heard_of_is_believed(state: str) -> None:
+    """But for a suspended one; silent for less than 30 s, or for less than 15 minutes if nobody answers."""
+    for said in SAID:
+        assert seen_as(state, said, 29) == (SUSPENDED if said == SUSPENDED else state)
+    assert seen_as(state, RUNNING, 1e6) == state
+    assert seen_as(state, NEVER, 899) == seen_as(state, RUNNING, 899, seen=False) == state
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "silent", "expected"),
+    [
+        (QUEUED, True, 30, QUEUED),
+        (CANCELLED, True, 30, CANCELLED),
+        (FAILED, True, 30, LOST),
+        (SUCCEEDED, True, 30, LOST),
+        (UNKNOWN, True, 30, LOST),
+        (FAILED, False, 30, LOST),
+        (UNKNOWN, False, 30, RUNNING),
+        (RUNNING, False, 901, LOST),
+        (UNKNOWN, False, 901, LOST),
+        (NEVER, True, 901, LOST),
+        (SUSPENDED, True, 1e6, SUSPENDED),
+        (SUSPENDED, False, 1e6, SUSPENDED),
+    ],
+)
+def test_the_engine_speaks_for_a_silent_supervisor(
+    said: str, seen: bool, silent: float, expected: str
+) -> None:
+    """An end that no supervisor has recorded is never a success."""
+    assert seen_as(RUNNING, said, silent, seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "silent", "expected"),
+    [
+        (QUEUED, 1e6, QUEUED),
+        (RUNNING, 1e6, QUEUED),
+        (NEVER, 1e6, QUEUED),
+        (UNKNOWN, 30, QUEUED),
+        (UNKNOWN, 31, LOST),
+        (CANCELLED, 1, CANCELLED),
+        (FAILED, 1, FAILED),
+        (SUCCEEDED, 1, FAILED),
+        (SUSPENDED, 1, SUSPENDED),
+    ],
+)
+def test_before_its_supervisor_the_engine_decides(said: str, silent: float, expected: str) -> None:
+    """A job may wait for weeks."""
+    assert seen_as(QUEUED, said, silent) == expected
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 600.0])
+def test_a_wrong_clock_loses_no_live_job(ahead: float) -> None:
+    """The reader's clock is 10 minutes off: what counts is how the two files lie to each other."""
+    for said in (UNKNOWN, FAILED, QUEUED):
+        assert seen_as(RUNNING, said, ahead, asked=3) == RUNNING
+        assert seen_as(RUNNING, said, ahead, asked=31) != RUNNING
+
+
+def test_who_was_heard_of_after_the_engine_is_not_suspended_any_more() -> None:
+    """Nobody has asked since: the supervisor's own sign of life is newer."""
+    assert seen_as(RUNNING, SUSPENDED, 2, asked=-20) == SUSPENDED
+    assert seen_as(RUNNING, SUSPENDED, 2, asked=-31) == RUNNING
+
+
+def test_an_old_word_is_no_answer() -> None:
+    """An hour ago Slurm said RUNNING, and nobody has asked or heard anything since."""
+    assert seen_as(RUNNING, RUNNING, 3600, asked=5) == LOST
+    assert seen_as(RUNNING, RUNNING, 3600, asked=3590) == RUNNING
+
+
+def test_the_words_of_every_state() -> None:
+    """What a user reads first."""
+
+    def cause(state: str, said: str, reason: str = "", silent: float = 40, seen: bool = True) -> str | None:
+        word = word_of(said, seen)
+        if word:
+            word.reason = reason
+        return state_with_engine(record_of(state, "own"), word, silent, silent if word else None)[1]
+
+    ended = f"{NAME} ended as FAILED, exit code 0:9"
+    silent = "its supervisor has been silent for 40 s while the job was RUNNING"
+    assert cause(RUNNING, FAILED, ended) == f"{silent}; {ended}"
+    assert cause(RUNNING, UNKNOWN) == f"{silent}; {NAME} is not known any more"
+    assert cause(RUNNING, RUNNING) == "own"
+    assert cause(RUNNING, CANCELLED) == f"{NAME} was cancelled, while the job was RUNNING"
+    assert cause(RUNNING, QUEUED) == f"{NAME} has put it back into its queue"
+    assert cause(RUNNING, RUNNING, silent=1000, seen=False) == (
+        "nothing was heard for 1000 s of its supervisor, while the job was RUNNING, and Slurm job 12 does "
+        "not answer"
+    )
+    assert cause(QUEUED, QUEUED, "waits (Resources)") == "waits (Resources)"
+    assert cause(QUEUED, UNKNOWN) == f"{NAME} is not known, and its supervisor never started"
+    assert cause(QUEUED, SUCCEEDED) == (
+        f"{NAME} has ended, and no supervisor has started; see logs/supervisor.log"
+    )
+    assert cause(RUNNING, SUSPENDED) == f"suspended by {NAME}"
+    assert SUSPENDED in ACTIVE
+
+
+def test_the_silence_is_read_from_the_time_stamps_of_the_disk(tmp_path) -> None:
+    """job.json and engine.json lie on one disk, whose clock stamps both."""
+    job = JobDir(RunDir(tmp_path), "20260101-120000-abcd")
+    job.path.mkdir(parents=True)
+    record_of(RUNNING).write(job.job_json)
+    EngineWord(FAILED, "Slurm job 12 ended as NODE_FAIL", 0.0, engine=NAME).write(job.engine_json)
+    now = time.time()
+    for path, age in ((job.job_json, 20), (job.engine_json, 0)):
+        os.utime(path, (now - age, now - age))
+    assert read_state(job, now + 300)[0] == RUNNING
+    os.utime(job.job_json, (now - 31, now - 31))
+    assert read_state(job, now - 300)[0] == LOST

@@ -1,0 +1,30 @@
+"""`nbtrain job`: the page of a run's job."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
+from tests.lab.widgets.fake_run import FakeJob
+
+
+def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> None:
+    """Text, JSON, YAML and a picture; an earlier job by its id."""
+    job = FakeJob(RunDir.named("gpt-fake"), steps=4)
+    job.one_step()
+    job.finish("SUCCEEDED", "all tokens are done and saved")
+    picture = workspace / "resources.svg"
+    assert cli.main(["job", "gpt-fake", "-o", str(picture)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"gpt-fake Succeeded: job {job.job.job_id} on backend local\n")
+    assert said.err == f"{picture}\n" and picture.read_text().startswith("<?xml")
+    assert cli.main(["job", "gpt-fake", "--json", "--job", job.job.job_id]) == 0
+    assert json.loads(capsys.readouterr().out)["conditions"][-1]["type"] == "Succeeded"
+    assert cli.main(["job", "gpt-fake", "--yaml"]) == 0
+    assert capsys.readouterr().out == job.run.config_yaml.read_text()
+    assert cli.main(["job", "gpt-fake", "--job", "yesterday"]) == 5
+    assert "gpt-fake has no job 'yesterday'; there are:" in capsys.readouterr().err
+    assert cli.main(["job", "gpt-fake", "-n", "-1"]) == 2
+    assert capsys.readouterr().err == "ConfigError: --events -1: must be at least 0.\n"

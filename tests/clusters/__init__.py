@@ -1,0 +1,1 @@
+"""Real clusters of one machine for tests: Slurm's daemons, and hosts in network namespaces."""

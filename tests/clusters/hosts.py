@@ -1,0 +1,246 @@
+"""Two hosts of one machine: network namespaces on a bridge, each with processes and a sshd of its own.
+
+Needs root, and Debian's openssh-server, openssh-client, pdsh and iproute2. All names hold the creating
+process's id, so that what a crash has left is found and removed by the next pair.
+"""
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from nbtrain.jobs.supervisor import processes
+
+NAMES = ("hosta", "hostb")
+PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")
+READY_SECONDS = 60.0
+OURS = re.compile(r"nbt(\d+)([ab]?)")
+ETC = Path("/etc/netns")
+# Of sshd, which refuses to start without it.
+PRIVILEGES = Path("/run/sshd")
+
+# Arguments: name, sshd's configuration, then pairs of a folder and the place that it covers.
+BOOT = """\
+hostname "$0" || exit 1
+configuration=$1; shift
+while [ $# -gt 0 ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
+exec "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f "$configuration"
+"""
+
+SSHD = """\
+ListenAddress {address}
+Port 22
+HostKey {folder}/host-{name}
+AuthorizedKeysFile {folder}/authorized
+PidFile none
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+UseDNS no
+MaxStartups 100
+PrintMotd no
+"""
+
+SSH = """\
+Host {name}
+  HostName {address}
+  User root
+"""
+
+SSH_OF_ALL = """\
+Host *
+  IdentityFile {folder}/{key}
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {folder}/{known}
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+"""
+
+
+def missing() -> str:
+    """Why there can be no hosts here; "" if there can."""
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    absent = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
+    debian = "Debian: openssh-server openssh-client pdsh iproute2"
+    if absent:
+        return f"not installed: {', '.join(absent)} ({debian})"
+    trial = f"nbt{os.getpid()}"
+    made = _call("ip", "netns", "add", trial)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    _call("ip", "netns", "del", trial)
+    return ""
+
+
+class HostPair:
+    """hosta and hostb: reached by ssh with the configuration `ssh_config`, and how to lose one."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.ssh_config = folder / "ssh_config"
+        self._bridge = f"nbt{os.getpid()}"
+        self._net = f"10.213.{random.randrange(256)}"
+        self._hosts: dict[str, subprocess.Popen] = {}
+
+    def start(self) -> "HostPair":
+        """Make bridge, namespaces and keys; start both sshd and wait until they answer."""
+        remove_leftovers()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        PRIVILEGES.mkdir(exist_ok=True)
+        self._make_keys()
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("addr", "add", f"{self._net}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for name in NAMES:
+            self._make_namespace(name)
+            self.start_host(name)
+        for name in NAMES:
+            self.wait_for(name)
+        return self
+
+    def address(self, name: str) -> str:
+        return f"{self._net}.{NAMES.index(name) + 2}"
+
+    def start_host(self, name: str, over: Mapping[str, str] | None = None) -> None:
+        """Boot it: a process tree of its own with sshd as its first process.
+
+        `over` lays folders over others, for this host alone."""
+        mounts = [part for place, folder in (over or {}).items() for part in (folder, place)]
+        with (self.folder / f"sshd-{name}.out").open("ab") as log:
+            self._hosts[name] = subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", self._namespace(name)),
+                    *("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"),
+                    *("sh", "-c", BOOT, name, self._sshd_config(name), *mounts),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=processes.child_setup(signal.SIGKILL),
+            )
+
+    def kill_host(self, name: str) -> None:
+        """Switch it off: every process of it is gone at once."""
+        host = self._hosts.pop(name)
+        host.kill()
+        host.wait()
+
+    def link(self, name: str, up: bool) -> None:
+        """Plug its cable in, or out."""
+        _ip("link", "set", self._namespace(name), "up" if up else "down")
+
+    def wait_for(self, name: str) -> None:
+        """Until its sshd answers."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            answer = self.call(name, "hostname")
+            if answer.returncode == 0:
+                return
+            time.sleep(0.1)
+        log = (self.folder / f"sshd-{name}.out").read_text()
+        raise RuntimeError(f"{name} does not answer: {answer.stderr}\n{log}")
+
+    def call(self, name: str, *arguments: str) -> subprocess.CompletedProcess:
+        """Run a command there by ssh."""
+        return _call("ssh", "-F", str(self.ssh_config), "-o", "BatchMode=yes", name, *arguments)
+
+    def config_with(self, **changes: str) -> Path:
+        """Another ssh configuration: `key` and `known` name the files with the user's and the hosts' keys."""
+        path = self.folder / f"ssh_config-{'-'.join(changes.values())}"
+        path.write_text(self._ssh_text(**changes))
+        return path
+
+    def stop(self) -> None:
+        """Switch both off and remove every trace."""
+        for name in list(self._hosts):
+            self.kill_host(name)
+        _remove(self._bridge)
+
+    def _namespace(self, name: str) -> str:
+        return self._bridge + name[-1]
+
+    def _sshd_config(self, name: str) -> str:
+        return str(self.folder / f"sshd-{name}.conf")
+
+    def _make_keys(self) -> None:
+        for name in ("user", "stranger", *(f"host-{one}" for one in NAMES)):
+            (self.folder / name).unlink(missing_ok=True)
+            _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name), check=True)
+        public = {name: (self.folder / f"{name}.pub").read_text() for name in ("user", "stranger")}
+        (self.folder / "authorized").write_text(public["user"])
+        keys = {name: (self.folder / f"host-{name}.pub").read_text() for name in NAMES}
+        known = "".join(f"{self.address(name)} {key}" for name, key in keys.items())
+        (self.folder / "known").write_text(known)
+        (self.folder / "unknown").write_text("")
+        changed = "".join(f"{self.address(name)} {public['stranger']}" for name in NAMES)
+        (self.folder / "changed").write_text(changed)
+        self.ssh_config.write_text(self._ssh_text())
+
+    def _ssh_text(self, key: str = "user", known: str = "known") -> str:
+        hosts = "".join(SSH.format(name=name, address=self.address(name)) for name in NAMES)
+        return hosts + SSH_OF_ALL.format(folder=self.folder, key=key, known=known)
+
+    def _make_namespace(self, name: str) -> None:
+        namespace = self._namespace(name)
+        Path(self._sshd_config(name)).write_text(
+            SSHD.format(address=self.address(name), folder=self.folder, name=name)
+        )
+        etc = ETC / namespace
+        etc.mkdir(parents=True)
+        known = "".join(f"{self.address(one)} {one}\n" for one in NAMES)
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+        # Else every connection of gloo waits for an answer of a name server that cannot be reached.
+        (etc / "resolv.conf").write_text("")
+        _ip("netns", "add", namespace)
+        _ip("link", "add", namespace, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "set", namespace, "master", self._bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", namespace, "link", "set", "eth0", "up")
+
+
+def remove_leftovers() -> None:
+    """What pairs of processes that are gone have left."""
+    known = {entry.name for entry in Path("/sys/class/net").iterdir()}
+    for folder in (ETC, Path("/run/netns")):
+        known |= {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    for name in known:
+        if (ours := OURS.fullmatch(name)) and not Path(f"/proc/{ours[1]}").exists():
+            _remove(f"nbt{ours[1]}")
+
+
+def _remove(bridge: str) -> None:
+    for letter in "ab":
+        _call("ip", "link", "del", bridge + letter)
+        _call("ip", "netns", "del", bridge + letter)
+        shutil.rmtree(ETC / (bridge + letter), ignore_errors=True)
+    _call("ip", "link", "del", bridge)
+    with contextlib.suppress(OSError):
+        ETC.rmdir()
+
+
+def _path() -> str:
+    """sshd and ip are often not on a user's PATH."""
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _ip(*arguments: str) -> None:
+    _call("ip", *arguments, check=True)
+
+
+def _call(*arguments: str, check: bool = False) -> subprocess.CompletedProcess:
+    answer = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    if check and answer.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {answer.stderr.strip()}")
+    return answer

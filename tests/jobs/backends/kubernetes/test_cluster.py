@@ -1,0 +1,183 @@
+"""The official client against an API server on the loopback interface: answers, refusals and lost words."""
+
+import itertools
+import sys
+
+import pytest
+
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.jobs.backends.kubernetes.cluster import Cluster
+from nbtrain.jobs.backends.kubernetes.connect import connect
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
+from tests.jobs.backends.kubernetes.strict_schemas import errors
+
+KIND = KINDS["MPIJob"]
+JOBS = "/apis/kubeflow.org/v2beta1/namespaces/research/mpijobs"
+PODS = "/api/v1/namespaces/research/pods"
+NAME = "gpt-125m-4xdp-32ecd1"
+
+
+@pytest.fixture
+def manifest(work_with):
+    return write(work_with("MPIJob"), "research")
+
+
+def test_the_same_job_is_never_there_twice(stub, cluster, manifest):
+    """Created, found again, and found again when the answer was lost; another job's object is refused."""
+    stub.fault("POST", "mpijobs", lose_answer=True)
+    first = cluster.create(manifest)
+    assert cluster.create(manifest)["metadata"]["uid"] == first["metadata"]["uid"]
+    assert [name for _, name in stub.objects] == [NAME]
+    other = {
+        **manifest,
+        "metadata": {**manifest["metadata"], "labels": {"nbtrain/run-id": "x", "nbtrain/job-id": "y"}},
+    }
+    with pytest.raises(SubmitError) as caught:
+        cluster.create(other)
+    assert str(caught.value) == (
+        f"{stub.address}: MPIJob research/{NAME} is there already, and is not of this job. Delete it "
+        f"(`kubectl delete -n research mpijobs.kubeflow.org {NAME}`), or rename the run."
+    )
+
+
+def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
+    """422 with its fields, 404 for a kind, 403, 401; none of them is asked again."""
+    manifest["spec"]["slotPerWorker"] = 4
+    manifest["spec"]["runPolicy"]["backoffLimit"] = "three"
+    with pytest.raises(Refused) as caught:
+        cluster.create(manifest)
+    assert str(caught.value) == (
+        f'{stub.address}: cannot create MPIJob {NAME}: MPIJob "{NAME}" is invalid.\n'
+        "  spec.runPolicy.backoffLimit: 'three' is not of type 'integer'\n"
+        "  spec: Additional properties are not allowed ('slotPerWorker' was unexpected)"
+    )
+    stub.kinds = {"PyTorchJob"}
+    for status, words in (
+        (
+            404,
+            "The cluster does not know this kind: install its operator, or set backend.kubernetes.workload",
+        ),
+        (403, "Ask for the right: `kubectl auth can-i --list`"),
+        (401, "The credentials of this context are not accepted"),
+    ):
+        if status != 404:
+            stub.fault("POST", "mpijobs", status=status)
+        before = len(stub.asked)
+        with pytest.raises(Refused, match=words) as caught:
+            cluster.create(manifest)
+        assert (caught.value.status, len(stub.asked)) == (status, before + 1)
+
+
+def test_what_may_pass_is_asked_again(stub, cluster, manifest):
+    """500, 503, a dropped connection, half an answer and one that is too slow; then the engine is unseen."""
+    cluster.create(manifest)
+    stub.fault("GET", "mpijobs", status=500)
+    stub.fault("GET", "mpijobs", drop=True)
+    assert cluster.get(KIND, NAME)["metadata"]["name"] == NAME
+    stub.fault("GET", "mpijobs", status=200, body=b'{"half')
+    assert cluster.get(KIND, NAME)["metadata"]["name"] == NAME
+    stub.fault("GET", "mpijobs", slow=1.0)
+    before = len(stub.asked)
+    # On a busy machine each answer may be too slow, so there are many tries.
+    hasty = Cluster(connect(), back_off_seconds=(0.01,) * 1000, read_seconds=0.3)
+    assert hasty.get(KIND, NAME)["metadata"]["name"] == NAME and len(stub.asked) >= before + 2
+    stub.fault("GET", "mpijobs", times=3, status=503)
+    with pytest.raises(Unanswered) as caught:
+        cluster.get(KIND, NAME)
+    assert str(caught.value) == (
+        f"{stub.address}: cannot read MPIJob {NAME}: ordered by the test. The job itself goes on; ask again "
+        "later."
+    )
+    stub.fault("GET", "mpijobs", times=3, drop=True)
+    with pytest.raises(Unanswered, match="no whole answer in 3 tries"):
+        cluster.get(KIND, NAME)
+
+
+def test_patch_delete_and_what_is_gone(stub, cluster, manifest):
+    """A merge patch; a delete of that object and no later one of its name."""
+    uid = cluster.create(manifest)["metadata"]["uid"]
+    assert cluster.patch(KIND, NAME, KIND.pause(True))["spec"]["runPolicy"]["suspend"] is True
+    assert stub.asked[-1][2] == "application/merge-patch+json"
+    assert cluster.delete(KIND, NAME, "uid-of-another") is False
+    assert cluster.delete(KIND, NAME, uid) is True
+    assert cluster.delete(KIND, NAME, uid) is False
+    assert cluster.get(KIND, NAME) is None
+
+
+def test_a_watch_survives_what_cuts_it(stub, cluster, manifest):
+    """A stream that is cut within a line, a server that has forgotten the version, a deleted object."""
+    cluster.create(manifest)
+    stub.fault("GET", "watch=true", times=2, break_after=1)
+    seen = cluster.watch(KIND, NAME)
+    assert next(seen)["metadata"]["name"] == NAME
+    for phase in ("one", "two"):
+        stub.set_status(JOBS, NAME, {"phase": phase})
+    assert [item["status"]["phase"] for item in itertools.islice(seen, 2)] == ["one", "two"]
+    stub.set_status(JOBS, NAME, {"phase": "three"})
+    stub.forget()
+    assert next(seen)["status"]["phase"] == "three"
+    stub.fault("GET", "watch=true", status=410, body={"code": 410, "reason": "Expired"})
+    assert next(seen)["status"]["phase"] == "three", "listed anew"
+    stub.remove(JOBS, NAME)
+    assert list(seen) == [None]
+
+
+def test_a_log_goes_on_after_its_last_line(stub, cluster):
+    """Also if several lines have one time; without `follow` it ends where it ends."""
+    stub.put(PODS, {"metadata": {"name": "p"}})
+    stub.logs["p"] = [f"2026-11-21T03:15:0{number // 2}Z line {number}" for number in range(6)]
+    assert list(cluster.log("p", "worker", tail_lines=2)) == ["line 4", "line 5"]
+    stub.fault("GET", "/log", break_after=3)
+    lines = cluster.log("p", "worker", follow=lambda: stub.following)
+    assert list(itertools.islice(lines, 6)) == [f"line {number}" for number in range(6)]
+
+
+def test_pods_and_events_are_those_of_the_job(stub, cluster):
+    """Pods by label; events of the object and of what was made from it, oldest first."""
+    for name, job in (("a", "mine"), ("b", "other")):
+        stub.put(PODS, {"metadata": {"name": name, "labels": {"nbtrain/job-id": job}}})
+    for number, (about, stamp) in enumerate([("gpt-worker-0", "03"), ("gpt", "02"), ("gpt2", "01")]):
+        event = {
+            "metadata": {"name": f"e{number}"},
+            "involvedObject": {"name": about},
+            "lastTimestamp": stamp,
+        }
+        stub.put("/api/v1/namespaces/research/events", event)
+    assert [pod["metadata"]["name"] for pod in cluster.pods("mine")] == ["a"]
+    assert [event["involvedObject"]["name"] for event in cluster.events({"gpt"})] == ["gpt", "gpt-worker-0"]
+
+
+def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
+    """Context and namespace of the kubeconfig; its absence and the library's are said with the fix."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    assert (connect().namespace, connect().context) == ("research", "here")
+    assert connect(namespace="other").namespace == "other"
+    with pytest.raises(JobError, match=r"context nowhere of .*: no cluster is configured there: "):
+        connect("nowhere")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(JobError, match="Set KUBECONFIG or"):
+        connect()
+
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(JobError) as caught:
+        connect()
+    assert str(caught.value) == (
+        "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
+        "(import of kubernetes halted; None in sys.modules). Install it with `pip install 'nbtrain[k8s]'`, "
+        "or write the manifest with `nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
+    )
+
+
+def test_a_server_that_is_not_there_is_unseen(tmp_path, monkeypatch, stub):
+    """Not a state of the job."""
+    text = stub.kubeconfig.read_text().replace(stub.address, "http://127.0.0.1:9")
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:9: cannot read MPIJob gpt: no whole answer in 2"):
+        Cluster(connect(), (0.01,)).get(KIND, "gpt")
+
+
+def test_the_schema_of_the_stub_is_the_kinds_own(manifest):
+    """What it refuses is what a cluster refuses."""
+    assert errors("MPIJob", manifest) == []

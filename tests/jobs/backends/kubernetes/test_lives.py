@@ -1,0 +1,222 @@
+"""A whole life of each kind, through the backend, the official client and an API server on loopback."""
+
+import os
+import time
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.jobstate import QUEUED, RUNNING, SUCCEEDED
+from nbtrain.base.node_records import EngineWord
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs.backends import remote_backend
+from nbtrain.jobs.backends.kubernetes import backend as module
+from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
+from nbtrain.jobs.backends.kubernetes.engine import KubernetesDetails, details_path
+from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
+
+PODS = "/api/v1/namespaces/research/pods"
+EVENTS = "/api/v1/namespaces/research/events"
+KUBEFLOW = dict(waits="Created", runs="Running", pauses="Suspended", restarts="Restarting", fails="Failed")
+
+
+def status_of(kind, moment):
+    """What the kind's operator writes at a moment of a job's life."""
+    if kind == "DeepSpeedJob":
+        phase = {"runs": "Running", "fails": "Failed"}.get(moment, "Pending")
+        pods = {"running": int(moment == "runs")}
+        return {"phase": phase, "backoffCount": int(moment == "restarts"), "aggregate": pods}
+    if kind == "TrainJob":
+        jobs = [{"name": "node", "active": int(moment == "runs"), "ready": 0}]
+        ends = {"fails": ("Failed", "FailedJobs"), "pauses": ("Suspended", "Suspended")}
+        said = [dict(type=ends[moment][0], status="True", reason=ends[moment][1])] if moment in ends else []
+        return {"jobsStatus": jobs, "conditions": said}
+    return {"conditions": [{"type": KUBEFLOW[moment], "status": "True", "reason": "", "message": ""}]}
+
+
+@pytest.fixture
+def job(workspace):
+    """A submitted job whose supervisor has not started."""
+    run = RunDir.named("gpt-125m-4xdp")
+    job = JobDir(run, JOB_ID)
+    job.make_folders()
+    identity = {"schema_version": 1, "run_id": RUN_ID, "name": run.name, "parent": None, "created_at": 1}
+    files.write_json(run.run_json, identity)
+    record = JobRecord(JOB_ID, RUN_ID, run.name, QUEUED, time.time() - 3600, 8, backend="kubernetes")
+    record.write(job.job_json)
+    return job
+
+
+@pytest.fixture
+def life(stub, cluster, job, work_with, monkeypatch):
+    """Creates the object and returns (backend, path of the objects, its name)."""
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_cluster", lambda handle: cluster)
+
+    def begin(kind):
+        manifest = write(work_with(kind), "research")
+        metadata = cluster.create(manifest)["metadata"]
+        KubernetesHandle(kind, "research", metadata["name"], metadata["uid"], "here").write(job.handle_json)
+        path = f"/apis/{KINDS[kind].group}/{KINDS[kind].version}/namespaces/research/{KINDS[kind].plural}"
+        return KubernetesBackend(), path, metadata["name"]
+
+    return begin
+
+
+def set_pod(stub, name, phase, **status):
+    item = {"metadata": {"name": name, "labels": {"nbtrain/job-id": JOB_ID}}, "spec": {"nodeName": "n1"}}
+    stub.put(PODS, {**item, "status": {"phase": phase, **status}})
+
+
+def supervisor_writes(job, state):
+    """The supervisor in the pod of node 0, on another host."""
+    record = JobRecord.read(job.job_json)
+    record.state, record.supervisor = state, ProcessIdentity(1, 1, "boot", "n1")
+    record.write(job.job_json)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub):
+    """Pending with its reason, running, paused, resumed, restarted, killed for memory."""
+    backend, path, name = life(kind)
+    nowhere = {"type": "PodScheduled", "status": "False", "message": "insufficient nvidia.com/gpu"}
+    set_pod(stub, f"{name}-worker-0", "Pending", conditions=[nowhere])
+    stub.set_status(path, name, status_of(kind, "waits"))
+    assert backend.status(job) == (
+        "QUEUED",
+        f"{name}-worker-0: no node takes it: insufficient nvidia.com/gpu",
+    )
+    set_pod(stub, f"{name}-worker-0", "Running")
+    stub.set_status(path, name, status_of(kind, "runs"))
+    assert backend.status(job)[0] == "QUEUED", "until its supervisor has started"
+    supervisor_writes(job, RUNNING)
+    assert backend.status(job) == ("RUNNING", None)
+    backend.pause(job)
+    assert backend.status(job)[0] == "RUNNING", "until its pods are gone"
+    stub.set_status(path, name, status_of(kind, "pauses"))
+    assert backend.status(job)[0] == "SUSPENDED"
+    backend.unpause(job)
+    stub.set_status(path, name, status_of(kind, "runs"))
+    assert backend.status(job) == ("RUNNING", None)
+    if kind != "TrainJob":
+        stub.set_status(path, name, status_of(kind, "restarts"))
+        backend.status(job)
+        assert EngineWord.read(job.engine_json).state == "RESTARTING"
+    end = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    set_pod(stub, f"{name}-worker-0", "Failed", containerStatuses=[end])
+    stub.set_status(path, name, status_of(kind, "fails"))
+    assert backend.status(job) == ("RUNNING", None), "its supervisor may yet say more"
+    os.utime(job.job_json, (time.time() - 3600,) * 2)
+    state, cause = backend.status(job)
+    assert state == "LOST" and cause.split("; ")[1] == (
+        f"{name}-worker-0 on n1: exit code 137 (SIGKILL): the kernel killed it, because "
+        "it was over its memory limit (resources.memory_per_node_bytes)"
+    )
+    assert KubernetesDetails.read(details_path(job)).replicas[0]["exit_code"] == 137
+    supervisor_writes(job, SUCCEEDED)
+    assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
+
+
+def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
+    """Nobody could carry the request out."""
+    backend, path, name = life("TrainJob")
+    assert backend.cancel(job, now=False) is True
+    assert (path, name) not in stub.objects
+    assert backend.status(job) == ("CANCELLED", "cancelled on request; its object is deleted")
+    assert backend.cancel(job, now=False) is False
+
+
+def test_a_running_job_is_asked_through_its_folder(life, job, stub):
+    """Stop, stop now and save are requests to the supervisor; what is killed is deleted afterwards."""
+    backend, path, name = life("PyTorchJob")
+    stub.set_status(path, name, status_of("PyTorchJob", "runs"))
+    supervisor_writes(job, RUNNING)
+    for act, action in (
+        (lambda: backend.save(job), "save"),
+        (lambda: backend.cancel(job, now=False), "stop"),
+        (lambda: backend.cancel(job, now=True), "stop_now"),
+    ):
+        assert act() is True
+        assert files.read_json(job.path / "control" / "ask.json")["action"] == action
+    backend.finish(job, now=True)
+    assert (path, name) not in stub.objects, "what does not end is ended"
+
+
+def test_what_has_ended_keeps_its_pods(life, job, stub):
+    """For their logs."""
+    backend, path, name = life("PyTorchJob")
+    stub.set_status(path, name, status_of("PyTorchJob", "fails"))
+    assert backend.status(job)[0] == "FAILED"
+    backend.finish(job, now=False)
+    assert (path, name) in stub.objects
+
+
+def test_an_engine_that_is_silent_is_a_flag(life, job, stub):
+    """The last state stays, and the record says that it was not seen."""
+    backend, path, name = life("MPIJob")
+    stub.set_status(path, name, status_of("MPIJob", "runs"))
+    supervisor_writes(job, RUNNING)
+    assert backend.status(job) == ("RUNNING", None)
+    stub.fault("GET", "mpijobs", times=3, drop=True)
+    assert backend.status(job) == ("RUNNING", None)
+    word = EngineWord.read(job.engine_json)
+    assert (word.state, word.seen) == ("RUNNING", False)
+    backend.status(job)
+    assert EngineWord.read(job.engine_json).seen is True
+
+
+def test_events_and_debug_mode(life, job, stub):
+    """The cluster's events beside the job's own; debug mode only where the kind has it."""
+    backend, path, name = life("DeepSpeedJob")
+    about = {"kind": "Pod", "name": f"{name}-worker-0"}
+    event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "FailedScheduling"}
+    stub.put(EVENTS, {**event, "message": "no node", "lastTimestamp": "2026-11-21T03:15:00Z"})
+    found = backend.events(job)
+    assert [(one["message"], one["object"], one["time"]) for one in found] == [
+        ("FailedScheduling: no node", f"Pod/{name}-worker-0", 1795230900.0)
+    ]
+    backend.debug(job, on=True)
+    assert stub.objects[path, name]["spec"]["runMode"]["debug"]["enabled"] is True
+    life("MPIJob")
+    with pytest.raises(JobError, match="has no debug mode: only a DeepSpeedJob has"):
+        backend.debug(job, on=True)
+
+
+@pytest.fixture
+def submitted(stub, cluster, job, monkeypatch):
+    """submit() of a TrainJob run whose configuration is made here: submitted(**fields of the section)."""
+
+    def submit(**fields):
+        backend = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
+        files.write_text(job.run.config_yaml, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
+        monkeypatch.setattr(module, "_cluster", lambda handle: cluster)
+        KubernetesBackend().submit(job)
+        return KubernetesHandle.read(job.handle_json)
+
+    return submit
+
+
+def test_submit_leaves_a_durable_handle(submitted, job, stub):
+    """The same job twice is one object; what the server refuses is a SubmitError, and no handle is left."""
+    stub.fault("POST", "trainjobs", status=422, body={"message": "TrainJob is invalid"})
+    with pytest.raises(SubmitError, match=r"cannot create TrainJob .*: TrainJob is invalid\."):
+        submitted()
+    assert not job.handle_json.exists()
+    handle = submitted()
+    assert submitted() == handle
+    assert (handle.kind, handle.namespace, handle.context) == ("TrainJob", "research", "here")
+    assert [name for _, name in stub.objects] == [handle.name]
+
+
+def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, stub):
+    """Four ranks of a node share its pod's log."""
+    name = submitted().name
+    set_pod(stub, f"{name}-node-0-0", "Running")
+    stub.logs[f"{name}-node-0-0"] = ["2026-11-21T03:15:00Z no module named nbtrain"]
+    assert KubernetesBackend().logs(job, 3, 10) == ["no module named nbtrain"]
+    assert KubernetesBackend().logs(job, 4, 10) == []

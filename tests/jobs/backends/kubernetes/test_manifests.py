@@ -1,0 +1,137 @@
+"""Manifests of all four kinds: valid against their CRDs with unknown fields refused, and what pods run."""
+
+import json
+
+import pytest
+import yaml
+
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, debug_patch, write
+from tests.jobs.backends.kubernetes.strict_schemas import errors
+
+AGENT = (
+    *("python3", "-m", "nbtrain.jobs.node", "/workspace/output/gpt-125m-4xdp", "20261121-031500-a1b2"),
+    *("--nodes", "2", "--supervise"),
+)
+# Every field that all kinds have a place for.
+EVERYTHING = {
+    "mounts": [
+        {"claim": "workspace", "mount_path": "/workspace"},
+        {"claim": "workspace", "mount_path": "/cache", "sub_path": "team/cache"},
+        {"claim": "corpus", "mount_path": "/corpus", "read_only": True},
+    ],
+    "shared_memory_bytes": 16 << 30,
+    "extra_resources": {"rdma/hca": 1},
+    "capabilities": ["IPC_LOCK"],
+    "queue": "gpu",
+    "node_selector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
+    "tolerations": [{"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}],
+    "secret_variables": [{"name": "HF_TOKEN", "secret": "hub", "key": "token"}],
+    "secret_files": [{"secret": "s3", "mount_path": "/etc/s3"}],
+    "service_account": "trainer",
+    "image_pull_secrets": ["registry"],
+    "labels": {"team": "language"},
+    "annotations": {"example.com/why": "a first try, with blanks"},
+    "active_deadline_seconds": 86_400,
+}
+WITH_PULL = {"image_pull_policy": "IfNotPresent", "back_off_limit": 3, "clean_up_policy": "unfinished"}
+OWN = {
+    "DeepSpeedJob": {
+        **WITH_PULL,
+        **dict(priority=50, restart_policy="OnFailure", autotune="tune", debug_mode=True),
+        **dict(min_nodes=1, max_nodes=4),
+    },
+    "TrainJob": {"priority_class": "high", "runtime": "torch-team", "runtime_kind": "TrainingRuntime"},
+    "MPIJob": {**WITH_PULL, "priority_class": "high", "restart_policy": "OnFailure"},
+    "PyTorchJob": {**WITH_PULL, "priority_class": "high", "min_nodes": 1, "max_nodes": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
+    """With the defaults and with every field set, as YAML reads it back; a wrong name is noticed."""
+    for fields in ({}, {**EVERYTHING, **OWN[kind]}):
+        manifest = write(work_with(kind, **fields), "research")
+        assert errors(kind, yaml.safe_load(yaml.safe_dump(manifest))) == []
+        assert (manifest["metadata"]["name"], manifest["kind"]) == ("gpt-125m-4xdp-32ecd1", kind)
+    manifest["spec"]["slotPerWorker"] = 1
+    assert errors(kind, manifest) == [
+        "spec: Additional properties are not allowed ('slotPerWorker' was unexpected)"
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patches_have_only_fields_that_their_kind_has(kind, work_with):
+    """Pause, resume and debug, merged into the manifest."""
+    manifest = write(work_with(kind), "research")
+    patches = [KINDS[kind].pause(True), KINDS[kind].pause(False)]
+    patches += [debug_patch(True)] if kind == "DeepSpeedJob" else []
+    for patch in patches:
+        assert errors(kind, _merged(manifest, patch)) == []
+
+
+def _merged(whole, patch):
+    if not isinstance(patch, dict):
+        return patch
+    whole = whole if isinstance(whole, dict) else {}
+    return {**whole, **{key: _merged(whole.get(key), value) for key, value in patch.items()}}
+
+
+def test_every_pod_runs_the_agent(work_with):
+    """The same words in each kind, started by what numbers the pods there."""
+    deepspeed = write(work_with("DeepSpeedJob"))["spec"]
+    assert deepspeed["config"] == {
+        "slotsPerWorker": 1,
+        "localRank": False,
+        "run": {"exec": ["env", "-u", "CUDA_VISIBLE_DEVICES", *AGENT]},
+    }
+    train = write(work_with("TrainJob"))["spec"]
+    assert (train["trainer"]["command"], train["trainer"]["numNodes"]) == ([*AGENT], 2)
+    mpi = write(work_with("MPIJob"))["spec"]["mpiReplicaSpecs"]
+    command = mpi["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    assert (command[0], command[-len(AGENT) :]) == ("mpirun", [*AGENT])
+    assert mpi["Worker"]["replicas"] == 2
+    torch = write(work_with("PyTorchJob"))["spec"]["pytorchReplicaSpecs"]
+    assert {role: part["replicas"] for role, part in torch.items()} == {"Master": 1, "Worker": 1}
+    assert torch["Worker"]["template"]["spec"]["containers"][0]["command"] == [*AGENT]
+    assert list(write(work_with("PyTorchJob", nodes=1))["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    assert list(write(work_with("PyTorchJob", min_nodes=1))["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
+
+
+def test_what_the_pods_ask_for(work_with):
+    """GPUs, cores, memory, shared memory, claims and Secrets by reference, in all kinds alike."""
+    work = work_with("TrainJob", **EVERYTHING)
+    spec = write(work)["spec"]
+    asked = {"cpu": "32", "memory": "262144Mi", "nvidia.com/gpu": 4, "rdma/hca": 1}
+    assert spec["trainer"]["resourcesPerNode"] == {"requests": asked, "limits": asked}
+    patched = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = patched["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"] == [
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}},
+        {"name": "claim-0", "persistentVolumeClaim": {"claimName": "workspace"}},
+        {"name": "claim-1", "persistentVolumeClaim": {"claimName": "corpus"}},
+        {"name": "secret-0", "secret": {"secretName": "s3"}},
+    ]
+    assert pod["containers"][0]["volumeMounts"] == [
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": "claim-0", "mountPath": "/workspace"},
+        {"name": "claim-0", "mountPath": "/cache", "subPath": "team/cache"},
+        {"name": "claim-1", "mountPath": "/corpus", "readOnly": True},
+        {"name": "secret-0", "mountPath": "/etc/s3", "readOnly": True},
+    ]
+    hub = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": hub} in spec["trainer"]["env"]
+    for kind in ("DeepSpeedJob", "MPIJob", "PyTorchJob"):
+        text = json.dumps(write(work_with(kind, **EVERYTHING)))
+        for part in (*pod["volumes"], *pod["containers"][0]["volumeMounts"], asked, hub, pod["tolerations"]):
+            assert json.dumps(part) in text, kind
+
+
+def test_queue_and_priority_have_their_own_place_in_each_kind(work_with):
+    """Where each operator looks for them."""
+    deepspeed = write(work_with("DeepSpeedJob", queue="gpu", priority=50))["spec"]
+    assert deepspeed["scheduler"] == {"t9kScheduler": {"queue": "gpu", "priority": 50}}
+    train = write(work_with("TrainJob", queue="gpu", priority_class="high"))["metadata"]["labels"]
+    assert train["kueue.x-k8s.io/queue-name"] == "gpu" and train["kueue.x-k8s.io/priority-class"] == "high"
+    for kind in ("MPIJob", "PyTorchJob"):
+        policy = write(work_with(kind, queue="gpu", priority_class="high"))["spec"]["runPolicy"]
+        assert policy["schedulingPolicy"] == {"queue": "gpu", "priorityClass": "high"}

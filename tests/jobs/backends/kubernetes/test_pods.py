@@ -1,0 +1,116 @@
+"""What runs in a pod, as real processes: agent, supervisor and ranks; the operator is played by the test."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.events import read_events
+from nbtrain.base.records import JobRecord
+from nbtrain.jobs import control
+from nbtrain.jobs.backends import remote_backend
+from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.submit import resume
+from tests.jobs.backends.kubernetes.conftest import PLAIN
+
+OBJECTS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/research/trainjobs"
+
+
+@pytest.fixture
+def pod():
+    """pod(job): the process that a pod of the job starts with."""
+    started = []
+
+    def start(job):
+        words = [str(job.run.path), job.job_id, "--nodes", "1", "--supervise"]
+        environment = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
+        command = [sys.executable, "-m", "nbtrain.jobs.node", *words]
+        started.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
+    fake, start, stub, pod, operator, wait_until, states_of, monkeypatch
+):
+    """One job through three pods: paused, resumed, evicted, and on to its end; its progress is posted."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    for variable, value in operator[0].items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
+    where = {"kind": "kubernetes", "kubernetes": PLAIN}
+    job = start(fake(steps=60, step_seconds=0.1, backend=where))
+    (path, name) = next(iter(stub.objects))
+    assert path == OBJECTS
+
+    def steps():
+        return newest_checkpoint_step(job.run) or 0
+
+    def says(condition):
+        conditions = [{"type": condition, "status": "True", "reason": condition}] if condition else []
+        stub.set_status(OBJECTS, name, {"conditions": conditions})
+
+    first = pod(job)
+    wait_until(lambda: steps() >= 5, "it trains")
+    assert control.pause(job)[0] == "SUSPENDED"
+    assert stub.objects[OBJECTS, name]["spec"]["suspend"] is True
+    paused_at = steps()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(600) == 128 + signal.SIGTERM, "0 would count as complete"
+    record = JobRecord.read(job.job_json)
+    assert (record.state, record.supervisor, record.restarts) == ("QUEUED", None, 0)
+    says("Suspended")
+    assert status_of(job) == ("SUSPENDED", "Suspended")
+
+    # The operator's status changes only below.
+    monkeypatch.setattr(control, "SUPERVISOR_SECONDS", 1.0)
+    assert resume(job.run).job_id == job.job_id
+    assert stub.objects[OBJECTS, name]["spec"]["suspend"] is False
+    says(None)
+    assert status_of(job)[0] == "QUEUED"
+    second = pod(job)
+    wait_until(lambda: steps() >= paused_at + 5, "it trains again")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(600) == 128 + signal.SIGTERM
+    state, cause = status_of(job)
+    assert state == "QUEUED"
+    assert cause == (
+        f"ended by its engine (TERM, as scancel or a deleted pod sends it): saved at step {steps()}; "
+        "goes on when the cluster starts its pods again"
+    )
+
+    third = pod(job)
+    assert control.wait(job, 600)[0] == "SUCCEEDED"
+    assert third.wait(600) == 0
+    assert operator[1][-1][1]["trainerStatus"]["progressPercentage"] == 100
+    assert [state for state in states_of(job) if state not in ("STARTING", "RUNNING")] == [
+        *("QUEUED", "SUSPENDED", "QUEUED", "QUEUED", "SUCCEEDED")
+    ]
+    assert [event["message"] for event in read_events(job) if event["kind"] in ("warning", "error")] == []
+
+
+def test_a_job_in_the_queue_is_paused_there(fake, start, stub, monkeypatch):
+    """Its pods have not started: nobody has anything to save. If the server is silent, it stays paused."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
+    job = start(fake(backend={"kind": "kubernetes", "kubernetes": PLAIN}))
+    (_, name) = next(iter(stub.objects))
+    stub.set_status(OBJECTS, name, {"conditions": [{"type": "Suspended", "status": "True"}]})
+    control.ask_pause(job, False)
+    assert control.pause(job)[0] == "SUSPENDED"
+    assert stub.objects[OBJECTS, name]["spec"]["suspend"] is True
+    stub.fault("PATCH", "trainjobs", status=422, body={"message": "not now"})
+    with pytest.raises(control.JobError, match="not now"):
+        control.unpause(job)
+    assert control.asked_pause(job)
+    assert control.cancel(job)[0] == "CANCELLED"
+    assert stub.objects == {}

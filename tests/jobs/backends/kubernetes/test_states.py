@@ -1,0 +1,98 @@
+"""The state table: statuses as the four operators write them, and words that nobody knows."""
+
+import pytest
+
+from nbtrain.base.jobstate import RUNNING
+from nbtrain.jobs.backends.kubernetes.replicas import exit_words, failure_words, replica, waiting_words
+from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts, task_pods
+
+
+def conditions(*true, **reasons):
+    return [
+        {"type": name, "status": "True", "reason": reasons.get(name, ""), "message": ""} for name in true
+    ] + [{"type": "Other", "status": "False"}]
+
+
+@pytest.mark.parametrize(
+    ("item", "state"),
+    [
+        ({}, "QUEUED"),
+        ({"status": {"phase": "Pending"}}, "QUEUED"),
+        ({"status": {"phase": "Pending", "backoffCount": 1}}, "RESTARTING"),
+        ({"status": {"phase": "Running", "conditions": conditions("Initialized", "Running")}}, "RUNNING"),
+        ({"status": {"phase": "Running", "conditions": conditions("Completed", "Failed")}}, "FAILED"),
+        ({"status": {"phase": "Error"}}, "FAILED"),
+        ({"status": {"phase": "Succeeded"}, "spec": {"runMode": {"pause": {"enabled": True}}}}, "SUCCEEDED"),
+        ({"status": {"phase": "Pending"}, "spec": {"runMode": {"pause": {"enabled": True}}}}, "SUSPENDED"),
+        ({"status": {"conditions": conditions("Created")}}, "QUEUED"),
+        ({"status": {"conditions": conditions("Created", "Running")}}, "RUNNING"),
+        ({"status": {"conditions": conditions("Created", "Restarting")}}, "RESTARTING"),
+        ({"status": {"conditions": conditions("Created", "Suspended")}}, "SUSPENDED"),
+        ({"status": {"conditions": conditions("Created", "Running", "Succeeded")}}, "SUCCEEDED"),
+        ({"status": {"conditions": conditions("Created", "Failed")}}, "FAILED"),
+        ({"spec": {"runPolicy": {"suspend": True}}, "status": {}}, "SUSPENDED"),
+        ({"spec": {"suspend": True}}, "SUSPENDED"),
+        ({"status": {"jobsStatus": [{"name": "node", "active": 1, "ready": 0}]}}, "RUNNING"),
+        ({"status": {"jobsStatus": [{"name": "node", "active": 0, "ready": 0}]}}, "QUEUED"),
+        ({"status": {"conditions": conditions("Complete")}}, "SUCCEEDED"),
+        ({"status": {"conditions": "odd", "jobsStatus": [None], "phase": 7}, "spec": []}, None),
+    ],
+)
+def test_one_table_for_four_kinds(item, state):
+    """A status that is no status gives the last state, marked as not known."""
+    word = object_word(item, last="RESTARTING")
+    assert (word.state, word.known) == ((state, True) if state else ("RESTARTING", False))
+
+
+def test_a_word_that_nobody_knows_keeps_the_last_state():
+    """With the word as the reason."""
+    word = object_word({"status": {"phase": "Unknown"}}, last=RUNNING)
+    assert (word.state, word.known, word.reason) == (RUNNING, False, "phase Unknown")
+    word = object_word({"status": {"conditions": conditions("Paralysed")}}, last=RUNNING)
+    assert (word.state, word.known, word.reason) == (RUNNING, False, "condition Paralysed")
+
+
+def test_what_else_a_status_holds():
+    """Reasons, conditions, restarts, and the pods of a DeepSpeedJob under both names that are in use."""
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "too often"}
+    item = {"status": {"conditions": [failed], "backoffCount": 2, "tasks": [{"restartCount": 3}]}}
+    assert object_word(item).reason == "BackoffLimitExceeded: too often"
+    assert conditions_table(item) == [{**failed, "last_change": ""}] and restarts(item) == 3
+    for key in ("replicas", "status"):
+        tasks = [{"type": "worker", key: [{"name": "gpt-worker-0"}]}]
+        assert task_pods({"status": {"tasks": tasks}}) == [{"name": "gpt-worker-0"}]
+
+
+def pod(name="gpt-worker-1", phase="Running", **status):
+    return {"metadata": {"name": name}, "spec": {"nodeName": "n7"}, "status": {"phase": phase, **status}}
+
+
+def ended(code, reason="Error", key="state"):
+    return {"restartCount": 1, key: {"terminated": {"exitCode": code, "reason": reason}}}
+
+
+def test_how_a_pod_ended_in_words():
+    """137 with and without the kernel's mark, an end before the restart, an eviction."""
+    out_of_memory = replica(pod(phase="Failed", containerStatuses=[ended(137, "OOMKilled")]))
+    assert failure_words([replica(pod("gpt-worker-0")), out_of_memory]) == (
+        "gpt-worker-1 on n7: exit code 137 (SIGKILL): the kernel killed it, because it was over its memory "
+        "limit (resources.memory_per_node_bytes)"
+    )
+    assert (out_of_memory.exit_code, out_of_memory.restarts) == (137, 1)
+    assert replica(pod(containerStatuses=[ended(1, key="lastState")])).reason == "exit code 1"
+    assert exit_words(137) == "exit code 137 (SIGKILL)" and exit_words(255) == "exit code 255"
+    evicted = replica(pod(phase="Failed", reason="Evicted", message="node low on disk"))
+    assert failure_words([evicted]) == "gpt-worker-1: Evicted node low on disk"
+    assert failure_words([replica({}), replica({"status": "odd"})]) == ""
+
+
+def test_why_a_pod_waits_in_words():
+    """No node, no image, no Secret."""
+    nowhere = {"type": "PodScheduled", "status": "False", "message": "0/8 nodes: insufficient nvidia.com/gpu"}
+    assert waiting_words([replica(pod(phase="Pending", conditions=[nowhere]))]) == (
+        "gpt-worker-1: no node takes it: 0/8 nodes: insufficient nvidia.com/gpu"
+    )
+    waiting = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]
+    assert replica(pod(phase="Pending", containerStatuses=waiting)).reason == (
+        "the image cannot be pulled (ImagePullBackOff): not found"
+    )

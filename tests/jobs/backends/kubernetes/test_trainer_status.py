@@ -1,0 +1,99 @@
+"""TrainJob's trainerStatus: the body within its CRD's bounds, and how it is posted."""
+
+import math
+import time
+
+import pytest
+
+from nbtrain.base.events import read_events
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.backends.kubernetes.trainer_status import CA_CERT, TOKEN, URL, TrainerStatus, trainer_status
+from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.progress_report import ProgressReport
+from tests.jobs.backends.kubernetes.conftest import JOB_ID, RUN_ID
+from tests.jobs.backends.kubernetes.strict_schemas import errors
+
+PROGRESS = TrainingProgress(
+    total_steps=1000, train_tokens=4000, consumed_tokens=1999, loss=2.5, eta_seconds=90.4, checkpoint_step=400
+)
+
+
+def test_the_body_is_what_the_kind_takes(work_with):
+    """Whole percent, seconds, figures as text; what is not known is left out."""
+    status = trainer_status(PROGRESS, 500, now=0)
+    assert status == {
+        "progressPercentage": 49,
+        "estimatedRemainingSeconds": 90,
+        "lastUpdatedTime": "1970-01-01T00:00:00Z",
+        "metrics": [
+            {"name": "step", "value": "500"},
+            {"name": "total_steps", "value": "1000"},
+            {"name": "loss", "value": "2.5"},
+            {"name": "consumed_tokens", "value": "1999"},
+            {"name": "checkpoint_step", "value": "400"},
+        ],
+    }
+    unknown = trainer_status(TrainingProgress(10, 0, eta_seconds=math.inf, loss=math.nan), 0)
+    from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
+
+    for one in (status, unknown):
+        assert errors("TrainJob", {**write(work_with("TrainJob")), "status": {"trainerStatus": one}}) == []
+
+
+def test_no_place_to_report_to():
+    """Without the operator's variables, or over HTTP, nothing is posted."""
+    assert TrainerStatus.of({}) is None
+    assert TrainerStatus.of({URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}) is None
+
+
+def test_a_report_is_posted_with_the_token(operator):
+    """Once in half a minute; a redirect is refused, for the token would go with it."""
+    environment, posted, answers = operator
+    status = TrainerStatus.of(environment)
+    assert status.due() and status.report(PROGRESS, 500) and not status.due()
+    assert posted[0][0] == "Bearer secret" and posted[0][1]["trainerStatus"]["progressPercentage"] == 49
+    answers += [500, 302]
+    assert [status.report(PROGRESS, 502) for _ in range(2)] == [False, False]
+    assert status.trouble == f"{environment[URL]}: HTTP Error 302: Found"
+    assert status.report(PROGRESS, 502) and status.trouble == ""
+
+
+@pytest.fixture
+def journal(workspace):
+    """Of a job that is in the hands of a supervisor."""
+    job = JobDir(RunDir.named("tiny"), JOB_ID)
+    job.make_folders()
+    JobRecord(JOB_ID, RUN_ID, "tiny", "RUNNING", time.time(), 1).write(job.job_json)
+    return Journal(job)
+
+
+def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
+    """Not at each look; failures are one event, and the last figures are posted whatever came before."""
+    environment, posted, answers = operator
+    answers += [500, 500]
+    report = ProgressReport(journal, environment)
+    beats = [Heartbeat(0, 0, ProcessIdentity(1, 1, "b", "h"), 0, n, "train", 0, PROGRESS) for n in range(9)]
+    report.look(None)
+    for beat in beats[:-1]:
+        report.look(beat)
+    report._thread.join()
+    report._status._next = 0.0
+    report.look(beats[1])
+    report.close(beats[-1])
+    steps = [body["trainerStatus"]["metrics"][0]["value"] for _, body in posted]
+    assert steps == ["0", "1", "8"], "it posts the first step, the next that is due, and the last"
+    assert [event["message"] for event in read_events(journal.job)] == [
+        f"progress is not reported to the engine: {environment[URL]}: HTTP Error 500: Internal Server Error"
+    ]
+
+
+def test_a_place_that_cannot_be_used_is_said_once(journal):
+    """Without the variables, nothing is."""
+    ProgressReport(journal, {}).look(None)
+    assert read_events(journal.job) == []
+    ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)
+    why = f"{URL} is not https, or its token or certificate is not named"
+    assert [event["message"] for event in read_events(journal.job)] == [
+        f"progress is not reported to the engine: {why}"
+    ]

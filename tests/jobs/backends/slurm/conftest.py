@@ -1,0 +1,47 @@
+"""One real Slurm of two nodes for all tests of this folder."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.jobs.submit import submit
+from tests.clusters import slurm
+from tests.jobs.conftest import FAKE_RANK
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[slurm.SlurmCluster]:
+    """One Slurm for all tests of the folder."""
+    if why := slurm.missing():
+        if os.environ.get("NBTRAIN_REQUIRE_SLURM"):
+            pytest.fail(why)
+        pytest.skip(why)
+    # Paths of sockets are short, and pytest's folders are not.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    running = slurm.SlurmCluster(folder).start()
+    yield running
+    running.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def on_slurm(
+    cluster: slurm.SlurmCluster, fake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Submits the tiny run with two ranks on each of two nodes; fake ranks, if no command is given."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def start(**more: Any) -> Any:
+        backend = {"kind": "slurm", "slurm.time_limit_seconds": 600, **more.pop("backend", {})}
+        nodes, command = more.pop("nodes", 2), more.pop("command", (FAKE_RANK,))
+        config = fake(ranks=more.pop("ranks", 2 * nodes), backend=backend, **more)
+        config = config.model_copy(update={"resources": config.resources.model_copy(update={"nodes": nodes})})
+        return submit(config, command=command)
+
+    return start

@@ -1,0 +1,170 @@
+"""SlurmBackend with Slurm's answers given: who goes on where, and what is refused at submit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.remote_backend import EngineUnseen
+from nbtrain.jobs.backends.slurm import backend as backend_module
+from nbtrain.jobs.backends.slurm import engine
+from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
+from tests.jobs.conftest import TINY
+
+SINFO = "main*|n0|8|16000|gpu:2\nmain*|n1|8|16000|gpu:2\nmain*|n2|64|512000|gpu:8\nlarge|n2|64|512000|gpu:8\n"
+
+
+@pytest.fixture
+def job(workspace: Path) -> JobDir:
+    job = RunDir.named("tiny").job("20260101-120000-abcd")
+    job.make_folders()
+    SlurmHandle(["12"]).write(job.handle_json)
+    return job
+
+
+@pytest.fixture
+def config(workspace: Path) -> Callable[..., RunConfig]:
+    (workspace / "tiny.yaml").write_text(TINY)
+    return lambda **more: load(workspace / "tiny.yaml", {"backend.kind": "slurm", **more}, check=False)
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """{program: what it prints, or raises}; `said` is every call."""
+    answers: dict[str, Any] = {"said": []}
+
+    def call(*arguments: str, folder: Path | None = None) -> str:
+        answers["said"].append(arguments)
+        answer = answers[arguments[0]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    for module in (backend_module, engine):
+        monkeypatch.setattr(module, "call", call)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("restarts", "before", "words"),
+    [("1", None, "Slurm job 12 was put back into the queue"), ("1", "1", ""), ("0", None, "")],
+)
+def test_a_restart_that_slurm_has_counted_is_to_come(
+    job: JobDir,
+    slurm: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: str,
+    before: str | None,
+    words: str,
+) -> None:
+    """scancel and requeue send the same TERM; Restarts tells them apart while the job is COMPLETING."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if before:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", before)
+    slurm["scontrol"] = f"JobId=12 JobName=a JobState=COMPLETING Reason=None Restarts={restarts} NodeList=n0"
+    assert BACKEND.starts_again(job) == words
+    slurm["scontrol"] = EngineUnseen("Unable to contact slurm controller")
+    assert BACKEND.starts_again(job) == ""
+
+
+def test_the_next_allocation_is_asked_for_or_queued_already(
+    job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """resubmissions one after the other, as often as is allowed; an array has queued all its tasks."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    slurm["sbatch"] = "13;east\n"
+    twice = config(**{"backend.slurm.resubmissions": 1})
+    assert BACKEND.go_on(job, twice) == "goes on in Slurm job 13"
+    assert "#SBATCH --dependency=afterany:12\n" in (job.path / "slurm.1.sbatch").read_text()
+    assert files.read_json(job.handle_json) == {"numbers": ["12", "13"], "cluster": "east", "engine": "slurm"}
+    assert BACKEND.go_on(job, twice) == ""
+    slurm["sbatch"] = EngineUnseen("Unable to contact slurm controller")
+    assert BACKEND.go_on(job, config(**{"backend.slurm.resubmissions": 9})) == ""
+    array = config(**{"backend.slurm.array": "1-3%1"})
+    for task, words in (("2", "goes on in task 3 of the array"), ("3", "")):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "3")
+        assert BACKEND.go_on(job, array) == words
+
+
+def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[str, Any]) -> None:
+    """MinJobAge after its end a job is not known any more; one that has never ended is then not known."""
+    unknown = JobError("scontrol: slurm_load_jobs error: Invalid job id specified")
+    slurm["sacct"] = JobError("sacct: Slurm accounting storage is disabled")
+    slurm["scontrol"] = (
+        "JobId=12 JobName=nbtrain-tiny JobState=CANCELLED Reason=None Restarts=0 ExitCode=0:15 NodeList="
+    )
+    assert BACKEND.engine_word(job).state == CANCELLED
+    slurm["scontrol"] = unknown
+    word = BACKEND.engine_word(job, at_once=True)
+    assert (word.state, word.seen) == (CANCELLED, True)
+    SlurmHandle(["12", "13"]).write(job.handle_json)
+    word = BACKEND.engine_word(job, at_once=True)
+    assert (word.state, word.seen, word.engine) == (None, True, "Slurm job 13")
+    slurm["scontrol"] = EngineUnseen("Unable to contact slurm controller")
+    word = BACKEND.engine_word(job, at_once=True)
+    assert (word.state, word.seen, word.trouble) == (None, False, "Unable to contact slurm controller")
+    slurm["scontrol"], slurm["sacct"] = unknown, "13|COMPLETED|0:0|n0|nbtrain-tiny\n"
+    assert BACKEND.engine_word(job, at_once=True).state == SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ("JobName=nbtrain-tiny", True),
+        ("JobName=x Comment=nbtrain/tiny/20260101-120000-abcd ", True),
+        ("JobName=nbtrain-tiny Comment=nbtrain/tiny/20260102-120000-abcd ", False),
+        ("JobName=nbtrain-other", False),
+    ],
+)
+def test_another_job_with_the_same_number_is_left_alone(
+    job: JobDir, slurm: dict[str, Any], fields: str, own: bool
+) -> None:
+    """A controller that has lost its state gives numbers out again."""
+    slurm["scontrol"] = f"JobId=12 {fields} JobState=RUNNING Reason=None Restarts=0 NodeList=n0"
+    slurm["scancel"] = ""
+    assert BACKEND.engine_word(job).state == (RUNNING if own else None)
+    BACKEND.end_in_engine(job)
+    assert (("scancel", "12") in slurm["said"]) == own
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"resources.nodes": 3}, ""),
+        ({"resources.nodes": 4}, "asks for 4 nodes; partition main has 3 such of 3."),
+        (
+            {"resources.nodes": 2, "resources.cpus_per_node": 32},
+            "asks for 2 nodes with 32 cores each; partition main has 1 such of 3.",
+        ),
+        (
+            {"resources.nodes": 2, "backend.slurm.partition": "large"},
+            "asks for 2 nodes; partition large has 1 such of 1.",
+        ),
+        (
+            {"resources.nodes": 2, "resources.device": "gpu", "resources.gpus_per_node": 4},
+            "asks for 2 nodes with 4 GPUs each; partition main has 1 such of 3.",
+        ),
+        (
+            {"resources.memory_per_node_bytes": 600 * 2**30},
+            "asks for 1 node with 600.0 GiB each; partition main has 0 such of 3.",
+        ),
+        ({"backend.slurm.partition": "main,huge"}, "Slurm has no partition huge; it has large, main."),
+    ],
+)
+def test_what_can_never_start_is_refused_at_submit(
+    slurm: dict[str, Any], config: Callable[..., RunConfig], settings: dict[str, Any], words: str
+) -> None:
+    """Nodes that are down or busy count: they come back."""
+    slurm["sinfo"] = SINFO
+    found = [str(one) for one in BACKEND.obstacles(config(**settings))]
+    assert (words in found[0]) if words else found == []

@@ -1,0 +1,78 @@
+"""Runs on a real Slurm of two nodes: to the end, cancelled, waiting, with a rank killed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED
+from nbtrain.base.node_records import NodeExit
+from nbtrain.base.records import ExitRecord, JobRecord
+from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.control import cancel, wait
+from nbtrain.jobs.submit import TRAINER
+from tests.clusters import slurm
+
+pytestmark = pytest.mark.slow
+END_SECONDS = 300.0
+
+
+def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
+    """The trainer itself: every rank ends in order on its node, has a log, and the checkpoint is of all."""
+    job = on_slurm(steps=6, command=TRAINER)
+    assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 6 steps")
+    assert newest_checkpoint_step(job.run) == 6
+    assert files.read_json(job.run.summary_json)["steps"] == 6
+    assert [ExitRecord.read(job.exit_record(rank, 0)).outcome for rank in range(4)] == ["finished"] * 4
+    assert [NodeExit.read(job.node_exit(node, 0)).exit_code for node in range(2)] == [0, 0]
+    assert all(job.log(rank, 0).exists() for rank in range(4))
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]) -> None:
+    """A rank of the second node is killed; the supervisor restarts all ranks in the same allocation."""
+    job = on_slurm(steps=20, faults=[{"rank": 3, "attempt": 0, "step": 12, "do": "kill", "signal": 9}])
+    assert wait(job, END_SECONDS)[0] == SUCCEEDED
+    record = JobRecord.read(job.job_json)
+    assert record.restarts == 1
+    assert record.attempts[0].cause.startswith("rank 3 was killed: killed by SIGKILL")
+    assert record.attempts[1].resumed_from_step == 10
+
+
+def test_cancel_saves_and_leaves_nothing_in_slurm(
+    on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
+) -> None:
+    """The supervisor hears of it by a file, wherever it is; then Slurm knows no job any more."""
+    job = on_slurm(steps=100_000)
+    wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
+    state, cause = cancel(job)
+    assert (state, cause.split(" at ")[0]) == (CANCELLED, "stopped on request"), cause
+    assert cluster.call("squeue", "-h") == ""
+
+
+def test_a_job_that_waits_says_why(
+    on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
+) -> None:
+    """The reason in words; a job that waits is cancelled in the queue, and its supervisor never starts."""
+    job = on_slurm(nodes=1, backend={"slurm.sbatch_options": ["--hold"]})
+
+    def held() -> bool:
+        return "JobHeldUser" in (status_of(job)[1] or "")
+
+    wait_until(held, "the reason", 60)
+    state, cause = status_of(job)
+    assert state == QUEUED
+    assert cause.endswith("(JobHeldUser): held by its user; `scontrol release` frees it")
+    assert cancel(job)[0] == CANCELLED
+    assert JobRecord.read(job.job_json).supervisor is None
+    assert cluster.call("squeue", "-h") == ""
+
+
+def test_what_slurm_refuses_is_said_before_anything_waits(on_slurm: Callable[..., Any]) -> None:
+    """By default Slurm takes a request that it can never meet, and lets it wait for ever."""
+    words = "the run asks for 4 nodes; partition main has 2 such of 2"
+    with pytest.raises(SubmitError, match=words) as caught:
+        on_slurm(nodes=4, ranks=4)
+    assert "Nothing was started and nothing written." in str(caught.value)

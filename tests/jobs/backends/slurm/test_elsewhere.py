@@ -1,0 +1,208 @@
+"""A job of Slurm on a machine that sees its run directory and has no Slurm: words, and no traceback."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.jobstate import (
+    CANCELLED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+)
+from nbtrain.base.node_records import Ask, EngineWord
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
+from nbtrain.jobs.submit import write_identity
+from tests.jobs.conftest import TINY
+
+AWAY = "scontrol is not installed on this machine"
+WAITS = "Slurm job 12 waits (Resources): the nodes that it needs are busy"
+
+
+@pytest.fixture
+def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    """A job of the run `tiny`, submitted from elsewhere; no program is on the PATH."""
+    monkeypatch.setenv("PATH", str(workspace))
+    (workspace / "tiny.yaml").write_text(TINY)
+    config = load(workspace / "tiny.yaml", {"backend.kind": "slurm"})
+    run = RunDir.named("tiny")
+    run.path.mkdir(parents=True)
+    write_identity(run)
+    run.config_yaml.write_text(to_yaml(config))
+    job = run.job("20260101-120000-abcd")
+    job.make_folders()
+    SlurmHandle(["12"]).write(job.handle_json)
+    return job
+
+
+@pytest.fixture
+def become(job: JobDir) -> Callable[..., None]:
+    """become(state, said by Slurm, its words, seconds since the supervisor was heard of)."""
+
+    def become(
+        state: str, said: str | None = None, reason: str = "", silent: float = 0, **more: bool
+    ) -> None:
+        record = JobRecord(job.job_id, "id", "tiny", state, time.time() - 500, 4, backend="slurm")
+        if state != QUEUED:
+            record.supervisor = ProcessIdentity(7, 1, "other boot", "node0")
+        record.write(job.job_json)
+        word = EngineWord(said, reason, time.time() - 120, engine="Slurm job 12", **more)
+        word.write(job.engine_json)
+        for path, age in ((job.engine_json, 0.0), (job.job_json, silent)):
+            os.utime(path, (time.time() - age, time.time() - age))
+
+    return become
+
+
+@pytest.fixture
+def supervisor(job: JobDir) -> Iterator[list[str]]:
+    """A supervisor on another host that does what control/ask.json asks; the list is what it was asked."""
+    asked: list[str] = []
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.wait(0.05):
+            ask = Ask.read(job.control_ask)
+            if ask and len(asked) < ask.number:
+                asked.append(ask.action)
+                record = JobRecord.read(job.job_json)
+                if record and ask.action.startswith("stop"):
+                    record.state, record.cause = CANCELLED, "stopped on request at step 7; saved"
+                    record.write(job.job_json)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield asked
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "reason", "silent", "shown"),
+    [
+        (
+            QUEUED,
+            QUEUED,
+            WAITS,
+            400,
+            f"tiny QUEUED | {WAITS}\n||Slurm job 12: QUEUED, {WAITS} (asked 2 min 0 s ago)",
+        ),
+        (
+            QUEUED,
+            CANCELLED,
+            "Slurm job 12 ended as CANCELLED",
+            400,
+            "tiny CANCELLED | Slurm job 12 ended as CA",
+        ),
+        (STARTING, RUNNING, "", 3, "tiny STARTING\n||Slurm job 12: RUNNING (asked 2 min 0 s ago)"),
+        (RUNNING, RUNNING, "", 3, "tiny RUNNING\n"),
+        (RUNNING, SUSPENDED, "Slurm job 12 is SUSPENDED", 400, "tiny SUSPENDED | Slurm job 12 is SUSPENDED"),
+        (RUNNING, QUEUED, WAITS, 400, f"tiny QUEUED | {WAITS}\n"),
+        (
+            RUNNING,
+            FAILED,
+            "Slurm job 12 ended as NODE_FAIL",
+            400,
+            "tiny LOST | its supervisor has been silent",
+        ),
+        (RUNNING, None, "", 400, "Slurm job 12 is not known any more"),
+        (SUCCEEDED, RUNNING, "", 400, "tiny SUCCEEDED"),
+    ],
+)
+def test_status_reads_what_others_have_heard(
+    become: Callable[..., None],
+    capsys: pytest.CaptureFixture,
+    state: str,
+    said: str | None,
+    reason: str,
+    silent: float,
+    shown: str,
+) -> None:
+    """Every verb that only reads says the same, and leaves the engine's word as it is."""
+    become(state, said, reason, silent)
+    assert cli.main(["status", "tiny"]) == 0
+    text = capsys.readouterr().out
+    for part in shown.split("||"):
+        assert part in text
+    seen = next(word for word in text.split() if word.isupper())
+    for verb in (["runs"], ["job", "tiny"], ["logs", "tiny"], ["status", "tiny", "--json"]):
+        assert cli.main(verb) == 0
+        said_here = capsys.readouterr().out
+        assert verb[0] == "logs" or seen.lower() in said_here.lower()
+    assert EngineWord.read(RunDir.named("tiny").newest_job().engine_json).seen
+
+
+def test_an_engine_that_did_not_answer_is_a_flag(
+    become: Callable[..., None], capsys: pytest.CaptureFixture
+) -> None:
+    """Beside the last state."""
+    become(RUNNING, RUNNING, silent=3, seen=False, trouble="Unable to contact slurm controller")
+    assert cli.main(["status", "tiny"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("tiny RUNNING | engine not seen\n")
+    assert "Slurm job 12: RUNNING (engine not seen now: Unable to contact slurm controller)" in text
+
+
+def test_a_running_job_is_reached_by_its_folder(
+    become: Callable[..., None], supervisor: list[str], capsys: pytest.CaptureFixture
+) -> None:
+    """Save and cancel need no Slurm: the supervisor reads control/ask.json."""
+    become(RUNNING, RUNNING)
+    assert cli.main(["save", "tiny"]) == 0
+    assert capsys.readouterr().out == "tiny: asked to save at the next step.\n"
+    assert cli.main(["resume", "tiny"]) == 0
+    assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. Watch it")
+    deadline = time.monotonic() + 60
+    while not supervisor and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert cli.main(["cancel", "tiny"]) == 0
+    assert capsys.readouterr().out.startswith("tiny: CANCELLED. `nbtrain resume tiny` starts from the begin")
+    assert supervisor == ["save", "stop"]
+
+
+@pytest.mark.parametrize("state", [QUEUED, RUNNING])
+def test_what_only_slurm_can_do_is_refused(
+    become: Callable[..., None], capsys: pytest.CaptureFixture, state: str
+) -> None:
+    """To take a job from the queue, or one that stands still."""
+    become(state, SUSPENDED if state == RUNNING else QUEUED, silent=400)
+    assert cli.main(["cancel", "tiny"]) == JobError.exit_code
+    assert capsys.readouterr().err == (
+        "JobError: output/tiny: job 20260101-120000-abcd cannot be ended by its engine now: scontrol is not "
+        "installed on this machine. The request to stop is kept; try again when the engine answers.\n"
+    )
+
+
+def test_a_lost_job_cannot_be_resumed_here(
+    become: Callable[..., None], capsys: pytest.CaptureFixture
+) -> None:
+    """The next job is one of Slurm too; nothing is written."""
+    become(RUNNING, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400)
+    for verb in (["resume", "tiny"], ["clone", "tiny", "other"]):
+        assert cli.main(verb) == SubmitError.exit_code
+        said = capsys.readouterr().err
+        assert "Slurm: sinfo is not installed on this machine. Submit from a machine that reaches the" in said
+    assert RunDir.named("tiny").job_ids() == ["20260101-120000-abcd"]
+    assert cli.main(["cancel", "tiny"]) == 0
+    assert capsys.readouterr().out.startswith("tiny: LOST. ")
+
+
+def test_nobody_has_asked_yet(job: JobDir, become: Callable[..., None]) -> None:
+    """Nothing is known, and nothing is written."""
+    become(QUEUED)
+    job.engine_json.unlink()
+    assert BACKEND.engine_word(job) is None
+    assert BACKEND.status(job) == (QUEUED, None)
+    assert not job.engine_json.exists()

@@ -1,0 +1,137 @@
+"""What Slurm prints, read: recorded on 22.05, and written in the shape of other versions."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.jobs.backends.slurm import engine
+from nbtrain.jobs.backends.slurm.engine import STATES, WAITING, read_sacct, read_scontrol, read_sinfo, word_of
+
+RECORDS = Path(__file__).with_name("records")
+
+
+def spoken(name: str) -> tuple[str | None, str]:
+    """(state, reason) of a recorded answer of scontrol."""
+    word = word_of(read_scontrol((RECORDS / name).read_text()), "12")
+    return word.state, word.reason
+
+
+@pytest.mark.parametrize("version", ["20.11", "22.05", "23.11", "24.05", "25.05"])
+def test_every_version_says_that_a_job_runs(version: str) -> None:
+    """Fields come and go between versions; these stay. Paths and comments may hold blanks and NAME=."""
+    found = read_scontrol((RECORDS / f"running-{version}.txt").read_text())
+    assert found is not None
+    assert (found.number, found.state, found.restarts, found.nodes) == ("12", "RUNNING", 1, "n[0-1]")
+    assert word_of(found, "12").reason == "Slurm job 12 is RUNNING on n[0-1]"
+
+
+def test_an_array_is_what_its_foremost_task_is() -> None:
+    """Slurm lists the tasks in an order of its own: here the last line is a task that was cancelled."""
+    assert spoken("array-running-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n1")
+    assert spoken("array-ended-22.05.txt")[0] == CANCELLED
+    assert spoken("array-waiting-22.05.txt") == (
+        QUEUED,
+        "Slurm job 19 waits (JobArrayTaskLimit): an earlier task of its array runs",
+    )
+    assert spoken("array-suspended-22.05.txt") == (SUSPENDED, "Slurm job 12 is SUSPENDED on n1")
+
+
+def test_het_jobs_and_federations_are_read() -> None:
+    """One line for each part; a federated number is a large one."""
+    assert spoken("het-22.05.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
+    assert spoken("federated-23.11.txt") == (RUNNING, "Slurm job 12 is RUNNING on n0")
+
+
+def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PENDING is not `never started`."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr(engine.time, "time", lambda: 0.0)
+    assert spoken("requeued-22.05.txt") == (
+        QUEUED,
+        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time; after a lost node that takes about "
+        "2 minutes; put back into the queue 1 time; start estimated at 2026-11-23 01:23:58",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        *WAITING.items(),
+        ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", WAITING["ReqNodeNotAvail"]),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+            WAITING["Nodes_required_for_job_are_DOWN"],
+        ),
+        ("AssocGrpCpuLimit", "a limit of the account or its user is reached"),
+        ("QOSMaxGRESPerUser", "a limit of the quality of service is reached"),
+        ("SomethingNew", ""),
+    ],
+)
+def test_every_reason_is_said_in_words(reason: str, words: str) -> None:
+    """Slurm's own word stays beside them."""
+    text = f"JobId=12 JobName=a JobState=PENDING Reason={reason} Dependency=(null) Restarts=0 NodeList="
+    assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason})" + (
+        f": {words}" if words else ""
+    )
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_has_its_place(state: str) -> None:
+    """An end has its code and its reason in words."""
+    text = f"JobId=12 JobName=a JobState={state} Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=n0"
+    word = word_of(read_scontrol(text), "12")
+    assert word.state == STATES[state]
+    if word.state in (FAILED, CANCELLED):
+        assert word.reason == f"Slurm job 12 ended as {state}, exit code 1:0, NonZeroExitCode"
+
+
+def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
+    """It counts as not known to the engine."""
+    text = "JobId=12 JobName=a JobState=DREAMING Reason=None Restarts=0 ExitCode=0:0 NodeList="
+    assert word_of(read_scontrol(text), "12").state is None
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "said"),
+    [
+        ("12|COMPLETED|0:0|n[0-1]|nbtrain-tiny\n", "COMPLETED", SUCCEEDED),
+        ("12|CANCELLED by 1000|0:15|n0|nbtrain-tiny\n", "CANCELLED", CANCELLED),
+        ("12|OUT_OF_ME+|0:125|n0|nbtrain-tiny\n", "OUT_OF_MEMORY", FAILED),
+        ("12|NODE_FAIL|0:0|n0|nbtrain-tiny\n12|RUNNING|0:0|n1|nbtrain-tiny\n", "RUNNING", RUNNING),
+        (
+            "12_1|TIMEOUT|0:0|n0|nbtrain-tiny\n12_[2-3%1]|PENDING|0:0|None assigned|nbtrain-tiny\n",
+            "PENDING",
+            QUEUED,
+        ),
+    ],
+)
+def test_accounting_is_read(text: str, state: str, said: str) -> None:
+    """A job that was put back has a line for each of its lives, with `-D`, and an array one for each task."""
+    found = read_sacct(text)
+    assert found is not None and found.state == state
+    assert word_of(found, "12").state == said
+
+
+def test_an_empty_answer_is_no_job() -> None:
+    """sacct prints nothing, or a warning."""
+    assert read_sacct("") is None
+    assert read_sacct("Slurm accounting storage is disabled\n") is None
+    assert read_scontrol("slurm_load_jobs error: Invalid job id specified\n") is None
+    assert word_of(None, "12").state is None
+
+
+def test_nodes_of_partitions_are_counted() -> None:
+    """Sizes of nodes that differ have a +; GPUs have a type, a count and sockets."""
+    text = (
+        "gpu*|n0|64|515000|gpu:a100:8(S:0-1)\ngpu*|n1|64+|515000+|gpu:2,shard:16\ndebug|n0|64|515000|(null)\n"
+    )
+    places = read_sinfo(text)
+    assert [(one.name, one.default, one.node, one.cpus, one.gpus) for one in places] == [
+        ("gpu", True, "n0", 64, 8),
+        ("gpu", True, "n1", 64, 2),
+        ("debug", False, "n0", 64, 0),
+    ]
+    assert places[0].memory_bytes == 515000 * 2**20

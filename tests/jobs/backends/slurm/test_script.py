@@ -1,0 +1,102 @@
+"""The batch script, word for word, and through a shell."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.slurm.script import batch_script, duration
+
+RECORDED = Path(__file__).with_name("gpt-tiny.sbatch")
+JOB_ID = "20260101-120000-abcd"
+EXAMPLE = "examples/megatron-gpt/training/gpt-tiny.yaml"
+SETTINGS = {
+    "resources.nodes": 2,
+    "resources.memory_per_node_bytes": 5 * 2**30 + 1,
+    "parallel.data_parallel_size": 4,
+    "backend.kind": "slurm",
+    "backend.slurm.partition": "gpu,debug",
+    "backend.slurm.account": "physics",
+    "backend.slurm.qos": "normal",
+    "backend.slurm.constraint": "a100&ib",
+    "backend.slurm.time_limit_seconds": 90_061,
+    "backend.slurm.signal_before_seconds": 300,
+    "backend.slurm.resubmissions": 4,
+    "backend.slurm.exclusive": True,
+    "backend.slurm.sbatch_options": ["--mail-type=END", "--mail-user=ann@example.org"],
+    "backend.slurm.setup": ["module load cuda", "source '/opt/my env/bin/activate'"],
+    "backend.slurm.python": "/opt/my env/bin/python",
+}
+
+
+@pytest.fixture
+def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The batch script of gpt-tiny in a workspace with a blank and a quote."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", "/shared/ann's work")
+    monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
+
+    def make(after: str = "", **more: object) -> str:
+        config: RunConfig = load(repository / EXAMPLE, {**SETTINGS, **more}, check=False)
+        job = JobDir(RunDir(Path("/shared/ann's work/output/gpt-tiny")), JOB_ID)
+        environment = {"NBTRAIN_WORKSPACE": "/shared/ann's work", "NBTRAIN_DATA": "/shared/data"}
+        return batch_script(config, job, environment, after)
+
+    return make
+
+
+def test_the_batch_script_is_as_recorded(script: Callable[..., str]) -> None:
+    """Every option once, nothing read from this machine."""
+    assert script() == RECORDED.read_text()
+
+
+def test_a_shell_reads_every_path_as_it_is(script: Callable[..., str], tmp_path: Path) -> None:
+    """Quotes, blanks and dollars: the supervisor gets the arguments as they were."""
+    shown = tmp_path / "it's shown"
+    shown.write_text('#!/bin/bash\nprintf \'%s\\n\' "$PWD" "$NBTRAIN_WORKSPACE" "$@"\n')
+    shown.chmod(0o755)
+    text = script(**{"backend.slurm.python": str(shown), "backend.slurm.setup": []})
+    folder = tmp_path / "a $HOME of ann's"
+    folder.mkdir()
+    text = text.replace(shlex.quote("/shared/ann's work"), shlex.quote(str(folder)))
+    answer = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == [
+        str(folder),
+        str(folder),
+        *("-m", "nbtrain.jobs.supervisor", "--foreground"),
+        *("/shared/ann's work/output/gpt-tiny", JOB_ID),
+    ]
+
+
+def test_options_follow_the_section(script: Callable[..., str]) -> None:
+    """An array, GPUs, no requeue, a predecessor; this Python if none is named."""
+    more = {
+        "backend.slurm.array": "1-4%1",
+        "backend.slurm.resubmissions": 0,
+        "backend.slurm.requeue": False,
+        "backend.slurm.time_limit_seconds": None,
+        "backend.slurm.python": None,
+        "resources.device": "gpu",
+        "resources.gpus_per_node": 2,
+        "precision.dtype": "bf16",
+    }
+    lines = script(after="11", **more).splitlines()
+    for option in ("--array=1-4%1", "--dependency=afterany:11", "--no-requeue", "--gres=gpu:2"):
+        assert f"#SBATCH {option}" in lines
+    assert not any(line.startswith("#SBATCH --time") for line in lines)
+    assert f"exec {sys.executable} -m nbtrain.jobs.supervisor" in lines[-1]
+    assert "#SBATCH --gres=gpu:a100:2" in script(**{"backend.slurm.gres": "gpu:a100:2"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.2, "00:01:00"), (3_600, "01:00:00"), (86_400, "1-00:00:00"), (1e6, "11-13:46:40")],
+)
+def test_durations_are_slurms(seconds: float, text: str) -> None:
+    """D-HH:MM:SS, rounded up."""
+    assert duration(seconds) == text

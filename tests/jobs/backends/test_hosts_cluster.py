@@ -1,0 +1,252 @@
+"""Runs on two hosts reached by ssh: to the end, one of two cancelled, what is refused before a start.
+
+With --soak: a host that is switched off, a cable that is pulled, a host with other versions.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
+from nbtrain.base.node_records import NodeRecord
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.backends.base import backend_of, status_of
+from nbtrain.jobs.backends.hosts import end_job
+from nbtrain.jobs.control import cancel, wait
+from nbtrain.jobs.submit import TRAINER, submit
+from tests.clusters import hosts
+from tests.conftest import skip_or_fail
+from tests.jobs.conftest import FAKE_RANK
+
+pytestmark = pytest.mark.slow
+END_SECONDS = 600.0
+# Before a problem of a host: where the run names it.
+NAMED_BY = "  override backend.hosts.hosts=[hosta, hostb]: backend.hosts.hosts"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[hosts.HostPair]:
+    """One pair of hosts for all tests of the file."""
+    if why := hosts.missing():
+        skip_or_fail("NBTRAIN_REQUIRE_HOSTS", why)
+    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+    running = hosts.HostPair(folder)
+    try:
+        yield running.start()
+    finally:
+        running.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def on_hosts(pair: hosts.HostPair, fake: Callable[..., Any]) -> Iterator[Callable[..., JobDir]]:
+    """Submits the fake run with two ranks on each of two hosts; after a test nothing is left there."""
+    started: list[JobDir] = []
+
+    def start(name: str = "tiny", ranks: int = 4, command: Any = (FAKE_RANK,), **more: Any) -> JobDir:
+        places = {"hosts.hosts": list(hosts.NAMES), "hosts.ssh_config": str(pair.ssh_config)}
+        config = fake(ranks=ranks, backend={"kind": "hosts", **places, **more.pop("backend", {})}, **more)
+        resources = config.resources.model_copy(update={"nodes": 2})
+        started.append(
+            submit(config.model_copy(update={"name": name, "resources": resources}), command=command)
+        )
+        return started[-1]
+
+    yield start
+    for job in started:
+        cancel(job, now=True)
+        backend_of("hosts").finish(job, now=False)
+        assert end_job.marked(job.job_id) == {}, f"processes of {job.run.name} were left behind"
+
+
+def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
+    """Two ranks on each, and an agent on each that says where it is."""
+    job = on_hosts(steps=20)
+    assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 20 steps")
+    records = [ExitRecord.read(job.exit_record(rank, 0)) for rank in range(4)]
+    assert [record.outcome for record in records] == ["finished"] * 4
+    assert [NodeRecord.read(job.node(node)).host for node in range(2)] == list(hosts.NAMES)
+    assert (job.path / "hostfile").read_text() == "hosta slots=1\nhostb slots=1\n"
+
+
+def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
+    on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
+) -> None:
+    """DeepSpeed's launcher would end both; the ranks of the cancelled job save before they leave."""
+    first, second = (on_hosts(name, steps=100_000) for name in ("first", "second"))
+    for job in (first, second):
+        wait_until(lambda job=job: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
+    state, cause = cancel(first)
+    assert (state, cause.split(" at ")[0]) == (CANCELLED, "stopped on request"), cause
+    backend_of("hosts").finish(first, now=False)
+    assert end_job.marked(first.job_id) == {}
+    step = Heartbeat.read(second.heartbeat(3)).step
+    wait_until(lambda: Heartbeat.read(second.heartbeat(3)).step > step + 5, "steps of the other job")
+    assert (status_of(second)[0], JobRecord.read(second.job_json).restarts) == (RUNNING, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"key": "stranger"},
+            "hosta does not accept any ssh key of this user. Put your public key there (`ssh-copy-id hosta`)"
+            "; nobody can type a password for a job.",
+        ),
+        (
+            {"known": "unknown"},
+            "hosta has a host key that is not known here. Log in once by hand (`ssh hosta`) and compare the "
+            "key, or add it with ssh-keyscan.",
+        ),
+        (
+            {"known": "changed"},
+            "hosta has another host key than the one that is known here. If it was installed anew, forget "
+            "the old key (`ssh-keygen -R hosta`) and log in once by hand; if not, somebody may be in "
+            "between.",
+        ),
+    ],
+)
+def test_a_wrong_key_is_named_for_each_host(
+    pair: hosts.HostPair, on_hosts: Callable[..., JobDir], changes: dict[str, str], words: str
+) -> None:
+    """Before anything starts, and nothing is written."""
+    with pytest.raises(SubmitError) as caught:
+        on_hosts(backend={"hosts.ssh_config": str(pair.config_with(**changes))})
+    problems = str(caught.value).splitlines()[1:-1]
+    assert problems == [f"{NAMED_BY}: {words}", f"{NAMED_BY}: {words.replace('hosta', 'hostb')}"]
+    assert not RunDir.named("tiny").exists()
+
+
+def test_a_wrong_hostfile_is_refused_before_anything_starts(
+    on_hosts: Callable[..., JobDir], workspace: Path
+) -> None:
+    """A line that is no machine; a name that nothing resolves; fewer machines than nodes."""
+    hostfile = workspace / "machines"
+    use = {"hosts.hosts": [], "hosts.hostfile": "machines"}
+    for text, words in (
+        (
+            "hosta slots=2\nhostb slot=2\n",
+            f"{hostfile}:2: 'hostb slot=2' is no machine. A line is `name slots=8`: a name or an IPv4 "
+            "address, and how many ranks it may have.",
+        ),
+        (
+            "hosta slots=2\n",
+            "machines names 1 machines, and resources.nodes = 2. Add machines, or lower nodes.",
+        ),
+        (
+            "hosta slots=2\nhostb slots=1\n",
+            "machines gives hostb slots=1, and each machine is to have 2 ranks. Raise its slots if it has "
+            "the devices, or lower the ranks.",
+        ),
+        (
+            "hosta slots=2\nhostc slots=2\n",
+            "hostc is a name that nothing here resolves. Correct the name, or add it to /etc/hosts or to "
+            "ssh's configuration.",
+        ),
+    ):
+        hostfile.write_text(text)
+        with pytest.raises(SubmitError) as caught:
+            on_hosts(backend=use)
+        _, problem, _ = str(caught.value).splitlines()
+        assert problem.endswith(words)
+    assert not RunDir.named("tiny").exists()
+
+
+@pytest.mark.soak
+def test_a_host_that_is_switched_off_is_named_and_the_run_goes_on_when_it_is_back(
+    pair: hosts.HostPair, on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
+) -> None:
+    """The attempts that cannot start name the host; the one after its boot goes on from the checkpoint."""
+    limits = {"node_timeout_seconds": 10, "restart_backoff_seconds": 5, "max_restarts": 10}
+    job = on_hosts(steps=1000, step_seconds=0.1, backend=limits)
+
+    def step() -> int:
+        beat = Heartbeat.read(job.heartbeat(0))
+        return beat.step if beat else 0
+
+    wait_until(lambda: step() > 12, "12 steps", END_SECONDS)
+    pair.kill_host("hostb")
+    wait_until(lambda: len(JobRecord.read(job.job_json).attempts) > 2, "two further attempts", END_SECONDS)
+    causes = [attempt.cause for attempt in JobRecord.read(job.job_json).attempts]
+    pair.start_host("hostb")
+    pair.wait_for("hostb")
+    assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 1"), causes
+    # Its network is still there, as if only its power had been cut for a moment.
+    assert (
+        "agents of nodes 0, 1 (of 2) did not report: hostb is there, and nothing listens at its ssh"
+        in causes[1]
+    )
+    reached = step()
+    wait_until(lambda: step() > reached, "further steps", END_SECONDS)
+    newest = JobRecord.read(job.job_json).attempts[-1]
+    assert newest.resumed_from_step >= 10
+
+
+@pytest.mark.soak
+def test_a_pulled_cable_ends_the_attempt_and_the_run_goes_on_when_it_is_back(
+    pair: hosts.HostPair, on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
+) -> None:
+    """With the real trainer, whose ranks wait for each other over the network."""
+    limits = {
+        "heartbeat_timeout_seconds": 20,
+        "shutdown_timeout_seconds": 10,
+        "restart_backoff_seconds": 1,
+        "max_restarts": 20,
+        "hosts.server_alive_interval_seconds": 3,
+    }
+    job = on_hosts(ranks=2, steps=3000, command=TRAINER, backend=limits)
+
+    def record() -> JobRecord:
+        return JobRecord.read(job.job_json)
+
+    wait_until(lambda: newest_checkpoint_step(job.run), "a checkpoint", END_SECONDS)
+    pair.link("hostb", up=False)
+    try:
+        wait_until(lambda: record().restarts, "the end of the attempt", END_SECONDS)
+    finally:
+        pair.link("hostb", up=True)
+
+    def trains_again() -> bool:
+        return record().state == RUNNING and record().restarts > 0
+
+    wait_until(trains_again, "another attempt that trains", END_SECONDS)
+    assert record().attempts[-1].resumed_from_step > 0
+
+
+@pytest.mark.soak
+def test_other_versions_on_a_host_are_named_before_anything_starts(
+    pair: hosts.HostPair, on_hosts: Callable[..., JobDir]
+) -> None:
+    """hostb has another torch: a folder that only it sees lies over the package's metadata."""
+    import torch
+
+    metadata = next(Path(torch.__file__).parent.parent.glob("torch-*.dist-info"))
+    other = pair.folder / "other"
+    shutil.copytree(metadata, other)
+    text = (other / "METADATA").read_text()
+    (other / "METADATA").write_text(
+        text.replace(f"\nVersion: {torch.__version__}\n", "\nVersion: 1.0.0\n", 1)
+    )
+    pair.kill_host("hostb")
+    pair.start_host("hostb", over={str(metadata): str(other)})
+    try:
+        pair.wait_for("hostb")
+        with pytest.raises(SubmitError) as caught:
+            on_hosts()
+    finally:
+        pair.kill_host("hostb")
+        pair.start_host("hostb")
+        pair.wait_for("hostb")
+    _, problem, _ = str(caught.value).splitlines()
+    assert problem == (
+        f"{NAMED_BY}: hostb has torch 1.0.0, and this machine has torch {torch.__version__}. All ranks of a "
+        "run must be of one version. Use one environment on a shared disk, or install the same versions "
+        "there."
+    )

@@ -1,0 +1,140 @@
+"""The agent of one node: which orders it takes, and when it leaves; no rank is started."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING
+from nbtrain.base.node_records import LaunchOrder, NodeExit, SignalOrder, SignalOrders
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load
+from nbtrain.jobs.node import agent as agent_module
+from nbtrain.jobs.node.agent import Agent, Leaving
+from tests.jobs.conftest import TINY
+
+SUPERVISOR = ProcessIdentity(7, 1, "other boot", "node0")
+
+
+class Ranks:
+    """Ranks that are only told things."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def start(self, *order: object) -> None:
+        self.told.append("start")
+
+    def poll(self) -> int | None:
+        return None
+
+    def signal(self, number: int) -> None:
+        self.told.append(number)
+
+    def kill(self) -> None:
+        self.told.append("kill")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """Node 1 of 2; its clock is moved by hand through `agent_module.time`."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    job = JobDir(RunDir(tmp_path / "run"), "20260101-120000-abcd")
+    for folder in ("control", "nodes", "exit", "logs", "resources"):
+        (job.path / folder).mkdir(parents=True)
+    monkeypatch.setattr(
+        agent_module, "Sampler", lambda *given: type("", (), {"__enter__": lambda self: self})()
+    )
+    become(job, RUNNING)
+    made = Agent(job, 1, load(tmp_path / "tiny.yaml", {"backend.node_timeout_seconds": 30}))
+    made._ranks = Ranks()
+    return made
+
+
+def become(job: JobDir, state: str, supervisor: ProcessIdentity | None = SUPERVISOR) -> None:
+    record = JobRecord(job.job_id, "id", "tiny", state, 0.0, 4, backend="slurm")
+    record.supervisor = supervisor
+    record.write(job.job_json)
+
+
+def order(agent: Agent, attempt: int = 0, address: str = "10.0.0.1", me: bool = True) -> LaunchOrder:
+    mine = agent.record.agent if me else replace(agent.record.agent, pid=1)
+    given = LaunchOrder(attempt, [SUPERVISOR, mine], [2, 2], address, 5000, [], {}, None, 60.0, False)
+    given.write(agent._job.control_launch)
+    return given
+
+
+def test_an_order_is_taken_once_and_only_if_it_is_meant(agent: Agent) -> None:
+    """Orders of an earlier allocation name other agents; an attempt starts once."""
+    order(agent, me=False)
+    agent._look()
+    assert agent._ranks.told == []
+    order(agent)
+    agent._look()
+    agent._look()
+    assert agent._ranks.told == ["start"]
+    assert (agent.record.phase, agent.record.attempt) == ("running", 0)
+
+
+def test_a_wrong_address_is_refused_before_the_ranks_start(agent: Agent) -> None:
+    """Instead of a rendezvous that waits for its time-out."""
+    order(agent, address="localhost")
+    agent._look()
+    ended = NodeExit.read(agent._job.node_exit(1, 0))
+    assert ended is not None and ended.exit_code is None
+    assert ended.message.startswith("localhost resolves to loopback on ")
+    assert agent._ranks.told == [] and agent.record.attempt == 0
+
+
+def test_signals_are_carried_out_once_and_only_for_this_attempt(agent: Agent) -> None:
+    """KILL ends the ranks before their wrappers."""
+    SignalOrders([SignalOrder(3, 0, 15)]).write(agent._job.control_signals)
+    agent._skip_old_orders()
+    order(agent, attempt=1)
+    agent._look()
+    sent = [SignalOrder(3, 0, 15), SignalOrder(4, 0, 15), SignalOrder(5, 1, 15), SignalOrder(6, 1, 9)]
+    SignalOrders(sent).write(agent._job.control_signals)
+    agent._look()
+    agent._look()
+    assert agent._ranks.told == ["start", signal.SIGTERM, "kill"]
+    assert agent.record.signals_done == 6
+
+
+def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
+    """The job has ended, goes on elsewhere, or is gone; a TERM from Slurm comes first."""
+    here = Leaving()
+    assert agent._must_leave(here) == ""
+    become(agent._job, QUEUED, supervisor=None)
+    assert agent._must_leave(here) == "the job goes on in another allocation"
+    become(agent._job, CANCELLED)
+    assert agent._must_leave(here) == "the job is CANCELLED"
+    become(agent._job, RUNNING)
+    order(agent, me=False, attempt=4)
+    assert agent._must_leave(here) == "other agents have taken its place"
+    agent._job.job_json.unlink()
+    assert agent._must_leave(here) == "the job's folder is gone"
+    assert agent._must_leave(Leaving(15)) == "was asked to leave (SIGTERM)"
+
+
+def test_it_waits_for_a_supervisor_that_is_not_there_yet(agent: Agent) -> None:
+    """In a pod the agents may be first."""
+    become(agent._job, QUEUED, supervisor=None)
+    assert agent._must_leave(Leaving()) == ""
+
+
+def test_silence_ends_it_but_not_its_own_standstill(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspended job: the supervisor was silent because everything stood still."""
+    now = agent_module.time.monotonic()
+    clock = type("", (), {"monotonic": staticmethod(lambda: now), "time": staticmethod(lambda: 0.0)})
+    monkeypatch.setattr(agent_module, "time", clock)
+    agent._look()
+    assert agent._must_leave(Leaving()) == ""
+    now += 3600
+    agent._look()
+    assert agent._must_leave(Leaving()) == ""
+    for _ in range(31):
+        now += 1
+        agent._look()
+    assert agent._must_leave(Leaving()).startswith("no sign of life of the supervisor for 31 s")

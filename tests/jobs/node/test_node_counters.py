@@ -1,0 +1,55 @@
+"""A container's own figures in place of the machine's, if it has limits: control groups of both versions."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.jobs import machine
+from nbtrain.jobs.node.node_counters import node_counters
+
+V2 = {
+    "cpu.max": "200000 100000",
+    "cpu.stat": "usage_usec 7500000\nuser_usec 7000000",
+    "memory.max": str(8 << 30),
+    "memory.current": str(3 << 30),
+    "memory.stat": f"anon 5\ninactive_file {1 << 30}\n",
+}
+V1 = {
+    "cpu.cfs_quota_us": "200000",
+    "cpu.cfs_period_us": "100000",
+    "cpuacct.usage": "7500000000",
+    "memory.limit_in_bytes": str(8 << 30),
+    "memory.usage_in_bytes": str(3 << 30),
+    "memory.stat": f"inactive_file 3\ntotal_inactive_file {1 << 30}\n",
+}
+
+
+def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
+
+    def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
+        path = folder / (v2_name if "cpu.max" in files else v1_name)
+        return path if path.is_file() else None
+
+    monkeypatch.setattr(machine, "cgroup_file", cgroup_file)
+    # The machine itself has more than any container of this test.
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: type("", (), {"total": 1 << 40})())
+
+
+@pytest.mark.parametrize("files", [V2, V1], ids=["version 2", "version 1"])
+def test_a_container_with_limits_is_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    """Seconds of CPU, and memory without pages of files that the kernel gives back on demand."""
+    group(tmp_path, files, monkeypatch)
+    assert machine.cgroup_cpu_seconds() == 7.5
+    assert machine.cgroup_memory_in_use() == 2 << 30
+    counters = node_counters()
+    assert (counters["cpu_seconds"], counters["memory_bytes"]) == (7.5, float(2 << 30))
+
+
+def test_without_limits_the_machine_is_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group(tmp_path, V2 | {"cpu.max": "max 100000", "memory.max": "max"}, monkeypatch)
+    assert machine.cgroup_cpu_seconds() is None
+    assert machine.cgroup_memory_in_use() is None

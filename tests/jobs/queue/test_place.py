@@ -1,0 +1,189 @@
+"""Places in the queue: who gets which devices, and when. The supervisors are real processes without ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain.base.errors import ConfigError, JobError, SubmitError
+from nbtrain.base.jobstate import read_state
+from nbtrain.cli.__main__ import main
+from nbtrain.jobs.machine import usable_cores
+from nbtrain.jobs.queue.folder import Queue
+from nbtrain.jobs.queue.listing import list_queue, move, queue_table
+from nbtrain.jobs.queue.needs import needs_of
+from nbtrain.jobs.supervisor.processes import JOB_MARKER
+
+
+def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
+    """A job waits with words for who has its cores; then comes the greater priority, then the older job."""
+    now = time.time()
+    holders.start("first")
+    wait_until(lambda: holders.said() == ["first +"], "the first has its cores")
+    late = holders.start("late", now + 2, 0.01)
+    wait_until(lambda: cause_of(late), "it waits")
+    assert cause_of(late) == "waits for 2 cores; 0 are free; before it: first (RUNNING, 2 cores)"
+    early = holders.start("early", now + 1, 0.01)
+    wait_until(lambda: "early" in cause_of(late), "the older one comes first")
+    assert cause_of(late).endswith("before it: first (RUNNING, 2 cores), early (QUEUED)")
+    holders.start("urgent", now + 3, 0.01, **{"backend.priority": 5})
+    wait_until(lambda: "urgent" in cause_of(early), "the priority counts before the age")
+    assert [entry.name for entry in list_queue()] == ["first", "urgent", "early", "late"]
+    assert [entry.place for entry in list_queue("r")] == [None, 1, 2]
+    table = queue_table(list_queue()).splitlines()
+    assert table[1].split()[:5] == ["-", "first", "RUNNING", "2", "cores"]
+    assert table[1].endswith("cpu-0, cpu-1")
+    assert table[2].startswith("1      urgent  QUEUED   2 cores  5 ")
+    holders.signal("first")
+    for name in ("first", "urgent", "early", "late"):
+        holders.ended(name)
+    order = [line.split()[0] for line in holders.said() if "+" in line]
+    assert order == ["first", "urgent", "early", "late"]
+    assert list_queue() == []
+
+
+def test_twenty_from_several_processes_never_overlap(holders):
+    """Twenty at once: each has the cores alone, and all come to their end."""
+    names = [f"job-{number}" for number in range(20)]
+    for name in names:
+        holders.start(name, None, 0.01)
+    for name in names:
+        holders.ended(name)
+    said = [line.split() for line in holders.said()]
+    assert sorted(name for name, sign in said if sign == "+") == sorted(names)
+    for begin, end in zip(said[::2], said[1::2], strict=True):
+        assert begin == [end[0], "+"]
+
+
+def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
+    """Four GPUs: while a job waits for all, later ones that need one do not pass it; others' GPUs do not
+    count."""
+    holders.machine(gpus=["0", "1", "2", "3", "9"])
+    gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}}
+    holders.start("small", **gpu)
+    wait_until(lambda: holders.said() == ["small + 0"], "it has a GPU")
+    large = holders.start("large", **gpu, **{"parallel.data_parallel_size": 4})
+    wait_until(lambda: cause_of(large), "the large one waits")
+    assert cause_of(large) == "waits for 4 GPUs; 3 are free; before it: small (RUNNING, 1 GPU)"
+    later = holders.start("later", **gpu)
+    wait_until(lambda: cause_of(later), "the later one waits too")
+    assert cause_of(later) == (
+        "waits for 1 GPU; 3 are free; before it: small (RUNNING, 1 GPU), large (QUEUED)"
+    )
+    holders.start("aside", **{"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "9"}})
+    wait_until(lambda: "aside + 9" in holders.said(), "no job before it may have GPU 9")
+    holders.signal("small")
+    wait_until(lambda: "large + 0,1,2,3" in holders.said(), "the large one has all four")
+    assert "later" not in str(holders.said())
+
+
+def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
+    """After kill -9 the kernel frees them; processes of the dead job that still save keep them."""
+    first = holders.start("first")
+    wait_until(lambda: "first +" in holders.said(), "it has its cores")
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, JOB_MARKER: first.job_id},
+    )
+    holders.signal("first", signal.SIGKILL)
+    second = holders.start("second")
+    wait_until(lambda: cause_of(second), "it waits for the rank")
+    assert cause_of(second) == "waits for 2 cores; 0 are free; before it: first (LOST, 2 cores)"
+    rank.communicate(b"\n")
+    wait_until(lambda: "second +" in holders.said(), "the rank is gone")
+    assert [(entry.name, entry.state) for entry in list_queue()] == [("second", "RUNNING"), ("first", "LOST")]
+
+
+def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, cause_of):
+    """TERM ends the waiting; a new priority counts at once; at_once passes all by and takes no device."""
+    now = time.time()
+    first = holders.start("first", now)
+    wait_until(lambda: "first +" in holders.said(), "it has its cores")
+    for number, name in enumerate(("second", "third", "fourth"), 1):
+        job = holders.start(name, now + number)
+        wait_until(lambda job=job: cause_of(job), "it waits")
+    holders.signal("second")
+    holders.ended("second")
+    third, fourth = (entry.run for entry in list_queue()[1:])
+    assert third.endswith("third")
+    move(job, priority=7)
+    assert [entry.run for entry in list_queue()[1:]] == [fourth, third]
+    move(job, at_once=True)
+    wait_until(lambda: "fourth +" in holders.said(), "it runs beside the first")
+    assert "first -" not in holders.said()
+    with pytest.raises(JobError) as refused:
+        move(first, priority=1)
+    assert str(refused.value) == (
+        f"output/first: job {first.job_id} is RUNNING and does not wait in the queue of this machine. "
+        "`nbtrain queue` lists the jobs that do."
+    )
+    with pytest.raises(ConfigError, match=r"^priority 2000: must be from -1000 to 1000\.$"):
+        move(first, priority=2000)
+    assert read_state(first, time.time())[0] == "RUNNING"
+
+
+def test_cores_are_threads_times_ranks(holders):
+    """By default a job has all cores; resources.cpus_per_node or OMP_NUM_THREADS make it smaller."""
+    holders.machine(cores=8)
+
+    def count(**overrides):
+        return needs_of(holders.config("one", **overrides), holders.queue)[1]
+
+    all_of_it = min(8, cores := usable_cores())
+    assert count() == all_of_it
+    assert count(**{"resources.cpus_per_node": 1}) == 1
+    assert count(**{"backend.env": {"OMP_NUM_THREADS": "1"}}) == 1
+    ranks = {"parallel.data_parallel_size": 2, "backend.env": {"OMP_NUM_THREADS": "1"}}
+    assert count(**ranks) == min(2, cores)
+    assert count(**{"parallel.data_parallel_size": 64}) == all_of_it
+
+
+def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
+    """Submit says so, and what to set, before anything is written."""
+    (workspace / "file").touch()
+    monkeypatch.setenv("NBTRAIN_QUEUE", "file/queue")
+    with pytest.raises(SubmitError) as refused:
+        Queue().make()
+    assert str(refused.value) == (
+        "file/queue: this machine's queue cannot be kept there: Not a directory. Set NBTRAIN_QUEUE to a "
+        "folder of yours on a local disk, or backend.share_devices=true to start without a queue."
+    )
+
+
+def test_devices_json_that_is_none(holders):
+    """It is written by hand: a wrong one is refused in words."""
+    holders.machine(cores=0)
+    with pytest.raises(JobError) as refused:
+        needs_of(holders.config("one"), holders.queue)
+    assert str(refused.value) == (
+        'queue/devices.json: must be {"gpus": ["0", "1"], "cores": 6}, with either key or both: GPUs by '
+        "number or UUID as texts, cores from 1 on. Correct it or remove it."
+    )
+
+
+def test_the_command_line(holders, wait_until, cause_of, capsys):
+    """It lists as text and JSON, changes a place, and says what is missing in a request."""
+    assert main(["queue"]) == 0
+    assert capsys.readouterr().out == "No job of this machine has devices or waits for them.\n"
+    holders.start("first")
+    wait_until(lambda: holders.said() == ["first +"], "it has its cores")
+    second = holders.start("second")
+    wait_until(lambda: cause_of(second), "it waits")
+    assert main(["queue", "second", "--priority", "-4", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [(entry["name"], entry["place"], entry["priority"]) for entry in entries] == [
+        ("first", None, 0),
+        ("second", 1, -4),
+    ]
+    assert entries[0]["holds"] == ["cpu-0", "cpu-1"]
+    assert main(["queue", "second"]) == 2
+    assert main(["queue", "--now"]) == 2
+    assert capsys.readouterr().err == (
+        "ConfigError: say what to change: --priority N or --now. `nbtrain queue` alone lists all.\n"
+        "ConfigError: --priority and --now need a RUN: `nbtrain queue RUN --priority 5`.\n"
+    )

@@ -1,0 +1,121 @@
+"""Jobs in the queue, from submit to the end: real supervisors and torchrun, ranks that train nothing."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.records import JobRecord
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs import preflight
+from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.control import cancel, pause, unpause, wait
+from nbtrain.jobs.machine import Gpu, this_machine
+from nbtrain.jobs.queue import after_boot
+from nbtrain.jobs.queue.folder import Queue
+from nbtrain.jobs.queue.listing import list_queue
+
+pytestmark = pytest.mark.slow
+GIB = 1 << 30
+
+
+def put_machine(**limits):
+    queue = Queue()
+    queue.make()
+    queue.devices_json.write_text(json.dumps(limits))
+
+
+def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
+    """The second job waits until the first is paused; the first then queues, and is stopped there at once."""
+    put_machine(cores=2)
+    first = start(fake(steps=100_000))
+    wait_until(lambda: status_of(first)[0] == "RUNNING", "it runs")
+    second = start(fake(steps=100_000).model_copy(update={"name": "second"}))
+    said = "waits for 2 cores; 0 are free; before it: tiny (RUNNING, 2 cores)"
+    wait_until(lambda: status_of(second) == (QUEUED, said), "it waits")
+    assert pause(first)[0] == SUSPENDED
+    wait_until(lambda: status_of(second)[0] == "RUNNING", "it has the cores")
+    unpause(first)
+    wait_until(lambda: "second (RUNNING" in (status_of(first)[1] or ""), "it queues again")
+    assert status_of(first)[0] == QUEUED
+    attempt = JobRecord.read(first.job_json).attempts[0]
+    assert cancel(first) == (CANCELLED, "stopped on request while it waited for its devices")
+    assert JobRecord.read(first.job_json).attempts == [attempt]
+    assert states_of(first) == ["QUEUED", "STARTING", "RUNNING", "SUSPENDED", "QUEUED", "CANCELLED"]
+    cancel(second)
+    wait_until(lambda: list_queue() == [], "their tickets are gone")
+
+
+def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkeypatch):
+    """Two jobs of one GPU each run at a time, each on its own; a third waits for nothing: it shares."""
+    put_machine(gpus=["0", "1"])
+    machine = this_machine()
+    gpus = (Gpu("NVIDIA H200", 141 * GIB),) * 2
+    monkeypatch.setattr(preflight, "this_machine", lambda: type(machine)(**{**vars(machine), "gpus": gpus}))
+    monkeypatch.setattr(preflight, "CHECKS", (preflight.devices_suffice, preflight.data_is_whole))
+    config = fake(steps=100_000)
+    gpu = config.resources.model_copy(update={"device": "gpu"})
+    jobs = []
+    for name, share in (("one", False), ("two", False), ("three", True)):
+        backend = config.backend.model_copy(update={"share_devices": share})
+        jobs.append(start(config.model_copy(update={"name": name, "resources": gpu, "backend": backend})))
+        wait_until(lambda: "threads" in read(jobs[-1].log(0, 0)), "its rank has begun")
+    assert [read(job.log(0, 0)).split("GPUs ")[1].split()[0] for job in jobs] == ["0", "1", "all"]
+    assert {entry.name: entry.holds for entry in list_queue()} == {"one": ["gpu-0"], "two": ["gpu-1"]}
+    for job in jobs:
+        cancel(job, now=True)
+    put_machine(gpus=["0"])
+    two = gpu.model_copy(update={"gpus_per_node": 2})
+    wide = config.parallel.model_copy(update={"data_parallel_size": 2})
+    with pytest.raises(SubmitError) as refused:
+        start(config.model_copy(update={"name": "four", "resources": two, "parallel": wide}))
+    assert (
+        "the run needs 2 GPUs, and queue/devices.json leaves 1. Let it have more, or take a smaller"
+        in str(refused.value)
+    )
+
+
+def read(path):
+    return path.read_text() if path.exists() else ""
+
+
+def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
+    """What ran and what waited starts again by itself, with its last priority; what was cancelled is not."""
+    put_machine(cores=2)
+    jobs = [start(fake(steps=100_000))]
+    wait_until(lambda: status_of(jobs[0])[0] == "RUNNING", "it runs")
+    for name in ("second", "unwanted"):
+        config = fake(steps=20).model_copy(update={"name": name})
+        jobs.append(start(config))
+        wait_until(lambda: status_of(jobs[-1])[1], "it waits")
+    # The power fails.
+    for job in reversed(jobs):
+        os.kill(JobRecord.read(job.job_json).supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: [status_of(job)[0] for job in jobs] == [LOST] * 3, "all are lost")
+    said = []
+    after_boot.start_after_boot(said.append)
+    assert said == []
+    assert cancel(jobs[2])[0] == LOST
+    for path in (Queue().path / "tickets").iterdir():
+        files.write_json(path, {**files.read_json(path), "system": "before", "priority": 3})
+    after_boot.start_after_boot(said.append)
+    assert said == ["The machine was restarted; started again: tiny, second. `nbtrain queue` shows them."]
+    again = [wait_until(lambda job=job: successor(job), "a new job") for job in jobs[:2]]
+    wait_until(lambda: status_of(again[0])[0] == "RUNNING", "the first one runs again")
+    wait_until(lambda: "tiny (RUNNING, 2 cores)" in (status_of(again[1])[1] or ""), "the second one waits")
+    cancel(again[0])
+    assert wait(again[1])[0] == SUCCEEDED
+    assert load_resolved(again[0].run.config_yaml).backend.priority == 3
+    assert jobs[2].run.job_ids() == [jobs[2].job_id]
+    wait_until(lambda: list_queue() == [], "their tickets are gone")
+    after_boot.start_after_boot(said.append)
+    assert len(said) == 1
+
+
+def successor(job):
+    newest = job.run.newest_job()
+    return newest if newest.job_id != job.job_id and newest.job_json.exists() else None

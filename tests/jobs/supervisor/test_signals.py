@@ -1,0 +1,104 @@
+"""What a supervisor is asked, by a file and by signals."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.jobstate import CANCELLED
+from nbtrain.base.node_records import Ask
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, REQUEST, Asked
+from nbtrain.jobs.supervisor.supervise import asked_again
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDir:
+    job = JobDir(RunDir(tmp_path), "20260101-120000-abcd")
+    job.control_ask.parent.mkdir(parents=True)
+    return job
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts this process's own handlers back."""
+    numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_each_request_is_heeded_once(job: JobDir) -> None:
+    """A save that was asked for again has another number."""
+    asked = Asked()
+    asked.read_ask(job)
+    assert asked == Asked()
+    Ask(1, "save", 0.0).write(job.control_ask)
+    asked.read_ask(job)
+    assert asked.save and not asked.stop
+    asked.save = False
+    asked.read_ask(job)
+    assert not asked.save
+    Ask(2, "save", 0.0).write(job.control_ask)
+    asked.read_ask(job)
+    assert asked.save
+    Ask(3, "stop_now", 0.0).write(job.control_ask)
+    asked.read_ask(job)
+    assert (asked.stop, asked.stop_now, asked.why) == (True, True, REQUEST)
+
+
+@pytest.mark.parametrize(("action", "stops"), [("save", False), ("stop", True), ("something new", False)])
+def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops: bool) -> None:
+    """The supervisor before it has saved what was asked for."""
+    Ask(7, action, 0.0).write(job.control_ask)
+    asked = Asked()
+    asked.read_ask(job, at_start=True)
+    assert (asked.stop, asked.save) == (stops, False)
+
+
+def test_a_request_outweighs_other_reasons(job: JobDir) -> None:
+    """A job that its user has stopped is not handed to another allocation."""
+    asked = Asked()
+    asked.leave(PAUSE)
+    asked.leave(ALLOCATION)
+    assert asked.why == PAUSE
+    Ask(1, "stop", 0.0).write(job.control_ask)
+    asked.read_ask(job)
+    assert asked.why == REQUEST
+    asked.leave(ALLOCATION)
+    assert asked.why == REQUEST
+
+
+def test_signals_of_an_allocation_are_its_engines(handlers: None) -> None:
+    """USR1 is the time limit, TERM the end; outside, they are a user's."""
+    inside, outside = Asked().listen(in_allocation=True), Asked()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (inside.stop, inside.save, inside.why) == (True, False, ALLOCATION)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert inside.why == ENGINE
+    outside.listen()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (outside.stop, outside.save) == (False, True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (outside.why, outside.stop_now) == (REQUEST, False)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert outside.stop_now
+
+
+@pytest.mark.parametrize(
+    ("action", "goes_on"), [(None, True), ("save", True), ("stop", False), ("stop_now", False)]
+)
+def test_a_cancelled_job_goes_on_if_its_engine_starts_it_again(
+    job: JobDir, action: str | None, goes_on: bool
+) -> None:
+    """Preempted and put back; but not if its user has stopped it, whatever was asked before."""
+    (job.path / "events").mkdir()
+    JobRecord(job.job_id, "id", "tiny", CANCELLED, 0.0, 4, backend="slurm").write(job.job_json)
+    if action:
+        Ask(1, action, 0.0).write(job.control_ask)
+    assert asked_again(Journal(job)) == goes_on

@@ -1,0 +1,120 @@
+"""Deleting a run: what goes, what stays, and what is refused; no job is started."""
+
+import os
+import time
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.cli import __main__ as cli
+from nbtrain.jobs.delete import delete, survey
+
+
+@pytest.fixture
+def run(workspace):
+    """A run that has ended, with a checkpoint that is a link to another disk."""
+    run = RunDir.named("run")
+    job = run.job(new_job_id())
+    job.make_folders()
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "run"})
+    JobRecord(job.job_id, "id", "run", "FAILED", time.time(), 1, "it ended").write(job.job_json)
+    disk = workspace / "other disk" / "global_step4"
+    disk.mkdir(parents=True)
+    (disk / "state.pt").write_bytes(bytes(1 << 20))
+    run.model.mkdir()
+    run.checkpoint(4).symlink_to(disk)
+    run.checkpoint(8).mkdir()
+    (run.checkpoint(8) / "state.pt").write_bytes(bytes(2 << 20))
+    return run
+
+
+def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace):
+    """Listed first; what an earlier deletion left goes too; other runs stay."""
+    other = RunDir.named("other")
+    other.path.mkdir()
+    (run.path.parent / ".run.00ff.deleted").mkdir()
+    listed = str(survey(run))
+    assert listed == (
+        "output/run: 1 job, 2 checkpoints, 2.0 MiB\n"
+        f"  model/global_step4 -> {workspace}/other disk/global_step4: the link alone goes"
+    )
+    assert str(delete(run)) == listed
+    assert os.listdir(workspace / "output") == ["other"]
+    assert (workspace / "other disk" / "global_step4" / "state.pt").stat().st_size == 1 << 20
+
+
+def test_what_lies_elsewhere_is_refused(run, workspace):
+    """A link in the output root, and a run outside of it."""
+    elsewhere = workspace / "elsewhere"
+    run.path.rename(elsewhere)
+    with pytest.raises(
+        JobError, match=r"^elsewhere does not lie in the output root output\. Set NBTRAIN_OUTPUT"
+    ):
+        delete(RunDir(elsewhere))
+    run.path.symlink_to(elsewhere)
+    with pytest.raises(
+        JobError, match=r"^output/run is a link to .*/elsewhere; nbtrain deletes nothing that"
+    ):
+        delete(run)
+    run.path.unlink()
+    with pytest.raises(JobError, match=r"^output/run: there is no run to delete\."):
+        delete(run)
+    assert (elsewhere / "run.json").is_file()
+
+
+def test_an_active_run_is_refused(run):
+    """By its state, or by the lock that its supervisor still holds."""
+    job = run.newest_job()
+    with run.locked(), pytest.raises(JobError, match="a job is active"):
+        delete(run)
+    record = JobRecord.read(job.job_json)
+    record.state, record.supervisor = "RUNNING", ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    with pytest.raises(JobError) as refused:
+        delete(run, force=True)
+    assert str(refused.value) == (
+        "output/run: a job is active. `nbtrain cancel run` stops it; delete the run then."
+    )
+    assert run.exists()
+
+
+def test_a_run_whose_files_others_name_is_refused(run, workspace):
+    """Other runs and run YAMLs, by any field; force deletes it all the same."""
+    config = (
+        "data: {sources: [{kind: mock}, {kind: jsonl, path: output/run/export/text.jsonl}]}\nname: run-2\n"
+    )
+    other = RunDir.named("other")
+    other.path.mkdir()
+    other.config_yaml.write_text(config)
+    training = workspace / "examples" / "megatron-gpt" / "training"
+    training.mkdir(parents=True)
+    (training / "mine.yaml").write_text(f'start: {{from: "{run.path}/model/global_step4"}}\n')
+    (training / "torn.yaml").write_text("run: {")
+    with pytest.raises(JobError) as refused:
+        delete(run)
+    assert str(refused.value) == (
+        "output/run: its files are named elsewhere:\n"
+        "  output/other/config.yaml: data.sources.1.path = output/run/export/text.jsonl\n"
+        f"  examples/megatron-gpt/training/mine.yaml: start.from = {run.path}/model/global_step4\n"
+        "Nothing was deleted. Change these, or delete it all the same: `nbtrain delete --force run`."
+    )
+    delete(run, force=True)
+    assert not run.path.exists()
+
+
+def test_the_command_asks_first(run, capsys, monkeypatch):
+    """Nobody there: refused. No: nothing goes. Yes: it goes."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert cli.main(["delete", "run"]) == 2
+    assert "nobody is here to be asked whether run is to be deleted: add --yes." in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "")
+    assert cli.main(["delete", "run"]) == 0
+    assert capsys.readouterr().out.endswith("Nothing was deleted.\n")
+    assert run.exists()
+    assert cli.main(["delete", "run", "--yes"]) == 0
+    assert capsys.readouterr().out.endswith("run is deleted; 2.0 MiB are free again.\n")
+    assert not run.path.exists()

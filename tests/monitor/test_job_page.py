@@ -1,0 +1,206 @@
+"""The page of a job: text, JSON and picture, from files alone."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.files import write_json
+from nbtrain.base.records import ExitRecord, Stamp
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.usage import PROCESS_FIGURES
+from nbtrain.base.usage_files import UsageWriter
+from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_text import job_text
+from nbtrain.monitor.usage_picture import usage_figure
+from tests.lab.widgets.fake_run import FakeJob
+
+GIB = float(1 << 30)
+
+
+def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: bool = False) -> None:
+    """Ten samples, two seconds apart, of a node that uses more and more."""
+    writer = UsageWriter(job.job.resources, node)
+    about = {
+        "ranks": list(ranks),
+        "requests": {"memory_bytes": 6 * GIB},
+        "limits": {"cpu_cores": 4.0, "memory_bytes": 8 * GIB},
+    }
+    if gpu:
+        about["gpus"] = {"gpu 0": {"name": "H100", "memory_bytes": int(80 * GIB)}}
+    for number in range(1, 11):
+        sample = {"node": {"cpu_cores": 3.0, "network_sent_bytes_per_second": 1024.0 * number}}
+        sample["replica"] = dict.fromkeys(PROCESS_FIGURES, 0.0) | {
+            "cpu_cores": number / 5,
+            "memory_bytes": number * GIB / 2,
+        }
+        for rank in ranks:
+            sample[f"rank {rank}"] = {"cpu_cores": number / 10, "memory_bytes": number * GIB / 4}
+        if gpu:
+            sample["gpu 0"] = {"gpu_fraction": 0.9, "gpu_memory_bytes": 8 * GIB * number}
+        at = job.record.created_at + 2 * number
+        writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
+    writer.close()
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> FakeJob:
+    """Two ranks; rank 1 was killed in attempt 0, and failed again."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
+    job.one_step()
+    ExitRecord(1, 0, time.time(), None, 9, "killed", 7, "killed by SIGKILL").write(job.job.exit_record(1, 0))
+    job.supervisor_events.write("restart", "the next one starts in 5 s", reason="killed")
+    job.supervisor_events.write("state", "", state="RESTARTING", cause="rank 1 was killed")
+    job.job.log(1, 0).write_text("a line\n")
+    job.job.log(1, 1).write_text("")
+    job.record.attempt = job.record.restarts = 1
+    job.supervisor_events.write("state", "", state="RUNNING")
+    for rank, code in ((0, 0), (1, 3)):
+        outcome, message = ("stopped", "saved") if not code else ("failed", "RuntimeError: boom")
+        job.job.log(rank, 1).touch()
+        ExitRecord(rank, 1, time.time(), code, None, outcome, 9, message).write(job.job.exit_record(rank, 1))
+    job.record.state, job.record.cause, job.record.ended_at = "FAILED", "rank 1 failed", time.time()
+    job.supervisor_events.write("state", "FAILED", state="FAILED", cause="rank 1 failed")
+    job.record.write(job.job.job_json)
+    job.tensorboard.close()
+    measure(job)
+    return job
+
+
+TEXT = """\
+gpt-fake Error: job JOB on backend local
+rank 1 failed
+submitted MOMENT UTC, ended MOMENT UTC, 0 s
+1 replica, 2 ranks, attempt 1, 1 restart
+each replica asks for nothing in particular; may use 4 cores, 8.0 GiB of memory
+labels: run=gpt-fake, job=JOB, backend=local
+
+Conditions
+  TYPE        STATUS  SINCE (UTC) REASON     MESSAGE
+  Submitted   True    MOMENT Submitted  the job was submitted
+  Restarting  False   MOMENT Running    rank 1 was killed
+  Running     False   MOMENT Failed     rank 0 trains
+  Failed      True    MOMENT ExitCode3  rank 1 failed
+
+Replicas
+  REPLICA   HOST  PHASE                      RESTARTS  CPU           MEMORY              MESSAGE
+  worker 0  HOST  Error                   1         2.00 of 4.00  5.0 GiB of 8.0 GiB  rank 1: exit code 3: \
+RuntimeError: boom
+    rank 0        Succeeded (stopped, step 9)            1.00          2.5 GiB             saved
+    rank 1        Error (failed, step 9)               1.00          2.5 GiB             exit code 3: \
+RuntimeError: boom
+                    attempt 0: Error                                                   exit code 137: \
+killed by SIGKILL
+
+Resources
+  REPLICA   FIGURE        LAST        MEAN       PEAK        REQUEST  LIMIT
+  worker 0  cpu cores     2.00        1.10       2.00        -        4.00
+  worker 0  memory        5.0 GiB     2.8 GiB    5.0 GiB     6.0 GiB  8.0 GiB
+  worker 0  disk read     0 B/s       0 B/s      0 B/s       -        -
+  worker 0  disk write    0 B/s       0 B/s      0 B/s       -        -
+  worker 0  read calls    0 1/s       0 1/s      0 1/s       -        -
+  worker 0  write calls   0 1/s       0 1/s      0 1/s       -        -
+  worker 0  network sent  10.0 KiB/s  5.5 KiB/s  10.0 KiB/s  -        -
+
+Events, the last 2 of 5
+  TIME (UTC)           TYPE    REASON   OBJECT  MESSAGE
+  MOMENT  Normal  Running  job
+  MOMENT  Normal  Failed   job     FAILED"""
+
+
+def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
+    """Exit codes as a container reports them; use against request and limit."""
+    page = job_page(failed.run)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "MOMENT", job_text(page, num_events=2))
+    text = text.replace(page.job_id, "JOB").replace(page.replicas[0].host, "HOST")
+    assert squeezed(text) == squeezed(TEXT)
+
+
+def squeezed(text: str) -> list[str]:
+    """Lines with single blanks: hosts have names of any length."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:
+    """All that a Job Manager shows, readable after the run; nothing but JSON's own types."""
+    found = job_page(failed.run).to_dict(most_points=5)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["schema_version"], found["phase"], found["state"]) == (1, "Error", "FAILED")
+    assert found["yaml"] == failed.run.config_yaml.read_text()
+    [replica] = found["replicas"]
+    assert replica["ranks"][1]["logs"] == [
+        {"path": f"jobs/{failed.job.job_id}/logs/1.0.log", "size_bytes": 7, "attempt": 0},
+        {"path": f"jobs/{failed.job.job_id}/logs/1.1.log", "size_bytes": 0, "attempt": 1},
+    ]
+    assert replica["ranks"][1]["use"]["memory_bytes"]["peak"] == 2.5 * GIB
+    [node] = found["resources"]
+    memory = node["curves"]["replica"]["memory_bytes"]
+    assert memory["unit"] == "bytes"
+    assert memory["max"] == [pytest.approx(number * GIB, rel=1e-5) for number in (1, 2, 3, 4, 5)]
+    assert memory["mean"][0] == pytest.approx(0.75 * GIB, rel=1e-5)
+    assert [round(after - memory["times"][0], 1) for after in memory["times"]] == [0, 4, 8, 12, 16]
+
+
+def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
+    """Hosts of the node agents' records, ranks of the launch order; one without figures is there too."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=3)
+    job.one_step()
+    (job.job.path / "nodes").mkdir(exist_ok=True)
+    for node, host in enumerate(("alpha", "beta")):
+        write_json(
+            job.job.path / "nodes" / f"{node}.json", {"node": node, "host": host, "address": f"10.0.0.{node}"}
+        )
+        (job.job.path / "logs" / f"node{node}.log").write_text("agent\n")
+    write_json(job.job.path / "control" / "launch.json", {"ranks": [2, 1]})
+    word = {
+        "engine": "Slurm job 4711",
+        "state": "RUNNING",
+        "reason": "",
+        "seen": False,
+        "trouble": "no route",
+    }
+    write_json(job.job.path / "engine.json", word)
+    measure(job, node=1, ranks=(2,), gpu=True)
+    page = job_page(job.run)
+    assert [(one.host, one.address, [row.rank for row in one.ranks]) for one in page.replicas] == [
+        ("alpha", "10.0.0.0", [0, 1]),
+        ("beta", "10.0.0.1", [2]),
+    ]
+    assert [one.phase for one in page.replicas] == ["Running", "Running"]
+    assert page.replicas[0].use == {}
+    assert page.replicas[1].ranks[0].use["cpu_cores"].newest == 2.0, "one rank: the replica's figures"
+    assert page.replicas[1].gpus["gpu 0"].use["gpu_memory_bytes"].limit == 80 * GIB
+    assert page.replicas[1].logs[0].path.endswith("logs/node1.log")
+    text = job_text(page)
+    assert "\nSlurm job 4711: RUNNING (engine not seen now: no route)\n" in text
+    assert "worker 1  gpu 0, gpu fraction" in text
+
+
+def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
+    """A chart for everything that was measured; a limit far above is named in the title."""
+    page = job_page(failed.run)
+    figure = usage_figure(page)
+    charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
+    assert list(charts) == ["CPU", "Memory", "Network", "Disk"]
+    memory = charts["Memory"]
+    assert memory.get_legend_handles_labels()[1] == ["all", "rank 0", "rank 1", "limit"]
+    assert list(memory.get_lines()[-1].get_ydata()) == [8 * GIB, 8 * GIB]
+    assert list(memory.get_lines()[0].get_ydata())[-1] == 5 * GIB
+    page.limits["memory_bytes"] = 4096 * GIB
+    titles = [axes.get_title(loc="left") for axes in usage_figure(page).axes]
+    assert "Memory, limit 4.0 TiB" in titles
+
+
+def test_a_job_that_is_not_there(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "gpt-fake")
+    run.path.mkdir()
+    with pytest.raises(JobError, match=r"holds no job yet; `nbtrain submit gpt-fake` starts one\."):
+        job_page(run)
+    job = FakeJob(run, steps=4)
+    with pytest.raises(JobError, match=rf"has no job 'x'; there are: {job.job.job_id}\."):
+        job_page(run, "x")
+    assert usage_figure(job_page(run)).texts[-1].get_text() == "nothing was measured"
+    job.tensorboard.close()

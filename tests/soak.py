@@ -75,6 +75,7 @@ def _evidence(
 
 
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
+HOSTS_TEST = "tests/jobs/backends/test_hosts_cluster.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
@@ -94,7 +95,7 @@ PARTS = (
             f"notebook 03 in twin mode for {name}",
             _pytest("--soak", f"{TWIN_TEST}::test_the_twin_of_each_upstream_run_passes[{name}-soak]"),
             _evidence(
-                (*ENGINE, "nbtrain.jobs.twin.prove"),
+                (*ENGINE, "nbtrain.proof.prove"),
                 (TWIN_TEST, f"examples/megatron-gpt/training/{name}.yaml"),
                 OUTSIDE_ENGINE,
             ),
@@ -116,7 +117,7 @@ PARTS = (
         "the whole twin of every other example whose shape differs, without notebooks",
         _pytest("--soak", "tests/jobs/twin/test_prove.py"),
         _evidence(
-            (*ENGINE, "nbtrain.jobs.twin.prove"),
+            (*ENGINE, "nbtrain.proof.prove"),
             ("tests/jobs/twin/test_prove.py", *EXAMPLE_YAMLS),
             OUTSIDE_ENGINE,
         ),
@@ -130,6 +131,41 @@ PARTS = (
             ("tests/jobs/test_real_trainer.py", "tests/jobs/conftest.py"),
             OUTSIDE_ENGINE,
         ),
+    ),
+    Part(
+        "slurm",
+        "a real Slurm: time limits, nodes and controller lost, suspended, cancelled, put back (docs/jobs.md)",
+        ("-m", "tests.jobs.backends.slurm.faults_table"),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.submit",
+                "nbtrain.jobs.node.__main__",
+                "nbtrain.jobs.backends.slurm.backend",
+            ),
+            (
+                "tests/jobs/backends/slurm/faults_table.py",
+                "tests/clusters/slurm.py",
+                "tests/jobs/fake_rank.py",
+            ),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "hosts",
+        "two hosts by ssh: one switched off, a pulled cable, other versions; the run goes on or is refused",
+        _pytest("--soak", HOSTS_TEST),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.submit",
+                "nbtrain.jobs.node.agent",
+                "nbtrain.jobs.backends.hosts.backend",
+            ),
+            (HOSTS_TEST, "tests/clusters/hosts.py", "tests/jobs/conftest.py"),
+            OUTSIDE_ENGINE,
+        ),
+        {"NBTRAIN_REQUIRE_HOSTS": "1"},
     ),
     Part(
         "notebooks",
@@ -159,6 +195,30 @@ PARTS = (
         _evidence(
             (*ENGINE, "nbtrain.planner.memory.states"),
             ("tests/planner/test_states_allocated.py", "tests/planner/state_rank.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "activations",
+        "activations of a model on two ranks, however it is cut, within 2 % of what autograd keeps",
+        _pytest("--soak", "tests/planner/test_activations_cut.py"),
+        _evidence(
+            ("nbtrain.model.gpt_pipe", "nbtrain.planner.memory.buffers"),
+            ("tests/planner/test_activations_cut.py", "tests/planner/saved_tensors.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "rules",
+        "drawn runs: the engine trains what the rules take, and nothing that they refuse but by decision",
+        _pytest("--soak", "tests/config/rules/test_engine_agrees.py"),
+        _evidence(
+            ("nbtrain.train.__main__", "nbtrain.config.rules.check"),
+            (
+                "tests/config/rules/test_engine_agrees.py",
+                "tests/config/rules/drawn.py",
+                "tests/config/rules/engine_rank.py",
+            ),
             OUTSIDE_ENGINE,
         ),
     ),

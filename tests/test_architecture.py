@@ -36,12 +36,13 @@ ORDER = [
     "jobs",
     "train",
     "inference",
+    "proof",
     "lab",
     "api",
     "cli",
 ]
 GPU_SIDE = ("parallel", "model", "checkpoint", "train", "inference")
-NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "foreign", "jobs", "lab"}
+NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "foreign", "jobs", "proof", "lab"}
 
 # box: (boxes of ours, packages of others) that it may import, besides base and itself
 ALLOWED = {
@@ -50,7 +51,8 @@ ALLOWED = {
     "corpus": (
         {"config"},
         {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "urllib3", "xxhash", "loky"}
-        | {"lxml", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
+        | {"lxml", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"}
+        | {"distributed", "dask"},
     ),
     "dataset": (
         {"config", "corpus"},
@@ -59,7 +61,11 @@ ALLOWED = {
     "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
-    "jobs": ({"config", "corpus", "dataset", "monitor", "planner"}, {"psutil"}),
+    "jobs": (
+        {"config", "corpus", "dataset", "monitor", "planner"},
+        {"psutil", "yaml", "kubernetes", "urllib3"},
+    ),
+    "proof": ({"config", "dataset", "jobs"}, set()),
     "lab": (
         {"monitor", "jobs", "planner", "config", "dataset"},
         {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython", "jupyter_server", "tornado"},
@@ -79,10 +85,10 @@ ALLOWED = {
 # (box, module in a string): the only names of modules in strings that cross from one box to another.
 DOORS = {
     ("jobs", "nbtrain.train"),
-    ("jobs", "nbtrain.train.__main__"),
+    ("proof", "nbtrain.train.__main__"),
     ("jobs", "nbtrain.train.calibration"),
-    ("jobs", "nbtrain.train.twin.export"),
-    ("jobs", "nbtrain.train.twin.fork_server"),
+    ("proof", "nbtrain.train.twin.export"),
+    ("proof", "nbtrain.train.twin.fork_server"),
     ("api", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
 }
@@ -354,7 +360,7 @@ def test_the_notebook_side_never_loads_torch():
     assert {"nbtrain", "pydantic"} <= loaded
     assert loaded & {"torch", "deepspeed", "transformers", "pandas"} == set()
     assert [name for name in answer if name.startswith("nbtrain.") and room(name) in GPU_SIDE] == []
-    late = {"matplotlib", "tensorboard", "tensorflow", "pynvml"}
+    late = {"matplotlib", "tensorboard", "tensorflow", "pynvml", "kubernetes", "distributed", "dask"}
     assert loaded & late == set(), "imported on use only"
 
 
@@ -389,9 +395,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "baselines calibrate check_parameters curves data_card deepspeed_config export_run generate "
-        "import_run largest launch launcher load open_run plan plan_picture prepare runs scalars search "
-        "submit tensorboard twin verify what_if"
+        "advise baselines calibrate check_parameters curves data_card deepspeed_config export_run generate "
+        "import_run largest launch launcher load open_run plan plan_picture prepare queue runs scalars "
+        "search submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (
@@ -407,5 +413,6 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         "baselines",
         "curves",
         "scalars",
+        "advise",
     ):
         assert "no-such-run" in answer[name]

@@ -101,7 +101,7 @@ def test_the_schema_accepts_every_example(path, validator):
         {"lr_schedule": {"lr": -1}},
         {"data": {"sources": [{"kind": "txt"}]}},
         {"data": {"sources": [{"kind": "text"}]}},
-        {"backend": {"kind": "slurm"}},
+        {"backend": {"kind": "pbs"}},
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(wrong, validator):

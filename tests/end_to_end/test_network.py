@@ -27,14 +27,22 @@ TEXT_FILES = [
 # What opens connections, and the modules that may: each has a line in docs/network.md.
 NETWORK_MODULES = re.compile(
     r"^\s*(?:import|from)\s+(urllib\.request|urllib\.error|http\.client|http\.server|urllib3|socket|ssl|requests|httpx|aiohttp|"
-    r"websockets?|ftplib|smtplib|xmlrpc|huggingface_hub|fsspec|s3fs|boto3|tornado\.httpclient)\b",
+    r"websockets?|ftplib|smtplib|xmlrpc|huggingface_hub|fsspec|s3fs|boto3|kubernetes|tornado\.httpclient)\b",
     re.MULTILINE,
 )
 MAY_CONTACT = {
+    "corpus/dask_worker.py": {"socket"},  # the host's own name
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "corpus/partial_file.py": {"urllib3"},  # the errors of an answer
-    "jobs/backends/local.py": {"socket"},  # a free port of 127.0.0.1
+    "dataset/encode/progress.py": {"socket"},  # the host's own name
+    "jobs/backends/hosts/probe.py": {"socket"},  # the host's own name
+    "jobs/backends/kubernetes/cluster.py": {"urllib3"},  # the errors of the official client
+    "jobs/backends/kubernetes/connect.py": {"kubernetes"},
+    "jobs/backends/kubernetes/trainer_status.py": {"urllib.request", "ssl", "http.client"},
     "jobs/machine.py": {"socket"},  # the host's own name
+    "jobs/node/agent.py": {"socket"},  # the host's own name
+    "jobs/node/place.py": {"socket"},  # the host's own address and a free port of it
+    "jobs/notify.py": {"urllib.request", "urllib.error", "http.client"},  # the address that notify: names
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
     "train/calibration/__main__.py": {"socket"},  # a free port of 127.0.0.1
     "train/twin/fork_server.py": {"socket"},  # a free port of 127.0.0.1

@@ -1,6 +1,6 @@
 """Every notebook runs with nobody watching, for any run YAML by parameter.
 
-test_demo.py runs all six in order for one run.
+test_demo.py runs 00 to 05 in order for one run.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from nbtrain.api.verbs import launch
+from nbtrain.api.verbs import launch, load
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
@@ -79,9 +79,10 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_six():
+def test_there_are_seven():
     """The numbered notebooks of the README."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
+    names.append("06_cluster")
     assert [path.stem for path in NOTEBOOKS] == names
 
 
@@ -235,6 +236,47 @@ def test_what_the_launch_cell_calls_explains_each_upstream_run(trial, name):
     assert "GPU" in text
     assert f"nbtrain submit {name}" in text
     assert not RunDir.named(name).exists()
+
+
+ON_A_CLUSTER = {
+    "slurm": ("backend.slurm.partition=gpu", "#SBATCH --partition=gpu"),
+    "kubernetes": (
+        "backend.kubernetes.image=registry.example.com/nbtrain:0.1.0 "
+        "'backend.kubernetes.mounts=[{claim: workspace, mount_path: /workspace}]'",
+        "kind: TrainJob",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ON_A_CLUSTER)
+def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend):
+    """What 06_cluster calls: why nothing is submitted, and the text that would be."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("PATH", str(trial))
+    monkeypatch.setenv("HOME", str(trial))
+    overrides, shown = ON_A_CLUSTER[backend]
+    config = load("gpt-125m-4xdp", f"name={backend}-run backend.kind={backend} {overrides}")
+    said = str(launch(config))
+    assert f"{config.name} was not launched: this machine does not suffice." in said
+    assert shown in said.partition("What would be submitted:")[2]
+    assert str(launch(config, dry_run=True)).startswith(f"{config.name} was not launched: a dry run.\n")
+    assert not RunDir.named(config.name).exists()
+
+
+@pytest.mark.slow
+def test_one_notebook_for_every_backend(trial, tmp_path):
+    """06_cluster trains here, and shows Slurm's batch script for the same run, by one parameter."""
+    parameters = {"run": "gpt-tiny", "overrides": f"{SMALL} name=on-any", "max_steps": 4}
+    shown = texts(
+        execute("06_cluster", tmp_path / "slurm.ipynb", backend="slurm", dry_run=True, **parameters)
+    )
+    assert "#SBATCH --job-name=nbtrain-on-any" in shown and "There is no job" in shown
+    assert not RunDir.named("on-any").exists()
+    shown = texts(execute("06_cluster", tmp_path / "local.ipynb", backend="local", **parameters))
+    assert "on-any on local: 1 node(s), 1 rank(s)" in shown
+    assert "SUCCEEDED" in shown and "Replicas" in shown
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ def old(tmp_path) -> Path:
 def nbtrain(workspace: Path, *arguments: str, code: int = 0) -> str:
     """What the command line prints in the workspace."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("NBTRAIN_")}
+    variables["NBTRAIN_QUEUE"] = os.environ["NBTRAIN_QUEUE"]
     done = subprocess.run(
         [sys.executable, "-m", "nbtrain.cli", *arguments],
         cwd=workspace,

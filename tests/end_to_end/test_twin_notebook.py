@@ -15,7 +15,7 @@ from nbtrain.base import files
 from nbtrain.base.jobstate import SUCCEEDED
 from nbtrain.base.records import JobRecord
 from nbtrain.config.load import load
-from nbtrain.jobs.twin.small_sections import STEPS
+from nbtrain.proof.small_sections import STEPS
 
 from ..config.conftest import UPSTREAM
 

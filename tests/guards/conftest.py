@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.twin.fork_client import ForkServer
+    from nbtrain.proof.fork_client import ForkServer
     from tests.parity.runner import Runner
 
 

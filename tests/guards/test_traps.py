@@ -260,7 +260,8 @@ def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
     """DeepSpeed's launcher leaves ranks training when it is stopped, and may say 0 when it failed.
 
     tests/jobs/supervisor/test_supervise.py holds that nothing is left behind. Seen: with another module than
-    torchrun's, or in the supervisor's session, this fails.
+    torchrun's, or in the supervisor's session, this fails. On several hosts DeepSpeed's launcher starts the
+    node agents, which start torchrun; it is never told to stop (tests/jobs/backends/test_hosts_cluster.py).
     """
     for command, options in started:
         assert command[1:3] == ["-m", "torch.distributed.run"]
@@ -268,7 +269,8 @@ def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
     launchers = [
         path
         for path in (REPOSITORY / "nbtrain").rglob("*.py")
-        if "deepspeed.launcher" in (text := path.read_text()) or '"deepspeed", "--' in text
+        if path.parent.name != "hosts"
+        and ("deepspeed.launcher" in (text := path.read_text()) or '"deepspeed", "--' in text)
     ]
     assert launchers == []
 

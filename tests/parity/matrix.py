@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.jobs.twin import fork_client
-from nbtrain.jobs.twin.fork_client import ForkServer
+from nbtrain.proof import fork_client
+from nbtrain.proof.fork_client import ForkServer
 from tests.parity import page
 from tests.parity.cases import Case, parity_cases
 from tests.parity.reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nbtrain.base.events import read_events
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import RunDir
-from nbtrain.jobs.twin.fork_client import Ended
+from nbtrain.proof.fork_client import Ended
 from tests.parity.cases import Case
 from tests.parity.runner import Job, RunFailed, Runner, contents
 from tests.train import launch

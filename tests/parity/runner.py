@@ -24,7 +24,7 @@ from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.checkpoint.torch_files import load_file
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
+from nbtrain.proof.fork_client import Ended, ForkServer, Launch
 from tests.parity.cases import Case
 from tests.parity.oracle import Curve, curve
 from tests.train import launch

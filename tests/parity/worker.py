@@ -1,6 +1,6 @@
 """One rank that trains several runs, one after the other, in one process group: its start is paid once.
 
-python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/jobs/twin/fork_client.py); each run as
+python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/proof/fork_client.py); each run as
 `python -m nbtrain.train` trains it, but for start and end.
 """
 

@@ -28,7 +28,9 @@ ROOMY_FRACTION = 0.90
 # short runs need more: 1 % of the tokens at the least.
 CLIP_GRAD, WARMUP_FRACTION = 1.0, 0.01
 LOADER_WORKERS = 4
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+# torch's allocator settings: the name that every version reads, and the newer one.
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Propo
     if total and pieces and pieces > FRAGMENTED_FRACTION * total:
         yield Proposal(
             "Let the allocator join its pieces",
-            {"backend.env": {**config.backend.env, **EXPANDABLE}},
+            {"backend.env": {**config.backend.env, ALLOCATOR_VARIABLES[0]: EXPANDABLE}},
             f"{pieces / total:.0%} of the device was reserved by torch in pieces too small to use",
             predictable=False,
         )

@@ -3,9 +3,9 @@
     python tests/benchmarks/plan_cases.py [--cases CASES.json] [--out docs]
 
 No case is left out and nothing is fitted to a case: published.py turns every case into a setup by one rule
-for each source or program, and plan_speed.py, plan_memory.py and plan_beyond.py compare. A few seconds, pure
-arithmetic. With another --cases file of the same form, published runs that the constants have never seen can
-be tried: --cases new.json --out /tmp.
+for each source or program, and plan_speed.py, plan_memory.py, plan_fragmentation.py and plan_beyond.py
+compare. A few seconds, pure arithmetic. With another --cases file of the same form, published runs that the
+constants have never seen can be tried: --cases new.json --out /tmp.
 """
 
 import argparse
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.time import rates
-from tests.benchmarks import plan_beyond, plan_memory, plan_speed, plan_upstream, published
+from tests.benchmarks import (
+    plan_beyond,
+    plan_fragmentation,
+    plan_memory,
+    plan_speed,
+    plan_upstream,
+    published,
+)
 from tests.benchmarks.plan_speed import Row
 
 if TYPE_CHECKING:
@@ -63,6 +70,7 @@ def text(cases: list[published.Published]) -> str:
         *plan_speed.section(cases),
         *plan_upstream.section(),
         *plan_memory.section(cases, plan_beyond.sentence(cases)),
+        *plan_fragmentation.section(cases),
         *plan_memory.upstream_section(),
         *constants(),
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks import plan_memory, published
+from tests.benchmarks import plan_fragmentation, plan_memory, published
 
 if not published.CASES.is_file():
     pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
@@ -35,3 +35,22 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
     assert [name for name in missed if plan_memory.explanation(name) is None] == []
     used = {plan_memory.explanation(name) for name in missed}
     assert [prefix for prefix, why in plan_memory.MISSES if why not in used] == []
+
+
+@pytest.mark.parametrize("share", [0.15, 0.33, 0.43])
+def test_no_published_fragmentation_tells_the_run_that_ended_from_its_sister(share):
+    """Why no rule for fragmentation is adopted: both are refused, or neither."""
+    names = (plan_fragmentation.CASE, plan_fragmentation.SISTER)
+    ended, ran = (next(case for case in CASES if case.id == name) for name in names)
+    assert (ended.fits, ran.fits) == (False, True)
+    refused = [plan_fragmentation.share_with(case, share) > 1 for case in (ended, ran)]
+    assert refused == [share > 0.15] * 2
+
+
+def test_a_rule_of_no_fragmentation_changes_no_verdict():
+    everything = plan_fragmentation.GROUPS[0][1]
+    fitted, recognised, refused = plan_fragmentation.outcome(CASES, everything, 0.0)
+    right = [verdict for verdict in VERDICTS if verdict.is_right]
+    assert fitted == sum(verdict.case.fits for verdict in right)
+    assert recognised == sum(not verdict.case.fits for verdict in right)
+    assert refused == []

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from nbtrain.base import amounts
+from nbtrain.planner.advice_rules import ALLOCATOR_VARIABLES, EXPANDABLE
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
 from nbtrain.planner.lint.subject import Subject
-from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
+from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
 # A host that trains has more memory than this: torch alone takes as much.
 LEAST_HOST_BYTES = 2**28
@@ -47,6 +48,31 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
         fix,
         cost,
         "warning" if memory.fits else "error",
+    )
+
+
+def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
+    """A run that fits also fits with the fragmentation that is usual, or its allocator can join pieces."""
+    config, memory = subject.config, subject.memory
+    if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
+        return
+    reserved = fragmented_bytes(memory.allocated_bytes) + memory.parts["runtime"]
+    name = next((name for name in ALLOCATOR_VARIABLES if name in config.backend.env), ALLOCATOR_VARIABLES[0])
+    given = [part for part in config.backend.env.get(name, "").split(",") if part]
+    if reserved <= memory.device_bytes or any(part.lower() == EXPANDABLE.lower() for part in given):
+        return
+    others = [part for part in given if not part.startswith(EXPANDABLE.partition(":")[0])]
+    yield finding_of(
+        config,
+        "fragmentation_leaves_room",
+        "backend.env",
+        f"May run out because of fragmentation: with {100 * AVERAGE_FRAGMENTATION:.0f} % of torch's memory "
+        "in pieces too small to use, the average of eight models (arXiv:2401.08156), one rank needs "
+        f"{amounts.size(reserved)}, and {memory.device} has {amounts.size(memory.device_bytes)}.",
+        f"Set {name}: {','.join([*others, EXPANDABLE])} in backend.env, with which the allocator joins its "
+        "pieces.",
+        Cost(words="a run that may end out of memory"),
+        "note",
     )
 
 
@@ -189,6 +215,7 @@ def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
 
 MEMORY_RULES = (
     memory_fits,
+    fragmentation_leaves_room,
     host_memory_is_in_bytes,
     host_memory_fits,
     model_is_made_in_host_memory,

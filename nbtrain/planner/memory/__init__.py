@@ -1,6 +1,6 @@
 """Peak memory of one rank, by part: on its device, in host memory, on NVMe."""
 
-from nbtrain.planner.memory.buffers import SPARE_FRACTION
+from nbtrain.planner.memory.buffers import AVERAGE_FRAGMENTATION, SPARE_FRACTION, fragmented_bytes
 from nbtrain.planner.memory.estimate import (
     PARTS,
     MemoryEstimate,
@@ -11,11 +11,13 @@ from nbtrain.planner.memory.estimate import (
 from nbtrain.planner.memory.host import HOST_PARTS
 
 __all__ = [
+    "AVERAGE_FRAGMENTATION",
     "HOST_PARTS",
     "PARTS",
     "SPARE_FRACTION",
     "MemoryEstimate",
     "estimate",
     "estimate_memory",
+    "fragmented_bytes",
     "stage_parts",
 ]

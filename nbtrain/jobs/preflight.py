@@ -153,8 +153,13 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
-    """The program of notify.command is there, and so is the variable that notify.url_variable names."""
+    """The program of notify.command is there, and so is the variable that notify.url_variable names.
+
+    On hosts the supervisor runs here; Slurm hands this environment on to it. A pod has its image's programs.
+    """
     notify = config.notify
+    if config.backend.kind == "kubernetes":
+        return
     if notify.command and shutil.which(resolved_program(notify.command[0])) is None:
         yield mistake(
             f"{config.where('notify.command')}: notify.command: there is no program {notify.command[0]!r}.",
@@ -276,5 +281,11 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     packages_are_there,
     data_is_whole,
 )
-SHARED_CHECKS = (fault_orders_are_understood, output_is_writable, disk_holds_checkpoints, data_is_whole)
+SHARED_CHECKS = (
+    fault_orders_are_understood,
+    notification_is_possible,
+    output_is_writable,
+    disk_holds_checkpoints,
+    data_is_whole,
+)
 """What holds wherever the ranks run, because all machines see the same folders."""

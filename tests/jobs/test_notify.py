@@ -16,7 +16,7 @@ from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.rules.check import check_config
 from nbtrain.jobs.notify import notify
-from nbtrain.jobs.preflight import notification_is_possible
+from nbtrain.jobs.preflight import SHARED_CHECKS, notification_is_possible
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.supervise import send_notifications
 
@@ -143,5 +143,9 @@ def test_what_cannot_work_is_refused_before_launch(tiny, monkeypatch):
     first, second = map(str, notification_is_possible(config, None))
     assert "notify.command: there is no program 'no-such-program'. Give its path" in first
     assert "the environment variable HOOK is not set here to an address" in second
+    for kind, found in (("hosts", 2), ("slurm", 2), ("kubernetes", 0)):
+        elsewhere = config.model_copy(update={"backend": config.backend.model_copy(update={"kind": kind})})
+        assert notification_is_possible in SHARED_CHECKS
+        assert len(list(notification_is_possible(elsewhere, None))) == found
     monkeypatch.setenv("HOOK", "https://host/s3cret")
     assert list(notification_is_possible(tiny(**{"notify.url_variable": "HOOK"}), None)) == []

@@ -14,7 +14,7 @@ class NotLaunched:
     """A run that needs more than this machine has, or a dry run: nothing was submitted. A cell shows why.
 
     `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them;
-    `request` is what Slurm or Kubernetes would get, "" on other backends.
+    `request` is what would be sent to Slurm or Kubernetes, or started on hosts; "" on this machine.
     """
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):

@@ -201,7 +201,7 @@ def submit(
     A run that has succeeded is refused; with finished="open" it is opened, so that a notebook can run twice.
     If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back
     instead. Missing data is refused; with prepared=False it is prepared first. `dry_run` names a file that
-    gets Slurm's batch script or the Kubernetes manifest: then nothing is submitted.
+    gets Slurm's batch script, the Kubernetes manifest or the commands for hosts: nothing is submitted.
     """
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot

@@ -23,7 +23,7 @@ def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
     one = config_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
     one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 if it fails")
-    text = "write Slurm's batch script or the Kubernetes manifest to FILE, and submit nothing"
+    text = "write Slurm's batch script, Kubernetes manifest or commands for hosts to FILE; submit nothing"
     one.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
     text = "beside other jobs, without a place in this machine's queue: backend.share_devices=true"
     one.add_argument("--now", action="store_true", help=text)

@@ -11,7 +11,7 @@ from nbtrain.jobs.backends.base import backend_of
 
 
 def request_text(config: RunConfig) -> str:
-    """The batch script or manifest of a run; "" if its backend has no engine. Nothing is contacted or made.
+    """The batch script, manifest or commands of a run; "" if it stays on this machine. Nothing is contacted.
 
     Raises ConfigError for a broken rule.
     """
@@ -25,7 +25,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
     if not text:
         raise ConfigError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what an "
-            "engine is sent, and there is none. Set backend.kind to slurm or kubernetes."
+            "engine is sent, and there is none. Set backend.kind to hosts, slurm or kubernetes."
         )
     try:
         files.write_text(path, text)

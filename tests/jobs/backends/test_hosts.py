@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts.launcher import AGENT_MARKER, runner_command, runner_environment
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
 from nbtrain.jobs.backends.hosts.ssh import Answer
+from nbtrain.jobs.dry_run import request_text
 
 JOB_ID = "20261121-031500-a1b2"
 
@@ -66,6 +68,27 @@ def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> Non
         "'-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=10 -oServerAliveCountMax=3' "
         "--mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1"
     )
+
+
+def test_a_dry_run_shows_files_and_commands_without_values(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made or asked; secrets of the shell are not even named."""
+    monkeypatch.setenv("NCCL_DEBUG", "its-value")
+    monkeypatch.setenv("NCCL_AUTH_TOKEN", "s3cret")
+    text = request_text(config(**{"backend.env": {"MY_VARIABLE": "my-value"}}))
+    lines = text.splitlines()
+    assert lines[0].startswith("# Run tiny, job ") and lines[0].endswith(
+        "starts on 2 machines, written by nbtrain."
+    )
+    assert "a slots=1\nb slots=1\n\n# and " in text and f"\n{AGENT_MARKER}=" in text
+    agents = [line for line in lines if " -m nbtrain.jobs.node " in line]
+    assert [line.rpartition(" --nodes ")[2] for line in agents] == ["2 --node 0", "2 --node 1"]
+    [launcher] = [line for line in lines if "deepspeed.launcher.runner" in line]
+    assert shlex.split(launcher)[1].endswith("/deepspeed.env") and "ServerAliveInterval=10" in launcher
+    assert "NCCL_DEBUG" in text and "MY_VARIABLE" in text
+    assert not any(one in text for one in ("its-value", "my-value", "s3cret", "NCCL_AUTH_TOKEN"))
+    assert not RunDir.named("tiny").exists()
 
 
 def test_only_what_carries_the_jobs_marker_is_ended() -> None:

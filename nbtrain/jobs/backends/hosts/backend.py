@@ -15,6 +15,7 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.hosts.checks import obstacles
+from nbtrain.jobs.backends.hosts.dry_text import dry_text
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.launcher import HostsLauncher, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
@@ -37,6 +38,10 @@ class HostsBackend(SupervisedHere):
         config = load_resolved(job.run.config_yaml)
         files.write_json(job.handle_json, asdict(HostsHandle(hosts_of(config))))
         super().submit(job)
+
+    def request_text(self, job: JobDir, config: RunConfig) -> str:
+        """Hostfile, environment files and commands. Raises ConfigError for a wrong hostfile."""
+        return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """By the job's marker, on every host. Raises JobError if one cannot be reached."""

@@ -1,0 +1,56 @@
+"""What a submission to hosts would start, for a reader; nothing is started, and no machine is asked."""
+
+import shlex
+import sys
+
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.hosts.hostfile import hostfile_text
+from nbtrain.jobs.backends.hosts.launcher import (
+    AGENT_MARKER,
+    agent_environment,
+    runner_command,
+    runner_environment,
+)
+from nbtrain.jobs.backends.hosts.ssh import python_of
+from nbtrain.jobs.environment import supervisor_environment
+
+# Of the launcher's environment, what differs from the submitting shell's.
+SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_ALLOW_RUN_AS_ROOT")
+
+
+def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
+    """Hostfile, environment files without values, and every command, in the order in which they start."""
+    hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
+    settings = runner_environment(config, variables)
+    launcher = [f"{name}={settings[name]}" for name in SET if name in settings]
+    command = runner_command(config, job, hosts, hostfile)
+    supervisor = [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id]
+    agents = (
+        [
+            *(python_of(config.backend.hosts), "-m", "nbtrain.jobs.node", str(job.run.path), job.job_id),
+            *("--nodes", str(len(hosts)), "--node", str(number)),
+        ]
+        for number in range(len(hosts))
+    )
+    return (
+        f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` starts on "
+        f"{len(hosts)} machines, written by nbtrain.\n"
+        "# Nothing was started, and no machine was asked. `nbtrain submit` asks all of them first:\n"
+        "# versions, folders, network, GPUs, disk, clock. All see run directory, workspace and data home.\n"
+        f"\n# 1. Here: the supervisor, which watches the job to its end.\n{shlex.join(supervisor)}\n"
+        f"\n# 2. It writes {hostfile}\n{hostfile_text(hosts)}"
+        f"\n# and {variables}\n{AGENT_MARKER}={job.job_id}\n"
+        "\n# 3. It starts DeepSpeed's launcher, which reaches every machine by ssh.\n"
+        f"{shlex.join(['env', *launcher, *command])}\n"
+        "\n# 4. The launcher starts an agent on each machine; its last word names the job.\n"
+        + "".join(f"# {host}\n{shlex.join(agent)}\n" for host, agent in zip(hosts, agents, strict=True))
+        + "\n# Variables that agents take over from this shell, by name:\n"
+        f"# {_names(agent_environment(supervisor_environment()))}\n"
+        f"# Variables of backend.env, which every rank gets, by name:\n# {_names(config.backend.env)}\n"
+        f"\n# 5. Each agent starts torchrun with {config.ranks_per_node} ranks.\n"
+    )
+
+
+def _names(variables: dict[str, str]) -> str:
+    return " ".join(sorted(variables)) or "none"

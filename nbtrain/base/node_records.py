@@ -10,6 +10,7 @@
 They travel over a shared disk, so that nothing else must connect two machines before the ranks do.
 """
 
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -122,6 +123,12 @@ class Ask(Record):
     """stop: save and leave; stop_now: leave at once; save: save and go on."""
     time: float
     reason: str = ""
+
+    @classmethod
+    def put(cls, path: Path, action: str) -> None:
+        """Write the next request."""
+        before = cls.read(path)
+        cls((before.number if before else 0) + 1, action, time.time()).write(path)
 
 
 @dataclass

@@ -92,7 +92,7 @@ class RemoteBackend:
         record = JobRecord.read(job.job_json)
         if record is None or self.status(job)[0] not in ACTIVE:
             return False
-        self._ask(job, "stop_now" if now else "stop")
+        Ask.put(job.control_ask, "stop_now" if now else "stop")
         # A suspended supervisor reads nothing.
         if record.supervisor is None or self.status(job)[0] in (QUEUED, SUSPENDED):
             self._end_in_engine(job)
@@ -103,7 +103,7 @@ class RemoteBackend:
         """Ask the supervisor for a checkpoint."""
         if self.status(job)[0] not in ACTIVE:
             return False
-        self._ask(job, "save")
+        Ask.put(job.control_ask, "save")
         return True
 
     def pause(self, job: JobDir) -> None:
@@ -162,7 +162,3 @@ class RemoteBackend:
                 f"{display(job.run.path)}: job {job.job_id} cannot be ended by its engine now: {error}. The "
                 "request to stop is kept; try again when the engine answers."
             ) from error
-
-    def _ask(self, job: JobDir, action: str) -> None:
-        before = Ask.read(job.control_ask)
-        Ask((before.number if before else 0) + 1, action, time.time()).write(job.control_ask)

@@ -1,7 +1,7 @@
 """What the backends share whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
 
 A supervisor is a detached process. It is reached by signals to its identity (pid, start time, boot, host) in
-job.json, so that a recycled pid never gets one.
+job.json, so that a recycled pid never gets one; from another machine by control/ask.json.
 """
 
 import os
@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, LOST, read_state
-from nbtrain.base.records import JobRecord, host_name
+from nbtrain.base.node_records import Ask
+from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.schema import RunConfig
@@ -72,12 +73,14 @@ class SupervisedHere:
         return read_state(job, time.time())
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """TERM, or QUIT to kill, to the supervisor. Raises JobError if that is on another host."""
-        return self._signal_supervisor(job, signal.SIGQUIT if now else signal.SIGTERM)
+        """TERM, or QUIT to kill, to the supervisor."""
+        if now:
+            return self._ask_supervisor(job, signal.SIGQUIT, "stop_now")
+        return self._ask_supervisor(job, signal.SIGTERM, "stop")
 
     def save(self, job: JobDir) -> bool:
-        """USR1 to the supervisor. Raises JobError if that is on another host."""
-        return self._signal_supervisor(job, signal.SIGUSR1)
+        """USR1 to the supervisor."""
+        return self._ask_supervisor(job, signal.SIGUSR1, "save")
 
     def pause(self, job: JobDir) -> None:
         """The ranks that have left hold nothing."""
@@ -125,8 +128,8 @@ class SupervisedHere:
         """What the supervisor starts the ranks with."""
         raise NotImplementedError
 
-    def _signal_supervisor(self, job: JobDir, number: int) -> bool:
-        """Signal the supervisor; False if it is gone. Waits for one that is just starting."""
+    def _ask_supervisor(self, job: JobDir, number: int, action: str) -> bool:
+        """Signal the supervisor, or write `action`; False if it is gone. Waits for one that only starts."""
         while self.status(job)[0] in ACTIVE:
             record = JobRecord.read(job.job_json)
             if record and record.supervisor:
@@ -135,9 +138,7 @@ class SupervisedHere:
         else:
             return False
         if record.supervisor.elsewhere():
-            raise JobError(
-                f"{display(job.run.path)}: job {job.job_id} runs on {record.supervisor.host}, and this is "
-                f"{host_name()}. Ask for it there."
-            )
-        processes.send([record.supervisor.pid], number)
+            Ask.put(job.control_ask, action)
+        else:
+            processes.send([record.supervisor.pid], number)
         return True

@@ -21,6 +21,12 @@ def is_paused(asked: Asked, verdict: Verdict) -> bool:
     return asked.why == PAUSE and verdict.state == CANCELLED
 
 
+def look(job: JobDir, journal: Journal, asked: Asked) -> None:
+    """Show that the supervisor lives, and see whether another machine asks for its end."""
+    journal.sign_of_life()
+    asked.read_ask(job)
+
+
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
     """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
     asked.stop, asked.why = False, ""
@@ -28,7 +34,7 @@ def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdi
     journal.set_state(SUSPENDED, f"{cause}; `nbtrain resume {job.run.name}` goes on")
     while asked_pause(job):
         asked.save = False  # there is nothing newer than what the pause has saved
-        if asked.stop_within(LOOK_SECONDS, journal.sign_of_life):
+        if asked.stop_within(LOOK_SECONDS, lambda: look(job, journal, asked)):
             asked.why = asked.why if asked.why in (ALLOCATION, ENGINE) else REQUEST
             return Verdict(CANCELLED, f"stopped on request while it was paused; before: {cause}")
     journal.event("state", "resumed after a pause")

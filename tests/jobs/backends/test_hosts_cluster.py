@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base import records
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import NodeRecord
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.backends.hosts import end_job
-from nbtrain.jobs.control import cancel, wait
+from nbtrain.jobs.control import cancel, request_save, wait
 from nbtrain.jobs.submit import TRAINER, submit
 from tests.clusters import hosts
 from tests.conftest import skip_or_fail
@@ -70,16 +71,19 @@ def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
     """Two ranks on each, and an agent on each that says where it is."""
     job = on_hosts(steps=20)
     assert wait(job, END_SECONDS) == (SUCCEEDED, "all steps are trained and saved: 20 steps")
-    records = [ExitRecord.read(job.exit_record(rank, 0)) for rank in range(4)]
-    assert [record.outcome for record in records] == ["finished"] * 4
+    ends = [ExitRecord.read(job.exit_record(rank, 0)) for rank in range(4)]
+    assert [end.outcome for end in ends] == ["finished"] * 4
     assert [NodeRecord.read(job.node(node)).host for node in range(2)] == list(hosts.NAMES)
     assert (job.path / "hostfile").read_text() == "hosta slots=1\nhostb slots=1\n"
 
 
 def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
-    on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
+    on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DeepSpeed's launcher would end both; the ranks of the cancelled job save before they leave."""
+    """DeepSpeed's launcher would end both; the ranks of the cancelled job save before they leave.
+
+    The other one is saved and cancelled from a machine that only sees its folder.
+    """
     first, second = (on_hosts(name, steps=100_000) for name in ("first", "second"))
     for job in (first, second):
         wait_until(lambda job=job: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
@@ -90,6 +94,12 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
     step = Heartbeat.read(second.heartbeat(3)).step
     wait_until(lambda: Heartbeat.read(second.heartbeat(3)).step > step + 5, "steps of the other job")
     assert (status_of(second)[0], JobRecord.read(second.job_json).restarts) == (RUNNING, 0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(records, "host_name", lambda: "elsewhere")
+        elsewhere.setattr(ProcessIdentity, "alive", lambda self: False)
+        assert request_save(second, END_SECONDS) > step
+        state, cause = cancel(second)
+    assert (state, cause.split(" at ")[0]) == (CANCELLED, "stopped on request"), cause
 
 
 @pytest.mark.parametrize(

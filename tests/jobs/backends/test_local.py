@@ -6,6 +6,7 @@ import time
 import pytest
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.node_records import Ask
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
@@ -25,15 +26,16 @@ def write(job, supervisor, state="RUNNING"):
     JobRecord(job.job_id, "id", "tiny", state, time.time(), 1, supervisor=supervisor).write(job.job_json)
 
 
-def test_a_job_of_another_host_gets_no_signal(job):
+def test_a_job_of_another_host_is_asked_by_a_file(job):
     """The pid is this process's own: a signal would end the test."""
     me = ProcessIdentity.of(os.getpid())
     write(job, ProcessIdentity(me.pid, me.start_ticks, "its boot", "other"))
-    for ask in (control.cancel, control.request_save):
-        with pytest.raises(
-            JobError, match=rf"job {job.job_id} runs on other, and this is \S+\. Ask for it there"
-        ):
-            ask(job)
+    there = LocalBackend()
+    asked = []
+    for ask in (lambda: there.save(job), lambda: there.cancel(job, False), lambda: there.cancel(job, True)):
+        assert ask()
+        asked.append(Ask.read(job.control_ask))
+    assert [(one.number, one.action) for one in asked] == [(1, "save"), (2, "stop"), (3, "stop_now")]
     with pytest.raises(JobError, match="a job is active"):
         control.clean(job.run)
 

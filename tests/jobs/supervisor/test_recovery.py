@@ -8,6 +8,7 @@ import pytest
 
 from nbtrain.base import files, last_words
 from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.node_records import Ask
 from nbtrain.base.records import (
     AttemptRecord,
     Heartbeat,
@@ -416,13 +417,17 @@ def test_a_deadline_ends_the_wait_for_a_restart(supervised):
 
 
 def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
-    """SUSPENDED without a restart counted; a second pause ends by a stop."""
+    """SUSPENDED without a restart counted; a second pause ends by a stop, from another machine."""
     states = []
 
     def stop_within(asked, seconds, meanwhile):
         states.append((JobRecord.read(supervised.job.job_json).state, asked.why))
-        control.ask_pause(supervised.job, False)
-        return len(states) == 2
+        if len(states) == 1:
+            control.ask_pause(supervised.job, False)
+        else:
+            Ask.put(supervised.job.control_ask, "stop")
+        meanwhile()
+        return asked.stop
 
     monkeypatch.setattr(Asked, "stop_within", stop_within)
     control.ask_pause(supervised.job, True)

@@ -15,8 +15,8 @@ from nbtrain.jobs.supervisor.journal import Journal
 if TYPE_CHECKING:
     from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus
 
-# The operator of a TrainJob sets it in the pod, with two others: backends/kubernetes/trainer_status.py.
-PLACE = "KUBEFLOW_TRAINER_STATUS_URL"
+# The operator of a TrainJob sets one in the pod, with two others: backends/kubernetes/trainer_status.py.
+PLACES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_STATUS_URL")
 # At the end of the job, for the last report.
 END_SECONDS = 6.0
 
@@ -29,12 +29,12 @@ class ProgressReport:
         self._status: TrainerStatus | None = None
         self._thread: threading.Thread | None = None
         self._told = False
-        if PLACE in environment:
+        if place := next((name for name in PLACES if name in environment), ""):
             from nbtrain.jobs.backends.kubernetes import trainer_status
 
             self._status = trainer_status.TrainerStatus.of(environment)
             if self._status is None:
-                self._tell(f"{PLACE} is not https, or its token or certificate is not named")
+                self._tell(f"{place} is not https, or its token or certificate is not named")
 
     def look(self, beat: Heartbeat | None) -> None:
         """Report if it is due and the last report has been answered or given up."""

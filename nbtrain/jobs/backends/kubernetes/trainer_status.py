@@ -1,9 +1,10 @@
 """status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and figures.
 
 The operator names the place in three variables, if its feature gate TrainJobStatus is on: the address
-(HTTPS), the file with the pod's token and the file with the certificate authority. A report that does not
-arrive never holds the training up: it is tried once, within seconds, and the next one says more. The
-supervisor's side: supervisor/progress_report.py.
+(HTTPS), the file with the pod's token and the file with the certificate authority. Its releases call them
+KUBEFLOW_TRAINER_SERVER_*, earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never holds
+the training up: it is tried once, within seconds, and the next one says more. The supervisor's side:
+supervisor/progress_report.py.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 from nbtrain.base.addresses import without_secrets
 from nbtrain.base.records import TrainingProgress
 
-URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_STATUS_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
+PREFIXES = ("KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_")
 # Each report is a write to the cluster's store.
 EVERY_SECONDS = 30.0
 TIMEOUT_SECONDS = 5.0
@@ -44,7 +45,8 @@ class TrainerStatus:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
         """From the operator's variables; None without them, or if the address is not HTTPS."""
-        url, token, ca_cert = (environment.get(name, "") for name in (URL, TOKEN, CA_CERT))
+        prefix = next((one for one in PREFIXES if f"{one}URL" in environment), PREFIXES[0])
+        url, token, ca_cert = (environment.get(prefix + name, "") for name in ("URL", "TOKEN", "CA_CERT"))
         # Over http the token could be read on its way.
         if not (url.startswith("https://") and token and ca_cert):
             return None

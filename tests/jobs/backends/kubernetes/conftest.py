@@ -15,7 +15,6 @@ import pytest
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
-from nbtrain.jobs.backends.kubernetes.trainer_status import CA_CERT, TOKEN, URL
 from nbtrain.jobs.backends.kubernetes.work import PodWork
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 from tests.jobs.backends.kubernetes.stub_server import StubServer
@@ -27,6 +26,8 @@ PLAIN = {
 }
 JOB_ID = "20261121-031500-a1b2"
 RUN_ID = "0123456789abcdef"
+# As the releases of Kubeflow Trainer name them.
+URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from nbtrain.base.events import read_events
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.jobs.backends.kubernetes.trainer_status import CA_CERT, TOKEN, URL, TrainerStatus, trainer_status
+from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus, trainer_status
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
-from tests.jobs.backends.kubernetes.conftest import JOB_ID, RUN_ID
+from tests.jobs.backends.kubernetes.conftest import CA_CERT, JOB_ID, RUN_ID, TOKEN, URL
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 
 PROGRESS = TrainingProgress(
@@ -51,6 +51,8 @@ def test_a_report_is_posted_with_the_token(operator):
     """Once in half a minute; a redirect is refused, for the token would go with it."""
     environment, posted, answers = operator
     status = TrainerStatus.of(environment)
+    earlier = {name.replace("_SERVER_", "_STATUS_"): value for name, value in environment.items()}
+    assert TrainerStatus.of(earlier)._url == status._url, "of builds before the release"
     assert status.due() and status.report(PROGRESS, 500) and not status.due()
     assert posted[0][0] == "Bearer secret" and posted[0][1]["trainerStatus"]["progressPercentage"] == 49
     answers += [500, 302]

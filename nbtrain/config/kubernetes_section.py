@@ -139,7 +139,9 @@ class KubernetesConfig(ConfigModel):
     back_off_limit: SmallCount | None = None
     """How often the operator restarts before the job counts as failed; null is the operator's default."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
-    """Time after which the operator ends the job; null never does."""
+    """Time after which the operator ends the pods, by its own count: from its start of the job on, the queue
+    not counted, a TrainJob's anew after each pause. backend.deadline_seconds ends a job in order, and must
+    come first if both are set. null never does."""
     min_nodes: PositiveSmallCount | None = None
     """Least number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null: not elastic."""
     max_nodes: PositiveSmallCount | None = None

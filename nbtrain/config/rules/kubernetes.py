@@ -1,4 +1,4 @@
-"""Rules of backend for kind: kubernetes: which fields a kind has a place for, mounts, elastic sizes."""
+"""Rules of backend for kind: kubernetes: what a kind has a place for, mounts, elastic sizes, deadlines."""
 
 from collections import Counter
 
@@ -41,6 +41,8 @@ RESERVED_PATHS = {
 # Its Launcher is a Job of Kubernetes, which knows no other.
 MPI_RESTART_POLICIES = ("Never", "OnFailure")
 OWN_PREFIX = "nbtrain/"
+# After its ranks have had shutdown_timeout_seconds, a pod's agent writes its records.
+POD_GRACE_SECONDS = 30
 
 
 def kubernetes_agrees(config: RunConfig) -> Problems:
@@ -55,6 +57,7 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from image_is_there(config, section)
     yield from mounts_go_together(config, section)
     yield from elastic_sizes_are_ordered(config, section)
+    yield from deadlines_agree(config, section)
     yield from names_are_free(config, section)
 
 
@@ -138,6 +141,21 @@ def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> P
         yield f"{_found(config, section, 'min_nodes')}\n  must be at most resources.nodes({nodes})."
     if most is not None and most < nodes:
         yield f"{_found(config, section, 'max_nodes')}\n  must be at least resources.nodes({nodes})."
+
+
+def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """backend.deadline_seconds comes first: the ranks save before the operator ends their pods."""
+    own, engines = config.backend.deadline_seconds, section.active_deadline_seconds
+    if own is None or engines is None:
+        return
+    needs = own + config.backend.shutdown_timeout_seconds + POD_GRACE_SECONDS
+    if engines < needs:
+        yield (
+            f"{_found(config, section, 'active_deadline_seconds')}\n"
+            f"  must be at least {needs:g}: backend.deadline_seconds({own:g}), after which the job ends with "
+            f"a checkpoint, + shutdown_timeout_seconds({config.backend.shutdown_timeout_seconds:g}) + "
+            f"{POD_GRACE_SECONDS} s. Leave one of the two out, or raise it."
+        )
 
 
 def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:

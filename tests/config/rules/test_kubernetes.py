@@ -121,3 +121,19 @@ def test_sizes_and_names_go_together(config):
         "neither it nor backend.kubernetes.image is set\n  must name a container image with nbtrain "
         "in it, e.g. registry.example.com/nbtrain:0.1.0."
     ]
+
+
+def test_the_jobs_own_deadline_comes_before_the_operators(config):
+    """It leaves a checkpoint, which takes its time; one of them alone may be anything."""
+    own = load(config, {"backend.deadline_seconds": 3600})
+
+    def problems(config, seconds):
+        section = KubernetesConfig(mounts=[MOUNT], active_deadline_seconds=seconds)
+        return messages(config, section)
+
+    assert problems(own, 3689) == [
+        "backend.kubernetes.active_deadline_seconds = 3689\n  must be at least 3690: "
+        "backend.deadline_seconds(3600), after which the job ends with a checkpoint, + "
+        "shutdown_timeout_seconds(60) + 30 s. Leave one of the two out, or raise it."
+    ]
+    assert problems(own, 3690) == problems(own, None) == problems(config, 1) == []

@@ -18,6 +18,7 @@ from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.engine import ask, details_path, engine_events
@@ -28,7 +29,7 @@ from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause
-from nbtrain.jobs.obstacle import Obstacle, shortage
+from nbtrain.jobs.obstacle import Obstacle
 
 
 class KubernetesBackend(RemoteBackend):
@@ -81,12 +82,8 @@ class KubernetesBackend(RemoteBackend):
             _cluster(handle).delete(KINDS[handle.kind], handle.name, handle.uid)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """The client is installed, and a cluster is configured; nothing is asked of it yet."""
-        section = config.backend.kubernetes
-        try:
-            connect(section.context, section.namespace)
-        except JobError as error:
-            yield shortage(str(error), "A manifest needs no cluster: `nbtrain submit RUN --dry-run FILE`.")
+        """From the cluster itself: preflight.py."""
+        return preflight.obstacles(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """The agents that the pods have started."""

@@ -15,6 +15,7 @@ from nbtrain.jobs.backends.kubernetes.connect import Connection, library
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
 from nbtrain.jobs.backends.kubernetes.names import JOB_ID, RUN_ID, checked, checked_namespace, is_ours
 from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refusal
+from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
 # Half a minute in all: longer, a person waits for a word, and the watchdog of a pod for its turn.
@@ -24,6 +25,9 @@ GONE = 410
 # The server ends a watch after this time; a stream that is silent for longer was dropped without a word.
 WATCH_SECONDS = 240
 MERGE_PATCH = "application/merge-patch+json"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+# A Secret's contents stay where they are.
+METADATA = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 MOST_LISTED = 500
 
 
@@ -63,6 +67,35 @@ class Cluster:
             f"Delete it (`kubectl delete -n {self.namespace} {kind.plural}.{kind.group} {name}`), or rename "
             "the run."
         )
+
+    def try_create(self, manifest: Manifest) -> None:
+        """Have the server judge the object and keep nothing. Raises Refused, Unanswered."""
+        kind, name = KINDS[manifest["kind"]], checked(manifest["metadata"]["name"])
+        query = {"dryRun": "All"}
+        self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)
+
+    def may(self, verb: str, group: str, resource: str) -> bool | None:
+        """Whether this user may do that in the namespace; None if the server does not say."""
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        try:
+            answer = self._json("POST", REVIEWS, "ask for this user's rights", body=body)
+        except Refused:
+            return None
+        allowed = mapping(answer.get("status")).get("allowed")
+        return allowed if isinstance(allowed, bool) else None
+
+    def has(self, plural: str, name: str) -> bool | None:
+        """Whether the namespace has this object of core/v1, asked by metadata alone; None: not to be seen."""
+        try:
+            self._json("GET", f"{self._core}/{plural}/{name}", f"look for {plural} {name}", accept=METADATA)
+        except Refused as error:
+            return False if error.status == 404 else None
+        return True
 
     def get(self, kind: Kind, name: str) -> Manifest | None:
         """The object as it is now; None if there is none."""
@@ -210,9 +243,11 @@ class Cluster:
         body: Any = None,
         query: dict[str, str] | None = None,
         content: str = "application/json",
+        accept: str = "application/json, */*",
     ) -> Manifest:
         def ask() -> Manifest:
-            answer = self._ask(method, path, what, body, query, content, self._read_seconds)
+            headers = {"Accept": accept, "Content-Type": content}
+            answer = self._ask(method, path, what, body, query, headers, self._read_seconds)
             return json.loads(answer.data)
 
         return self._retried(ask, what)
@@ -221,9 +256,8 @@ class Cluster:
         """The lines of a stream, as they come; ends when the stream does, however it does."""
         from urllib3.exceptions import HTTPError
 
-        answer = self._retried(
-            lambda: self._ask("GET", path, what, None, query, "application/json", read_seconds), what
-        )
+        headers = {"Accept": "application/json, */*"}
+        answer = self._retried(lambda: self._ask("GET", path, what, None, query, headers, read_seconds), what)
         rest = b""
         try:
             for piece in answer.stream(amt=None, decode_content=False):
@@ -247,12 +281,12 @@ class Cluster:
                 if error.status not in RETRIED:
                     raise
                 if seconds is None:
-                    raise Unanswered(f"{error} The job itself goes on; ask again later.") from None
+                    raise Unanswered(str(error)) from None
             except (HTTPError, ValueError) as error:
                 if seconds is None:
                     raise Unanswered(
                         f"{self.host}: cannot {what}: no whole answer in {len(self._back_off_seconds) + 1} "
-                        f"tries ({type(error).__name__}). The job itself goes on; ask again later."
+                        f"tries ({type(error).__name__})."
                     ) from None
             time.sleep(seconds)
         raise AssertionError("the last try has returned or raised")
@@ -264,7 +298,7 @@ class Cluster:
         what: str,
         body: Any,
         query: dict[str, str] | None,
-        content: str,
+        headers: dict[str, str],
         read_seconds: float,
     ) -> Any:
         exceptions = library().client.exceptions
@@ -273,7 +307,7 @@ class Cluster:
                 path,
                 method,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json, */*", "Content-Type": content},
+                header_params=headers,
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,

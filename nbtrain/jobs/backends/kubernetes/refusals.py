@@ -11,6 +11,10 @@ MOST_CAUSES = 10
 class Unanswered(JobError):
     """The API server did not answer, however often it was asked: nothing new is known."""
 
+    def __init__(self, words: str):
+        super().__init__(f"{words} The job itself goes on; ask again later.")
+        self.words = words
+
 
 class Refused(JobError):
     """The API server answered with an error. `status` is HTTP's, `reason` Kubernetes' word."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.names import checked_namespace, object_name, own_labels
 
 AGENT = "nbtrain.jobs.node"
-# After its ranks have had shutdown_timeout_seconds, the agent writes its records.
-GRACE_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -90,5 +89,5 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
         memory_bytes=resources.memory_per_node_bytes,
         image=image,
         section=section,
-        grace_seconds=int(config.backend.shutdown_timeout_seconds) + GRACE_SECONDS,
+        grace_seconds=int(config.backend.shutdown_timeout_seconds) + POD_GRACE_SECONDS,
     )

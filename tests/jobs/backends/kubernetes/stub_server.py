@@ -1,8 +1,9 @@
 """An API server on the loopback interface, with faults to order: what the official client is tried against.
 
-It keeps objects by path and name, numbers each change, and speaks create, get, list with label and field
-selectors, watch, merge patch, delete and pod logs. It refuses what an API server refuses: a name that is
-taken (409), a version that it has forgotten (410), fields that a kind does not have (422).
+It keeps objects by path and name, numbers each change, and speaks create and its dry run, get, list with
+label and field selectors, watch, merge patch, delete, pod logs and reviews of rights. It refuses what an API
+server refuses: a namespace or kind that it lacks (404), a name that is taken (409), a version that it has
+forgotten (410), fields that a kind does not have (422).
 """
 
 import copy
@@ -19,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 PATH = re.compile(r"(/apis/[^/]+/[^/]+|/api/v1)/namespaces/([^/]+)/([^/]+)(?:/([^/]+))?(/log)?")
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 GONE = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
@@ -29,9 +31,16 @@ class StubServer:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.logs: dict[str, list[str]] = {}
         self.following = True
+        self.namespaces = {"research"}
+        self.present = {("persistentvolumeclaims", "workspace")}
+        """Objects of core/v1 that are there, by plural and name."""
+        self.forbidden: set[tuple[str, str]] = set()
+        """(verb, plural) that the user may not."""
         self.kinds: set[str] | None = None
         self.asked: list[tuple[str, str, str]] = []
         """(method, path, content type) of every request."""
+        self.accepted: list[tuple[str, str]] = []
+        """(path, Accept) of every question for an object of core/v1."""
         self._validate = validate
         self._version, self._oldest = 1, 0
         self._changes: list[tuple[int, str, str, dict[str, Any]]] = []
@@ -104,8 +113,15 @@ class StubServer:
         self._changed.notify_all()
         return item
 
-    def create(self, path: str, item: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        name = item["metadata"]["name"]
+    def create(self, path: str, item: dict[str, Any], keep: bool = True) -> tuple[int, dict[str, Any]]:
+        name, space = item["metadata"]["name"], path.split("/")[-2]
+        if space not in self.namespaces:
+            details = {"name": space, "kind": "namespaces"}
+            return 404, {
+                "message": f'namespaces "{space}" not found',
+                "reason": "NotFound",
+                "details": details,
+            }
         if self.kinds is not None and item["kind"] not in self.kinds:
             return 404, {"message": "the server could not find the requested resource", "reason": "NotFound"}
         with self._changed:
@@ -115,7 +131,7 @@ class StubServer:
                 causes = [dict(zip(("field", "message"), one.split(": ", 1))) for one in wrong]
                 words = f'{item["kind"]} "{name}" is invalid'
                 return 422, {"reason": "Invalid", "message": words, "details": {"causes": causes}}
-            return 201, self._keep((path, name), item, "ADDED")
+            return 201, self._keep((path, name), item, "ADDED") if keep else item
 
     def listed(self, path: str, query: dict[str, str]) -> dict[str, Any]:
         with self._changed:
@@ -174,6 +190,10 @@ class StubServer:
                     return
                 if "status" in fault:
                     return self.say(fault["status"], fault.get("body", {"message": "ordered by the test"}))
+                if parts.path == REVIEWS:
+                    asked = body["spec"]["resourceAttributes"]
+                    allowed = (asked["verb"], asked["resource"]) not in stub.forbidden
+                    return self.say(201, {**body, "status": {"allowed": allowed}})
                 if not (found := PATH.fullmatch(parts.path)):
                     return self.say(404, b"404 page not found")
                 group, namespace, plural, name, log = found.groups()
@@ -183,13 +203,19 @@ class StubServer:
                 if "watch" in query:
                     return self.stream((json.dumps(one) for one in stub.changes(where, query)), fault)
                 if self.command == "POST":
-                    status, item = stub.create(where, body)
+                    status, item = stub.create(where, body, query.get("dryRun") != "All")
                     if fault.get("lose_answer"):
                         self.close_connection = True
                         return
                     return self.say(status, item)
                 if name is None:
                     return self.say(200, stub.listed(where, query))
+                if group == "/api/v1" and plural not in ("pods", "events"):
+                    stub.accepted.append((parts.path, self.headers["Accept"]))
+                    if ("get", plural) in stub.forbidden:
+                        return self.say(403, {"reason": "Forbidden", "message": f"{plural} is forbidden"})
+                    if (plural, name) in stub.present:
+                        return self.say(200, {"metadata": {"name": name}})
                 if (where, name) not in stub.objects:
                     return self.say(
                         404, {"reason": "NotFound", "message": f'"{name}" not found'} | _details(name)

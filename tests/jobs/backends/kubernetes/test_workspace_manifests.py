@@ -38,6 +38,8 @@ def test_the_notebook_may_do_what_nbtrain_asks():
     for kind in KINDS.values():
         assert allowed[kind.group, kind.plural] == {"create", "get", "list", "watch", "patch", "delete"}
     assert all({"get", "list"} <= allowed["", name] for name in ("pods", "pods/log", "events"))
+    assert all(allowed["", name] == {"get"} for name in ("persistentvolumeclaims", "serviceaccounts"))
+    assert ("", "secrets") not in allowed, "who may get a Secret may read it"
 
 
 def test_names_agree_and_no_secret_is_written():

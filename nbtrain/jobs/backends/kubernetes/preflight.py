@@ -1,0 +1,101 @@
+"""What the cluster says before anything starts: it answers, takes the manifest, and has what that names.
+
+A create that keeps nothing (dryRun=All) has the API server judge the manifest: credentials, rights, kind,
+namespace, fields, admission. Then what pods would wait for in vain. Of a Secret only its metadata are asked
+for, and what this user may not look at is no obstacle: its pods may.
+"""
+
+import time
+from collections.abc import Iterator
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.rundir import RunDir, new_job_id, new_run_id
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.kubernetes.cluster import Cluster
+from nbtrain.jobs.backends.kubernetes.connect import connect
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
+from nbtrain.jobs.backends.kubernetes.work import work_of
+from nbtrain.jobs.obstacle import Obstacles, mistake, shortage
+
+# A person waits, and a form asks at each change of a field.
+BACK_OFF_SECONDS, READ_SECONDS = (0.5, 1.0), 10.0
+REMEMBER_SECONDS = 15.0
+WITHOUT = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the manifest."
+WORKSPACE = "examples/megatron-gpt/cluster/manifests"
+# {verb on the kind: what of nbtrain needs it}; the dry run itself shows whether it may create.
+VERBS = {"get": "status", "list": "wait", "watch": "wait", "patch": "pause", "delete": "cancel"}
+# An admission webhook that says of itself that it cannot take part in a dry run.
+NO_DRY_RUN = "does not support dry run"
+
+_silent: dict[str, tuple[float, str]] = {}
+
+
+def obstacles(config: RunConfig) -> Obstacles:
+    """Every reason why the cluster would not start this run."""
+    section = config.backend.kubernetes
+    try:
+        connection = connect(section.context, section.namespace)
+        cluster = Cluster(connection, BACK_OFF_SECONDS, READ_SECONDS)
+    except JobError as error:
+        yield shortage(str(error), WITHOUT)
+        return
+    heard_at, words = _silent.get(cluster.host, (0.0, ""))
+    if words and time.monotonic() - heard_at < REMEMBER_SECONDS:
+        yield shortage(words, WITHOUT)
+        return
+    try:
+        yield from _refusals(config, cluster)
+    except Unanswered as error:
+        words = f"{error.words} Look at the address in the kubeconfig, a VPN or proxy before it."
+        _silent[cluster.host] = (time.monotonic(), words)
+        yield shortage(words, WITHOUT)
+    except JobError as error:
+        yield shortage(str(error), WITHOUT)
+
+
+def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
+    section = config.backend.kubernetes
+    work = work_of(config, section, new_run_id(), RunDir.named(config.name).job(new_job_id()))
+    try:
+        cluster.try_create(write(work, cluster.namespace))
+    except Refused as error:
+        if error.status != 400 or NO_DRY_RUN not in str(error):
+            yield mistake(str(error), "")
+            return
+    kind = KINDS[section.workload]
+    asked = [(verb, kind.group, kind.plural, need) for verb, need in VERBS.items()]
+    for verb, group, plural, need in [*asked, ("list", "", "pods", "status")]:
+        if cluster.may(verb, group, plural) is False:
+            yield mistake(
+                f"{cluster.host}: this user may not {verb} {f'{plural}.{group}'.rstrip('.')} in namespace "
+                f"{cluster.namespace}, and `nbtrain {need}` must.",
+                f"Ask for the Role in {WORKSPACE}/notebook.yaml; `kubectl auth can-i --list -n "
+                f"{cluster.namespace}` shows what this user may do.",
+            )
+    for field, plural, word, name, fix in _named(config):
+        if cluster.has(plural, name) is False:
+            key = f"backend.kubernetes.{field}"
+            yield mistake(
+                f"{config.where(key)}: {key} names the {word} {name}, and {cluster.host} has none in "
+                f"namespace {cluster.namespace}: the pods would wait for it.",
+                f"{fix}, or name one of `kubectl get {plural} -n {cluster.namespace}`.",
+            )
+
+
+def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
+    """(field, plural, word, name, how it is made) of all that the pods need, each once."""
+    section = config.backend.kubernetes
+    claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
+    for name in dict.fromkeys(mount.claim for mount in section.mounts):
+        yield "mounts", *claim, name, f"Create it ({WORKSPACE}/workspace-pvc.yaml is one)"
+    secrets = {one.secret: "secret_files" for one in section.secret_files}
+    secrets |= {one.secret: "secret_variables" for one in section.secret_variables}
+    for name, field in secrets.items():
+        yield field, "secrets", "Secret", name, f"Create it (`kubectl create secret generic {name} ...`)"
+    for name in dict.fromkeys(section.image_pull_secrets):
+        made = f"Create it (`kubectl create secret docker-registry {name} ...`)"
+        yield "image_pull_secrets", "secrets", "Secret", name, made
+    if account := section.service_account:
+        made = f"Create it (`kubectl create serviceaccount {account}`)"
+        yield "service_account", "serviceaccounts", "ServiceAccount", account, made

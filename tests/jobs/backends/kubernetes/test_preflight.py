@@ -1,0 +1,129 @@
+"""What the cluster is asked before a job starts, and the words of each refusal."""
+
+import pytest
+
+from nbtrain.base.errors import SubmitError
+from nbtrain.config.load import load
+from nbtrain.jobs.backends.kubernetes import preflight
+from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
+from tests.jobs.backends.kubernetes.conftest import PLAIN
+
+NAMED = {
+    "secret_variables": [{"name": "HF_TOKEN", "secret": "hub", "key": "token"}],
+    "secret_files": [{"secret": "s3", "mount_path": "/etc/s3"}],
+    "image_pull_secrets": ["registry"],
+    "service_account": "trainer",
+}
+THERE = {("secrets", "hub"), ("secrets", "s3"), ("secrets", "registry"), ("serviceaccounts", "trainer")}
+NO_CLUSTER = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the manifest."
+
+
+@pytest.fixture
+def refusals(stub, workspace, monkeypatch):
+    """refusals(**fields of the section): the words of each obstacle."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    monkeypatch.setattr(preflight, "BACK_OFF_SECONDS", (0.01,))
+    preflight._silent.clear()
+
+    def found(**fields):
+        section = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
+        return [
+            str(one) for one in KubernetesBackend().obstacles(load("gpt-125m-4xdp", {"backend": section}))
+        ]
+
+    return found
+
+
+def test_a_cluster_that_has_all_of_it(refusals, stub):
+    """Nothing is created, and of Secrets the metadata alone are asked for."""
+    stub.present |= THERE
+    assert refusals(**NAMED) == []
+    assert stub.objects == {}
+    assert len(stub.accepted) == 5
+    assert {accept for _, accept in stub.accepted} == {
+        "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
+    }
+
+
+def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stub):
+    """A claim, Secrets of three uses, a service account."""
+    stub.present.clear()
+    found = refusals(**NAMED)
+    assert found[0].endswith(
+        ": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, and "
+        f"{stub.address} has none in namespace research: the pods would wait for it. Create it "
+        "(examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is one), or name one of `kubectl get "
+        "persistentvolumeclaims -n research`."
+    )
+    for words, one in zip(
+        ("Secret s3", "Secret hub", "Secret registry", "ServiceAccount trainer"), found[1:]
+    ):
+        assert f"names the {words}, and {stub.address} has none" in one
+        assert "Create it (`kubectl create " in one
+    assert len(found) == 5
+    stub.forbidden |= {("get", "secrets"), ("get", "serviceaccounts"), ("get", "persistentvolumeclaims")}
+    assert refusals(**NAMED) == [], "what this user may not see, its pods may have"
+
+
+def test_the_server_judges_the_manifest(refusals, stub):
+    """Namespace, kind, credentials, rights, fields, admission: in its words, with the fix."""
+    host = f"{stub.address}: cannot create TrainJob gpt-125m-4xdp-"
+    (found,) = refusals(namespace="elsewhere")
+    assert found.startswith(host) and found.endswith(
+        ': namespaces "elsewhere" not found. Set backend.kubernetes.namespace to one of `kubectl get '
+        "namespaces`."
+    )
+    stub.kinds = {"MPIJob"}
+    assert "The cluster does not know this kind: install its operator" in refusals()[0]
+    stub.kinds = None
+    for status, words in (
+        (401, "The credentials of this context are not accepted: renew them"),
+        (403, "Ask for the right: `kubectl auth can-i --list`"),
+        (400, "quota of team language is used up"),
+    ):
+        stub.fault("POST", "dryRun=All", status=status, body={"message": "quota of team language is used up"})
+        (found,) = refusals()
+        assert found.startswith(host) and words in found
+    webhook = {"message": 'admission webhook "old.example.com" does not support dry run'}
+    stub.fault("POST", "dryRun=All", status=400, body=webhook)
+    assert refusals() == [], "that one can be judged only by the create itself"
+
+
+def test_rights_that_a_job_needs_later(refusals, stub):
+    """Each by the verb of nbtrain that needs it; a server that does not say is no obstacle."""
+    stub.forbidden |= {("delete", "trainjobs"), ("list", "pods")}
+    found = refusals()
+    assert found[0] == (
+        f"{stub.address}: this user may not delete trainjobs.trainer.kubeflow.org in namespace research, and "
+        "`nbtrain cancel` must. Ask for the Role in examples/megatron-gpt/cluster/manifests/notebook.yaml; "
+        "`kubectl auth can-i --list -n research` shows what this user may do."
+    )
+    assert (
+        "may not list pods in namespace research, and `nbtrain status` must" in found[1] and len(found) == 2
+    )
+    stub.fault("POST", "selfsubjectaccessreviews", times=6, status=403)
+    assert refusals() == []
+
+
+def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
+    """Said once, and for some seconds not asked again: a form asks at each change."""
+    stub.fault("POST", "dryRun=All", times=2, status=503)
+    (found,) = refusals()
+    assert found.startswith(f"{stub.address}: cannot create TrainJob") and found.endswith(
+        ": ordered by the test. Look at the address in the kubeconfig, a VPN or proxy before it. "
+        f"{NO_CLUSTER}"
+    )
+    asked = len(stub.asked)
+    assert refusals() == [found] and len(stub.asked) == asked
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (found,) = refusals()
+    assert "no cluster is configured there" in found and found.endswith(NO_CLUSTER)
+
+
+def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace, monkeypatch):
+    """The run directory is not made."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    stub.present.clear()
+    with pytest.raises(SubmitError, match="names the PersistentVolumeClaim workspace, and http"):
+        start(fake(backend={"kind": "kubernetes", "kubernetes": PLAIN}))
+    assert not (workspace / "output").exists() and stub.objects == {}

@@ -2,8 +2,9 @@
 
 tests/config/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed DeepSpeed;
 tests/config/test_deepspeed_keys.py compares both, so that a new version is noticed. DeepSpeed refuses an
-unknown key of most sections when the ranks start, minutes after a launch; of aio, flops_profiler, autotuning
-and activation_checkpointing it reads the keys that it knows and says nothing of others.
+unknown key of most sections when the ranks start, minutes after a launch; at the top and in aio,
+flops_profiler, autotuning and activation_checkpointing it reads the keys that it knows, says nothing of
+others and converts no value, so that "false" in quotes is true.
 """
 
 import difflib
@@ -22,6 +23,24 @@ AUTO = "auto"
 # What pydantic takes for a truth value besides true and false.
 TRUTH_WORDS = {"0", "1", "off", "on", "f", "t", "false", "true", "n", "y", "no", "yes"}
 
+# torch's optimizers, which DeepSpeed takes by their exact names beside its own; the base class is none.
+TORCH_OPTIMIZERS = (
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "LBFGS",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+    "SparseAdam",
+)
 # Names that earlier versions of DeepSpeed had.
 RENAMED = {"aio.thread_count": "intra_op_parallelism"}
 _WORDS = {
@@ -46,11 +65,13 @@ class KeyProblem:
     """What is wrong with it, to follow "...sets PATH, which", and what to do."""
     near: str = ""
     """The known key that looks like it."""
+    of_value: bool = True
+    """Whether the key is right and its value is wrong."""
 
 
 @functools.lru_cache(1)
 def table() -> dict[str, Any]:
-    """The facts: version, sections {path: {key: type and bounds}}, rejected paths."""
+    """The facts: version, optimizers, rejected paths, keys of the top and of sections with types, bounds."""
     path = PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -61,13 +82,18 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyPro
 
     Keys at the top are not compared with a list: config/deepspeed.py has it.
     """
-    sections, rejected = table()["sections"], table()["rejected"]
+    sections, rejected, top = table()["sections"], table()["rejected"], table()["top"]
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in rejected:
             yield KeyProblem(
-                path, f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Take it out."
+                path,
+                f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Take it out.",
+                of_value=False,
             )
+        elif path in top:
+            if rule := broken_rule(top[path], value):
+                yield KeyProblem(path, f"{rule}, not {show(value)}.")
         elif path in sections:
             if isinstance(value, Mapping):
                 yield from _section_problems(sections[path], value, path)
@@ -91,9 +117,23 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
                 inner,
                 f"DeepSpeed {VERSION} does not know in {path}.{hint} Take it out, or correct its name.",
                 near,
+                of_value=False,
             )
         elif rule := broken_rule(known[key], value):
             yield KeyProblem(inner, f"{rule}, not {show(value)}.")
+
+
+def unknown_optimizer(kind: object) -> str:
+    """A sentence if DeepSpeed has no optimizer of this name, with the nearest one; "" if it has."""
+    own = table()["optimizers"]
+    if kind == AUTO or (isinstance(kind, str) and (kind.lower() in own or kind in TORCH_OPTIMIZERS)):
+        return ""
+    # Its own names count in any case; as torch writes them they are easier to recognise.
+    known = {name.lower(): name for name in (*own, *TORCH_OPTIMIZERS)}
+    near = difflib.get_close_matches(str(kind).lower(), known, n=1)
+    return (
+        f"DeepSpeed {VERSION} has no optimizer {show(kind)}.{f' Nearest: {known[near[0]]}.' if near else ''}"
+    )
 
 
 def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
@@ -105,7 +145,7 @@ def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
         known = entry["choices"]
         words = ", ".join(show(choice) for choice in known)
         return None if any(value == choice for choice in known) else f"must be one of {words}"
-    if not _is(kind, value):
+    if not _is(kind, value) or (entry.get("exact") and not _is_exact(kind, value)):
         return f"must be {_WORDS[kind]}"
     number = float(value) if kind in ("int", "float") else 0.0
     for limit, holds, words in (
@@ -134,3 +174,10 @@ def _is(kind: str, value: Any) -> bool:
             return False
         return kind == "float" or number.is_integer()
     return isinstance(value, {"str": str, "list": list, "mapping": Mapping}[kind])
+
+
+def _is_exact(kind: str, value: Any) -> bool:
+    """Whether code that converts nothing works with a value: no words or truth values for numbers."""
+    if kind == "str":
+        return True
+    return not isinstance(value, str) and (kind == "bool" or not isinstance(value, bool))

@@ -12,6 +12,8 @@ OTHER_ENDINGS = (*SCRIPTS, ".json", ".jsonc")
 # Keys at the top that no run YAML has; all keys of a table of prices (planner/cost.py reads it).
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
+# Kinds of manifests that hold a training job (foreign/manifests.py reads them).
+JOB_KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
 DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16"}
 
 
@@ -29,7 +31,10 @@ def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
         fix = f"Plans read it at {place}; `nbtrain check {path.name}` checks it. Name a run here."
         raise _other(path, "a table of prices", fix)
     if keys >= MANIFEST:
-        raise _other(path, "a manifest of Kubernetes", _import(path))
+        kind = str(value["kind"])
+        other = f"Of manifests {', '.join(JOB_KINDS)} are read."
+        fix = _import(path) if kind in JOB_KINDS else other
+        raise _other(path, f"a manifest of Kubernetes ({kind})", fix)
     if path.suffix in (".json", ".jsonc") and keys & DEEPSPEED:
         fix = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` puts it on a run."
         raise _other(path, "a DeepSpeed JSON", fix)

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS
+from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.json_comments import Document
@@ -222,6 +223,16 @@ def drop_auto(source: Reading, document: Document) -> None:
     document.value = kept(document.value, "")
 
 
+def drop_wrong(source: Reading, document: Document) -> None:
+    """Leave out values that DeepSpeed does not take: the import fails at each, and the lint names them."""
+    for problem in list(key_problems(document.value)):
+        if problem.of_value:
+            source.fail("", f"{document.place(problem.path)}: {problem.path}: {problem.words}")
+            source.wrong.append(problem)
+            *parents, last = problem.path.split(".")
+            document.get(".".join(parents)).pop(last) if parents else document.value.pop(last)
+
+
 def two_formats(document: Document) -> str:
     """What DeepSpeed says against fp16 and bf16 in one JSON; "" if there is one of them at most."""
     if document.get("fp16.enabled") is not True or document.get("bf16.enabled") is not True:
@@ -270,14 +281,23 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     kind = document.get("optimizer.type")
     if kind is not None and kind not in ("Adam", "AdamW", "FusedAdam"):
         place = document.place("optimizer.type")
-        source.fail("", f"{place}: optimizer.type = {kind}: only Adam and AdamW can be taken over.")
+        words = unknown_optimizer(kind) or "only Adam and AdamW can be taken over."
+        source.fail("", f"{place}: optimizer.type = {kind}: {words}")
     for name, key in OPTIMIZER.items():
         value = document.get(f"optimizer.params.{name}")
+        dotted = f"optimizer.params.{name}"
         if isinstance(value, int | float):
-            dotted = f"optimizer.params.{name}"
             source.set(key, float(value), comment=dotted, place=document.place(dotted))
+        elif value is not None:
+            source.fail("", f"{document.place(dotted)}: {dotted}: must be a number, not {value!r}.")
     betas = document.get("optimizer.params.betas")
-    for number, value in enumerate(betas if isinstance(betas, list) else []):
+    if betas is not None and not (
+        isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas)
+    ):
+        place = document.place("optimizer.params.betas")
+        source.fail("", f"{place}: optimizer.params.betas: must be two numbers, not {betas!r}.")
+        betas = None
+    for number, value in enumerate(betas or []):
         source.set(
             f"optimizer.adam_beta{number + 1}",
             float(value),

@@ -22,7 +22,7 @@ from nbtrain.config.load import Overrides, flatten, load, override_layer, valida
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
-from nbtrain.foreign.deepspeed_keys import drop_auto, read_alone, read_keys, two_formats
+from nbtrain.foreign.deepspeed_keys import drop_auto, drop_wrong, read_alone, read_keys, two_formats
 from nbtrain.foreign.flags import ASCEND_REASON, Arguments, Table, choose_table, find_table, parse
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import read_json
@@ -154,6 +154,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
     if job.deepspeed is not None:
         drop_auto(source, job.deepspeed)
+        drop_wrong(source, job.deepspeed)
         if words := two_formats(job.deepspeed):
             source.fail("precision.dtype", f"{job.deepspeed.place('fp16.enabled')}: fp16.enabled: {words}")
     if job.kind == "DeepSpeed JSON":

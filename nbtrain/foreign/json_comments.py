@@ -75,7 +75,11 @@ class _Reader:
     def blanks(self) -> None:
         """Pass over blanks and comments; comments are noted once a file."""
         while self.position < len(self.text):
-            if self.text[self.position].isspace() or self.text[self.position] == "\ufeff":
+            if self.text[self.position] == "\ufeff":
+                self.fault("a byte order mark: Python's json, which DeepSpeed reads with, refuses it")
+                self.position += 1
+                continue
+            if self.text[self.position].isspace():
                 self.position += 1
                 continue
             opening = next((one for one in _COMMENTS if self.text.startswith(one, self.position)), "")

@@ -5,7 +5,7 @@ from typing import Any
 
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS
-from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.wording import join, nearest_multiples
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
@@ -41,10 +41,13 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
             text = f"DeepSpeed has no such key and ignores it.{nearest(key, KNOWN_KEYS)}"
             fix, cost = "Take it out, or correct its name.", Cost(words="a setting that does nothing")
             yield Finding("error", "json_keys_are_known", key, document.place(key), text, fix, cost)
-    for problem in key_problems(document.value):
+    for problem in [*source.wrong, *key_problems(document.value)]:
         text = f"{problem.words[:1].upper()}{problem.words[1:]}"
         text = text.replace(" does not know in ", f" does not know {problem.path.rpartition('.')[2]} in ")
         yield _error(document, "json_keys_are_known", problem.path, text, "")
+    kind = document.get("optimizer.type")
+    if kind is not None and (words := unknown_optimizer(kind)):
+        yield _error(document, "json_keys_are_known", "optimizer.type", words, "")
 
 
 def auto_is_filled_in(source: Reading) -> Iterator[Finding]:

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.launch import Launch, find_launch
 from nbtrain.foreign.shell import read_script
 from nbtrain.foreign.words import Value, Word, quantity
 
-KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
 MOST_NODES = 100_000
 # The label of NVIDIA's GPU feature discovery: the device's name with dashes for blanks.
 PRODUCT = "nvidia.com/gpu.product"
@@ -119,10 +119,10 @@ def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
             name, size = tree.word("metadata.name"), tree.find("spec.resources.requests.storage")
             if name and size:
                 claims[name.text] = Value(int(quantity(size, "storage")), size.place)
-        elif kind.text in KINDS:
+        elif kind.text in JOB_KINDS:
             jobs.append(_READERS[kind.text](tree))
-        elif kind.text.lower() in map(str.lower, KINDS):
-            raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled DeepSpeedJob.")
+        elif meant := next((one for one in JOB_KINDS if one.lower() == kind.text.lower()), None):
+            raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled {meant}.")
     for job in jobs:
         job.documents |= files
         asked = [claims[str(claim.value)] for claim in job.volumes if str(claim.value) in claims]

@@ -9,11 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import workspace
+from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.flags import VERSIONS, tables
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
 from nbtrain.foreign.launch import Launch, find_launch, sbatch
-from nbtrain.foreign.manifests import KINDS, read_manifest
+from nbtrain.foreign.manifests import read_manifest
 from nbtrain.foreign.shell import Script, read_script
 from nbtrain.foreign.words import Value, Word
 
@@ -48,7 +49,8 @@ def is_foreign(path: str | Path) -> bool:
     if file.suffix not in (".yaml", ".yml"):
         return False
     text = _text(file)
-    return bool(re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE))
+    job = re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE)
+    return bool(job or (re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)))
 
 
 def read_files(files: Sequence[str | Path]) -> list[Job]:
@@ -65,7 +67,8 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
         elif path.suffix in (".yaml", ".yml"):
             found, maps = read_manifest(text, label)
             if not found and not maps:
-                known = ", ".join(KINDS)
+                known = ", ".join(JOB_KINDS)
+                kinds = list(dict.fromkeys(re.findall(r"(?m)^kind:\s*[\"']?(\w+)", text)))
                 if re.search(NEOX, text):
                     raise ConfigError(
                         f"{label}: a configuration of GPT-NeoX, which is not read. Read are {known}, shell "
@@ -73,7 +76,10 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
                     )
                 if re.search(OURS, text):
                     raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
-                raise ConfigError(f"{label}: holds no job; kinds that are read: {known}, and ConfigMap.")
+                what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and " if kinds else ""
+                raise ConfigError(
+                    f"{label}: {what}holds no job; kinds that are read: {known}, and ConfigMap."
+                )
             jobs += found
             texts |= maps
         else:
@@ -92,7 +98,9 @@ def _text(path: Path) -> str:
             raise ConfigError(f"{path}: is {kind}; give {FILES}.")
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8")
+        # What DeepSpeed refuses of a JSON is left in it, to be named.
+        return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give {FILES}.") from None
     except UnicodeDecodeError as error:

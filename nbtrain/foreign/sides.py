@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.config.deepspeed_keys import KeyProblem
 from nbtrain.config.schema import RunConfig
 from nbtrain.foreign.flags import Arguments, Setting, Table
 from nbtrain.foreign.job import Job
@@ -37,6 +38,8 @@ class Reading:
     """What is left out, and why that changes nothing."""
     auto: dict[str, str] = field(default_factory=dict)
     """{"train_batch_size": "ds.json:2"}: keys of the JSON that say "auto", and where."""
+    wrong: list[KeyProblem] = field(default_factory=list)
+    """Values of the JSON that DeepSpeed does not take; they are left out of it."""
     failures: list[tuple[str, str]] = field(default_factory=list)
     """(field, message) of what cannot be taken over; a field that is overridden does not fail."""
 

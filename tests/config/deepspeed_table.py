@@ -2,8 +2,9 @@
 
     DS_ACCELERATOR=cpu python tests/config/deepspeed_table.py > nbtrain/config/tables/deepspeed-0.19.8.json
 
-Sections with a pydantic model are walked field by field. Others are read from a mapping that notes each key;
-what they do with a key that they do not know is nothing at all.
+Sections with a pydantic model are walked field by field. The others and the keys at the top are read from a
+mapping that notes each key and its default, which is of the key's type; what DeepSpeed does with a key that
+it does not know there is nothing at all, and it converts no value ("exact").
 """
 
 import enum
@@ -26,6 +27,22 @@ from pydantic import BaseModel
 NAMES = {bool: "bool", int: "int", float: "float", str: "str"}
 LIMITS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 READ = ("aio", "flops_profiler", "autotuning", "activation_checkpointing")
+# Types of keys whose default is None, as the code that reads them takes them.
+TYPES = {
+    "train_batch_size": "int",
+    "train_micro_batch_size_per_gpu": "int",
+    "gradient_accumulation_steps": "int",
+    "steps_per_print": "int",
+    "vocabulary_size": "int",
+    "communication_data_type": "str",
+    "log_level": "str",
+    "flops_profiler.output_file": "str",
+    "autotuning.metric_path": "str",
+    "autotuning.arg_mappings": "mapping",
+    "autotuning.model_info_path": "str",
+    "autotuning.max_train_batch_size": "int",
+    "activation_checkpointing.number_checkpoints": "int",
+}
 
 
 # The models of the sections; sections inside them are found in their fields.
@@ -93,23 +110,37 @@ def walk(path: str, model: type[BaseModel], sections: dict[str, dict[str, object
 
 
 class Noting(dict):
-    """A mapping that notes which keys are asked for."""
+    """A mapping that notes which keys are asked for, and their defaults."""
 
     def __init__(self, **values: object):
         super().__init__(**values)
-        self.read: dict[str, None] = {}
+        self.read: dict[str, object] = {}
 
     def __contains__(self, key: object) -> bool:
-        self.read[str(key)] = None
+        self.read.setdefault(str(key), Ellipsis)
         return super().__contains__(key)
 
     def __getitem__(self, key: str) -> object:
-        self.read[key] = None
+        self.read.setdefault(key, Ellipsis)
         return super().__getitem__(key)
 
     def get(self, key: str, default: object = None) -> object:
-        self.read[key] = None
+        if self.read.get(key, Ellipsis) is Ellipsis:
+            self.read[key] = default
         return super().get(key, default)
+
+    def entries(self, section: str = "") -> dict[str, dict[str, object]]:
+        """What was noted, as the table writes it; sections of the top are left out."""
+        found = {}
+        for key, default in sorted(self.read.items()):
+            kind = TYPES.get(section + key) or NAMES.get(type(default))
+            if kind:
+                # No value at all is false, or as if the key were not there.
+                null = {"null": True} if default is None or kind == "bool" else {}
+                found[key] = {"type": kind, "exact": True, **null}
+            elif section:
+                found[key] = {"type": "any"}
+        return found
 
 
 def table() -> dict[str, object]:
@@ -117,8 +148,9 @@ def table() -> dict[str, object]:
     for path, model in MODELS.items():
         walk(path, model, sections)
     noted = {name: Noting() for name in READ}
-    runtime.DeepSpeedConfig({"train_batch_size": 1, **noted})
-    sections |= {name: {key: {"type": "any"} for key in sorted(found.read)} for name, found in noted.items()}
+    top = Noting(train_batch_size=1, **noted)
+    runtime.DeepSpeedConfig(top)
+    sections |= {name: found.entries(f"{name}.") for name, found in noted.items()}
     return {
         "program": "deepspeed",
         "version": deepspeed.__version__.partition("+")[0],
@@ -126,14 +158,18 @@ def table() -> dict[str, object]:
             *runtime._REMOVED_TOP_LEVEL_CONFIG_KEYS,
             *(f"zero_optimization.{key}" for key in runtime._REMOVED_ZERO_CONFIG_KEYS),
         ],
+        "optimizers": [*runtime.DEEPSPEED_OPTIMIZERS],
+        "top": top.entries(),
         "sections": sections,
     }
 
 
 def as_text(value: dict[str, object]) -> str:
     """One key to a line."""
-    head = {key: one for key, one in value.items() if key != "sections"}
+    head = {key: one for key, one in value.items() if key not in ("top", "sections")}
     lines = [f' "{key}": {json.dumps(one)},' for key, one in head.items()]
+    top = ",\n".join(f'  "{key}": {json.dumps(one)}' for key, one in value["top"].items())
+    lines.append(f' "top": {{\n{top}\n }},')
     parts = [
         f'  "{path}": {{\n'
         + ",\n".join(f'   "{key}": {json.dumps(one)}' for key, one in keys.items())

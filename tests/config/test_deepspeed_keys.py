@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.version import PACKAGE
-from nbtrain.config.deepspeed_keys import VERSION, broken_rule, key_problems, table
+from nbtrain.config.deepspeed_keys import (
+    TORCH_OPTIMIZERS,
+    VERSION,
+    broken_rule,
+    key_problems,
+    table,
+    unknown_optimizer,
+)
 
 HERE = Path(__file__).parent
 # Values of every kind, to be taken or refused by DeepSpeed's models and by the table alike.
@@ -61,6 +68,8 @@ def ask(path, model):
         found[f"{{path}}.{{key}}"] = taken
 for path, model in installed.MODELS.items():
     ask(path, model)
+import torch
+print("optimizers", json.dumps([name for name, one in vars(torch.optim).items() if isinstance(one, type)]))
 print("table", json.dumps(installed.table()))
 print("verdicts", json.dumps(found))
 """
@@ -75,7 +84,7 @@ def installed():
     )
     assert done.returncode == 0, done.stderr
     lines = (line.partition(" ") for line in done.stdout.splitlines())
-    return {name: json.loads(text) for name, _, text in lines if name in ("table", "verdicts")}
+    return {name: json.loads(text) for name, _, text in lines if name in ("table", "verdicts", "optimizers")}
 
 
 @pytest.mark.slow
@@ -83,6 +92,11 @@ def test_the_table_is_that_of_the_installed_deepspeed(installed):
     """A new version fails here; tests/config/deepspeed_table.py writes its table."""
     assert installed["table"]["version"] == VERSION
     assert installed["table"] == table()
+
+
+@pytest.mark.slow
+def test_torch_has_the_optimizers_that_are_taken(installed):
+    assert set(TORCH_OPTIMIZERS) <= set(installed["optimizers"])
 
 
 @pytest.mark.slow
@@ -130,6 +144,65 @@ def test_keys_are_looked_for_in_every_depth():
         ("timers.throughput.enabld", "enabled"),
         ("tensorboard.output_path", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "words"),
+    [
+        ({"gradient_clipping": "one"}, "gradient_clipping", "must be a number, not one."),
+        ({"gradient_clipping": True}, "gradient_clipping", "must be a number, not true."),
+        ({"gradient_clipping": None}, "gradient_clipping", "must be a number, not null."),
+        ({"train_batch_size": "32"}, "train_batch_size", "must be a whole number, not '32'."),
+        ({"train_batch_size": 1.5}, "train_batch_size", "must be a whole number, not 1.5."),
+        ({"prescale_gradients": "false"}, "prescale_gradients", "must be true or false, not 'false'."),
+        ({"aio": {"block_size": "1M"}}, "aio.block_size", "must be a whole number, not 1M."),
+        ({"aio": {"single_submit": "no"}}, "aio.single_submit", "must be true or false, not 'no'."),
+        ({"flops_profiler": {"output_file": 5}}, "flops_profiler.output_file", "must be text, not 5."),
+        ({"autotuning": {"arg_mappings": 1}}, "autotuning.arg_mappings", "must be a mapping, not 1."),
+        (
+            {"activation_checkpointing": {"number_checkpoints": "4"}},
+            "activation_checkpointing.number_checkpoints",
+            "must be a whole number, not '4'.",
+        ),
+    ],
+)
+def test_what_deepspeed_reads_without_a_model_has_types_too(values, path, words):
+    """At the top and in four sections DeepSpeed converts nothing: "false" in quotes is true."""
+    (problem,) = key_problems(values)
+    assert (problem.path, problem.words) == (path, words)
+
+
+def test_values_without_a_model_that_are_taken():
+    values = {
+        "train_batch_size": 32.0,
+        "train_micro_batch_size_per_gpu": None,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": 1,
+        "prescale_gradients": 0,
+        "communication_data_type": "fp16",
+        "aio": {"block_size": 1048576, "overlap_events": True},
+        "flops_profiler": {"output_file": None, "recompute_fwd_factor": 0},
+        "autotuning": {"model_info": {"num_params": 1}, "arg_mappings": {"a": "b"}},
+    }
+    assert list(key_problems(values)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Adam", ""),
+        ("LAMB", ""),
+        ("SGD", ""),
+        ("auto", ""),
+        ("AdanW", "DeepSpeed 0.19.8 has no optimizer AdanW. Nearest: AdamW."),
+        ("sgd", "DeepSpeed 0.19.8 has no optimizer sgd. Nearest: SGD."),
+        ("Sophia", "DeepSpeed 0.19.8 has no optimizer Sophia."),
+        (5, "DeepSpeed 0.19.8 has no optimizer 5."),
+    ],
+)
+def test_the_name_of_an_optimizer(kind, words):
+    """DeepSpeed's own in any case, torch's by their exact names."""
+    assert unknown_optimizer(kind) == words
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,14 @@ def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
     assert any("ZeRO 2 with 4 pipeline stages: DeepSpeed refuses ZeRO 2 and 3" in str(n) for n in piped.notes)
 
 
+def test_what_a_resume_does_not_load_is_a_note(tmp_path):
+    """A run that begins with other weights is refused by its --load; nbtrain's resumes load everything."""
+    flags = ["--no-load-optim", "--no-load-rng", "--no-load-lr-state"]
+    notes = [note.text for note in import_flags(tmp_path, *flags).notes if "no-load" in note.text]
+    reason = "a resume loads optimizer, learning rate and random state here in any case, and goes on as if it"
+    assert notes == [f"{flag}: {reason} had not stopped." for flag in flags]
+
+
 def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
     """One node of 8 for 128 ranks, and no vocabulary: both are named with the fix."""
     path = tmp_path / "train_gpt3_175b.sh"
@@ -475,8 +483,16 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
         (
             "a.yaml",
             "kind: Deployment\n",
-            "a.yaml: holds no job; kinds that are read: DeepSpeedJob, PyTorchJob",
+            "a.yaml: is a manifest of Kubernetes (Deployment) and holds no job; kinds that are read: "
+            "DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, and ConfigMap.",
         ),
+        (
+            "a.yaml",
+            "apiVersion: v1\nkind: Pod\n---\nkind: 'Job'\n---\nkind: Pod\n",
+            "a.yaml: is a manifest of Kubernetes (Pod, Job) and holds no job; kinds that are read: ",
+        ),
+        ("a.yaml", "name: x\n", "a.yaml: holds no job; kinds that are read: DeepSpeedJob"),
+        ("a.yaml", "kind: pytorchjob\n", "a.yaml:1: kind = pytorchjob: the kind is spelled PyTorchJob."),
         ("a.yaml", "kind: [\n", "a.yaml:2: not YAML"),
         ("a.json", '{"a": }', "a.json:1: not JSON: a value is missing for a."),
         ("a.json", "[]", "a.json:1: a DeepSpeed configuration is a JSON object"),
@@ -490,6 +506,42 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as error:
         import_files([tmp_path / name])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{\n"optimizer": {\n"type": "AdanW"}}',
+            "a.json:3: optimizer.type = AdanW: DeepSpeed 0.19.8 has no optimizer AdanW. Nearest: AdamW.",
+        ),
+        (
+            '{"optimizer": {"type": "Lion"}}',
+            "a.json:1: optimizer.type = Lion: only Adam and AdamW can be taken over.",
+        ),
+        (
+            '{"optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}',
+            "a.json:1: optimizer.params.lr: must be a number, not '1e-4'.",
+        ),
+        (
+            '{"optimizer": {"params": {"betas": [0.9, "x"]}}}',
+            "a.json:1: optimizer.params.betas: must be two numbers, not [0.9, 'x'].",
+        ),
+        ('{\n"gradient_clipping": "one"}', "a.json:2: gradient_clipping: must be a number, not one."),
+        (
+            '{"fp16": {"enabled": true, "loss_scale": "dynamic"}}',
+            "a.json:1: fp16.loss_scale: must be a number, ",
+        ),
+        ('{"fp16": 5}', "a.json:1: fp16: must be a mapping of keys, not 5."),
+        ('{"zero_optimization": {"stage": "two"}}', "a.json:1: zero_optimization.stage: must be one of 0, 1"),
+    ],
+)
+def test_a_value_that_deepspeed_does_not_take_makes_the_import_fail(text, message, tmp_path):
+    """With file and line; none is passed over in silence."""
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        import_files([tmp_path / "a.json"], onto="gpt-125m")
     assert message in str(error.value)
 
 

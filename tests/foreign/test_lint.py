@@ -325,6 +325,27 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             ],
         ),
         (
+            '\ufeff{"train_batch_size": 256}',
+            "json_is_json",
+            [
+                "error, cannot run: ds_config_125m.json:1",
+                "  a byte order mark: Python's json, which DeepSpeed reads with, refuses it.",
+                "  Take it out.",
+            ],
+        ),
+        (
+            {"gradient_clipping": "one", "optimizer": {"type": "AdanW"}, "aio": {"block_size": "1M"}},
+            "json_keys_are_known",
+            [
+                "error, cannot run: ds_config_125m.json:9: gradient_clipping",
+                "  Must be a number, not one.",
+                "error, cannot run: ds_config_125m.json:24: aio.block_size",
+                "  Must be a whole number, not 1M.",
+                "error, cannot run: ds_config_125m.json:21: optimizer.type",
+                "  DeepSpeed 0.19.8 has no optimizer AdanW. Nearest: AdamW.",
+            ],
+        ),
+        (
             '{"train_batch_size": 256,\n"train_batch_size": 256}',
             "json_is_json",
             [

@@ -547,6 +547,12 @@ BROKEN = {
         ["parallel.deepspeed_extra={csv_monitor: {enabled: perhaps}}"],
         "@: parallel.deepspeed_extra sets csv_monitor.enabled, which must be true or false, not perhaps.",
     ),
+    "a value that DeepSpeed reads without a model": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={aio: {block_size: 1M}, memory_breakdown: 'false'}"],
+        "@: parallel.deepspeed_extra sets aio.block_size, which must be a whole number, not 1M.\n"
+        "@: parallel.deepspeed_extra sets memory_breakdown, which must be true or false, not 'false'.",
+    ),
     "a value below DeepSpeed's bound": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage3_max_reuse_distance: -1}}"],

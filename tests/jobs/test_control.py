@@ -14,7 +14,7 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
-from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor import leftovers, processes
 
 
 @pytest.fixture
@@ -86,6 +86,19 @@ def test_clean_lists_and_removes(job, leftover):
     assert run.checkpoint_steps() == [4]
     assert job.log(0, 0).read_text() == "last words"
     assert control.clean(run) == []
+
+
+def test_a_file_that_anyone_may_be_writing_is_not_swept(job):
+    """`nbtrain pause` while a supervisor sweeps: its temporary file is renamed next. That of a rank goes."""
+    names = ("control/.pause.json.0a1b2c3d.tmp", ".engine.json.4711.tmp", "control/.ack.json.0a1b2c3d.tmp")
+    pause, engine, ack = paths = [job.path / name for name in names]
+    for path in paths:
+        path.write_text("{")
+    assert leftovers.sweep(job.run, None) == [f"jobs/{job.job_id}/{names[2]}"]
+    assert pause.exists() and engine.exists() and not ack.exists()
+    for path in (pause, engine):
+        os.utime(path, (time.time() - 3601, time.time() - 3601))
+    assert len(leftovers.sweep(job.run, None)) == 2
 
 
 def test_clean_warns_of_last_copies(job):

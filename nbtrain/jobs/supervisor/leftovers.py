@@ -1,16 +1,21 @@
 """What killed processes leave in a run directory: temporary files, torn checkpoints, cut-off submissions.
 
 Only called under the run's lock, when no process of the run's jobs is alive: then nothing here is still being
-written.
+written, but for the files that anyone may write (`ANYONES`).
 """
 
 import shutil
+import time
 from pathlib import Path
 
 from nbtrain.base.checkpoint_files import MANIFEST, REJECTED, checkpoint_problem
 from nbtrain.base.rundir import RunDir
 
 TEMPORARY = ".*.tmp"
+# Who pauses a job or asks its engine holds no lock. Such a file is written in moments; the clocks of two
+# machines differ by less than an hour.
+ANYONES = frozenset({"pause.json", "ask.json", "devices.json", "engine.json", "kubernetes.json"})
+ANYONES_SECONDS = 3600.0
 
 
 def temporaries(run: RunDir) -> list[Path]:
@@ -18,7 +23,18 @@ def temporaries(run: RunDir) -> list[Path]:
     found = list(run.path.glob(TEMPORARY))
     for folder in (run.jobs, run.model, run.tensorboard, run.profiling):
         found += folder.rglob(TEMPORARY) if folder.is_dir() else ()
-    return sorted(found)
+    return sorted(path for path in found if not _may_be_written(path))
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether a process without the run's lock may be about to rename this temporary file."""
+    # .<name>.<random part or pid>.tmp: base/files.py
+    name = path.name[1:].rpartition(".")[0].rpartition(".")[0]
+    try:
+        return name in ANYONES and time.time() - path.stat().st_mtime < ANYONES_SECONDS
+    except FileNotFoundError:
+        # It was renamed meanwhile.
+        return True
 
 
 def torn_checkpoints(run: RunDir) -> list[Path]:

@@ -9,6 +9,7 @@
     nb.verify(data)               every byte of a dataset, checked
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
     nb.export_run(run, to)        a run as a script of Megatron or a DeepSpeed JSON
+    nb.check(run)                 what stands against a run, or against files of other programs
     nb.plan(run)                  parameters, memory, time, disk
     nb.calibrate()                measure this machine, so that plans know its rates
     nb.plan_picture(run)          the plan as a figure
@@ -47,6 +48,7 @@ __all__ = [
     "advise",
     "baselines",
     "calibrate",
+    "check",
     "check_parameters",
     "curves",
     "data_card",

@@ -395,9 +395,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "advise baselines calibrate check_parameters curves data_card deepspeed_config export_run generate "
-        "import_run largest launch launcher load open_run plan plan_picture prepare queue runs scalars "
-        "search submit tensorboard twin verify what_if"
+        "advise baselines calibrate check check_parameters curves data_card deepspeed_config export_run "
+        "generate import_run largest launch launcher load open_run plan plan_picture prepare queue runs "
+        "scalars search submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -69,6 +69,11 @@ class Run:
             raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
         return job
 
+    def _job(self, job_id: str | None) -> JobDir:
+        from nbtrain.monitor.job_page import job_of
+
+        return job_of(self.directory, job_id)
+
     @property
     def state(self) -> str:
         """QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED, CANCELLED or LOST."""
@@ -173,28 +178,31 @@ class Run:
     @property
     def failed_rank(self) -> int:
         """The rank that the cause of the newest job's end names first; 0 if it names none that has a log."""
-        from nbtrain.monitor.logs import log_attempts
-        from nbtrain.monitor.tracebacks import culprit
+        from nbtrain.monitor.tracebacks import failed_rank
 
-        rank = culprit(self.cause)
-        return rank if rank is not None and rank in log_attempts(self.job) else 0
+        return failed_rank(self.job, self.cause)
 
-    def traceback(self, rank: int | None = None) -> str | None:
-        """The last traceback of a rank of the newest job, by default of the one that failed; None if none."""
-        from nbtrain.monitor.tracebacks import last_traceback
+    def traceback(self, rank: int | None = None, job_id: str | None = None) -> str | None:
+        """The last traceback of a rank, by default of the one that failed in the newest job; None if none."""
+        from nbtrain.monitor.tracebacks import failed_rank, last_traceback
 
-        return last_traceback(self.job, self.failed_rank if rank is None else whole("rank", rank))
+        job = self._job(job_id)
+        return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else whole("rank", rank))
 
-    def search(self, text: str, rank: int | None = None, ignore_case: bool = False) -> "Iterator[Hit]":
-        """Lines with `text` in the newest job's logs: of all ranks and attempts, or of one rank.
+    def search(
+        self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None
+    ) -> "Iterator[Hit]":
+        """Lines with `text` in the logs of all jobs, the newest first, or of one; of all ranks, or of one.
 
-        Each has .log, .line_number and .text. They come as they are found; a log may have any size.
+        Each has .job, .log, .line_number and .text. They come as they are found; a log may have any size.
         """
         from nbtrain.monitor.log_search import search
 
         if not text_of("text", text):
             raise ConfigError("the text to search for is empty.")
-        return search(self.job, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
+        ids = [self._job(job_id).job_id] if job_id else reversed(self.directory.job_ids())
+        jobs = [self.directory.job(one) for one in ids]
+        return search(jobs, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
 
     def progress_line(self) -> str:
         """State, step, loss, rate and ETA in one line."""
@@ -202,12 +210,15 @@ class Run:
 
         return progress_line(self.directory)
 
-    def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
-        """The last lines of one rank's log."""
+    def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
+        """The last lines of a log of the newest job: a rank's, "supervisor" or a machine's ("node0")."""
         from nbtrain.jobs.backends.base import backend_of_job
+        from nbtrain.monitor.logs import NODE, SUPERVISOR
 
-        lines, rank = whole("lines", lines), whole("rank", rank)
-        job = self.directory.newest_job()
+        lines = whole("lines", lines)
+        if not isinstance(rank, str) or not (rank == SUPERVISOR or NODE.fullmatch(rank)):
+            rank = whole("rank", rank)
+        job = self._job(job_id) if job_id else self.directory.newest_job()
         return backend_of_job(job).logs(job, rank, lines) if job else []
 
     @property
@@ -217,11 +228,31 @@ class Run:
 
         return backend_of_job(self.job).events(self.job)
 
-    def stop(self, now: bool = False) -> None:
+    def cancel(self, now: bool = False) -> None:
         """Ask the newest job to save and leave; `now` kills it without saving."""
         from nbtrain.jobs.control import cancel
 
         cancel(self.job, now=now)
+
+    stop = cancel
+
+    def save(self, wait_seconds: float | None = None) -> int | None:
+        """Ask the newest job for a checkpoint; it goes on. With `wait_seconds` returns the checkpoint's step.
+
+        Raises JobError if the job is not active, saves nothing, or has not saved in that time.
+        """
+        from nbtrain.jobs.control import request_save
+
+        return request_save(self.job, None if wait_seconds is None else number("wait_seconds", wait_seconds))
+
+    def clean(self, yes: bool = False) -> list[str]:
+        """What killed jobs left: processes, temporary files, torn checkpoints; `yes` removes it.
+
+        Raises JobError while a job is active.
+        """
+        from nbtrain.jobs.control import clean
+
+        return clean(self.directory, dry_run=not yes)
 
     def pause(self) -> None:
         """Have the newest job save and give its devices up; resume() goes on with the same job."""

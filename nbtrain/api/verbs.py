@@ -10,11 +10,12 @@ nb.generate(run, "def ")
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from nbtrain.api.arguments import misused, number, text, wait_wanted, whole, whole_or_none
+from nbtrain.api.check import check as check
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if
@@ -261,17 +262,18 @@ def runs(
     sort: str = "submitted",
     reverse: bool = False,
     limit: int | None = None,
+    label: str | Mapping[str, str] | Sequence[str] = (),
 ) -> "list[RunSummary]":
     """The runs under the output root, newest first; in a cell, a table.
 
     `name` is a part of the name or a pattern (gpt-*); `state` e.g. "failed", "active" or a list; ages are
     "12h", "2d" or seconds since the submission; `sort` is submitted, ended, name, state, step, loss,
-    validation or restarts.
+    validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial".
     """
     from nbtrain.monitor.run_filter import run_filter
     from nbtrain.monitor.runs import list_runs
 
-    return list_runs(wanted=run_filter(name, state, newer_than, older_than, sort, reverse, limit))
+    return list_runs(wanted=run_filter(name, state, newer_than, older_than, sort, reverse, limit, label))
 
 
 def queue(name: str = "") -> "QueueList":

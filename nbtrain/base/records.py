@@ -187,6 +187,8 @@ class JobRecord(Stamped):
     backend: str = "local"
     command: list[str] = field(default_factory=list)
     """What a rank runs: arguments of Python, to which the run directory is added."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the run, when the job was submitted."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Oldest first."""
     schema_version: int = SCHEMA_VERSION

@@ -29,6 +29,7 @@ def add_verbs(under: Any) -> None:
     )
     one = config_verb(under, "check", check, text)
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
+    one.add_argument("--json", action="store_true", help="the findings, as JSON")
     one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
     one = config_verb(under, "export", export_run, "Write a run as flags of Megatron or as a DeepSpeed JSON.")
     text = "megatron-lm, megatron-deepspeed, each with @VERSION or the newest; or deepspeed, its JSON alone"
@@ -129,49 +130,34 @@ def import_run(options: argparse.Namespace) -> None:
 def check(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
-    from nbtrain.config.load import load, to_yaml
+    from nbtrain.config.load import to_yaml
     from nbtrain.foreign.read import is_foreign
     from nbtrain.planner.cost import checked_prices, is_prices
-    from nbtrain.planner.findings import stops
 
     files = [options.run, *(word for word in options.overrides if "=" not in word)]
-    if any(is_foreign(file) for file in files):
-        if options.resolved:
-            raise ConfigError("--resolved is for a run; `nbtrain import` prints the run YAML of these files.")
-        return check_files(files, [word for word in options.overrides if "=" in word], options.program)
-    if options.program:
-        raise ConfigError(f"--from names the program of a script or manifest, and {options.run} is none.")
-    if is_prices(Path(options.run)):
+    foreign = any(is_foreign(file) for file in files)
+    if options.resolved and options.json:
+        raise ConfigError("--resolved prints YAML and --json the findings: give one of the two.")
+    if options.resolved and foreign:
+        raise ConfigError("--resolved is for a run; `nbtrain import` prints the run YAML of these files.")
+    if options.resolved:
+        print(to_yaml(api.load(options.run, options.overrides)), end="")
+        return 0
+    if not foreign and is_prices(Path(options.run)):
+        if options.json:
+            raise ConfigError(f"--json is for runs and files of other programs; {options.run} holds prices.")
         print(checked_prices(Path(options.run)))
         return 0
-    config = load(options.run, options.overrides)
-    if options.resolved:
-        print(to_yaml(config), end="")
-        return 0
-    findings = api.plan(config).findings
-    works = not stops(findings)
-    verdict = "every field and every rule holds" if works else "the fields are legal, but the run cannot work"
-    print(f"{config.name}: {verdict}{'; findings, the dearest first:' if findings else '.'}")
-    for finding in findings:
-        print(*finding.lines(), sep="\n")
-    return 0 if works else ConfigError.exit_code
-
-
-def check_files(files: list[str], overrides: list[str], program: str) -> int:
-    """Findings about files of other programs; 2 if one of them stops the job."""
-    from nbtrain.base import amounts
-    from nbtrain.base.errors import ConfigError
-    from nbtrain.foreign.lint import lint
-    from nbtrain.planner.findings import stops
-
-    findings = lint(files, overrides, program)
-    many = amounts.counted(len(findings), "finding")
-    found = f"{many}, the dearest first:" if len(findings) > 1 else f"{many}:"
-    found = found if findings else "nothing stands against it."
-    print(f"{', '.join(files)}: {found}")
-    for finding in findings:
-        print(*finding.lines(), sep="\n")
-    return ConfigError.exit_code if stops(findings) else 0
+    overrides = [word for word in options.overrides if "=" in word] if foreign else options.overrides
+    runs = files if foreign else [options.run]
+    checked = api.check(*runs, overrides=overrides, program=options.program)
+    if options.json:
+        print(json.dumps(checked.to_dict(), indent=2, ensure_ascii=False))
+    elif checked.refused is not None:
+        raise checked.refused
+    else:
+        print(checked)
+    return 0 if checked.works else ConfigError.exit_code
 
 
 def export_run(options: argparse.Namespace) -> None:

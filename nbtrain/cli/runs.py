@@ -30,6 +30,8 @@ def add_verbs(under: Any) -> None:
     one = add_verb(under, "runs", runs, "Every run under the output root and its state.")
     one.add_argument("name", metavar="NAME", nargs="?", default="", help="a part of the name, or gpt-*")
     one.add_argument("--state", default="", help="e.g. failed,lost; active and ended stand for several")
+    text = "with these labels: team=nlp,stage!=trial; team: any value; !team: without"
+    one.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
     one.add_argument("--newer-than", metavar="AGE", help="submitted within this time: 90s, 30m, 12h, 2d, 1w")
     one.add_argument("--older-than", metavar="AGE", help="submitted before this time")
     one.add_argument("--sort", default="submitted", help="or: ended name state step loss validation restarts")
@@ -54,16 +56,22 @@ def add_verbs(under: Any) -> None:
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"resources over time: {PICTURE_HELP}")
     one = run_verb(under, "logs", logs, "A rank's log; of a failed run, first the last traceback.")
     one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
-    one.add_argument("--rank", type=int, help="default: 0, or the rank that failed; with --grep, all")
+    text = "or supervisor, or node0; default: 0, or the rank that failed; with --grep, all"
+    one.add_argument("--rank", metavar="RANK", help=text)
+    text = "of this job; default: the newest, with --grep all, the newest first"
+    one.add_argument("--job", metavar="JOB_ID", help=text)
     one.add_argument("-n", "--lines", type=int, help="default: the last 50; with --grep, all")
-    one.add_argument("--grep", metavar="TEXT", help="lines with this text, of all ranks and attempts")
+    text = "lines with this text, of all jobs, ranks and attempts"
+    one.add_argument("--grep", metavar="TEXT", help=text)
     one.add_argument("-i", "--ignore-case", action="store_true", help="with --grep")
+    one.add_argument("--json", action="store_true", help="with --grep: each line found as a JSON object")
     run_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails.")
     one = run_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave.")
     one.add_argument("--now", action="store_true", help="kill it without saving")
     text = "Save, end the ranks and give their devices up; resume goes on with the same job."
     run_verb(under, "pause", pause, text)
-    run_verb(under, "save", save, "Ask the job for a checkpoint; it goes on.")
+    one = run_verb(under, "save", save, "Ask the job for a checkpoint; it goes on.")
+    one.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for it, and say its step")
     text = "Go on from the newest whole checkpoint as a new job; a paused job goes on itself."
     one = run_verb(under, "resume", resume, text)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
@@ -159,7 +167,7 @@ def runs(options: argparse.Namespace) -> None:
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
-    wanted = run_filter(options.name, options.state, *ages, *order)
+    wanted = run_filter(options.name, options.state, *ages, *order, options.label)
     entries = list_runs(wanted=wanted)
     if options.json:
         print(runs_json(entries))
@@ -200,31 +208,56 @@ def job(options: argparse.Namespace) -> None:
 
 def logs(options: argparse.Namespace) -> None:
     from nbtrain.base.jobstate import FAILED
+    from nbtrain.jobs.backends.base import status_of
+    from nbtrain.monitor.job_page import job_of
     from nbtrain.monitor.logs import follow
+    from nbtrain.monitor.tracebacks import failed_rank
 
     run = run_of(options)
     if options.lines is not None and options.lines < 0:
         raise ConfigError(f"--lines {options.lines}: must be at least 0.")
-    ranks = run.config.world_size
-    if options.rank is not None and not 0 <= options.rank < ranks:
-        raise ConfigError(f"--rank {options.rank}: {run.name} has {ranks} rank(s), 0 to {ranks - 1}.")
+    rank = _rank_of(options.rank, run)
     if options.grep is not None:
-        for hit in islice(run.search(options.grep, options.rank, options.ignore_case), options.lines):
-            print(hit)
+        if isinstance(rank, str):
+            raise ConfigError("--grep looks through all logs, or with --rank N through those of one rank.")
+        found = run.search(options.grep, rank, options.ignore_case, options.job)
+        for hit in islice(found, options.lines):
+            print(json.dumps(vars(hit), ensure_ascii=False) if options.json else hit)
         return
-    lines, rank = 50 if options.lines is None else options.lines, options.rank or 0
-    if options.rank is None and run.directory.newest_job() and run.state == FAILED:
-        rank = run.failed_rank
-        if traceback := run.traceback():
-            print(f"{run.name} is FAILED. The last traceback of rank {rank}:\n\n{traceback}\n")
+    if options.json:
+        raise ConfigError("--json goes with --grep.")
+    if options.follow and options.job:
+        raise ConfigError("--follow is of the newest job: leave --job out.")
+    lines = 50 if options.lines is None else options.lines
+    job = job_of(run.directory, options.job) if options.job else run.directory.newest_job()
+    state, cause = status_of(job) if job else (None, None)
+    if rank is None and job and state == FAILED:
+        rank = failed_rank(job, cause)
+        if traceback := run.traceback(rank, job.job_id):
+            which = f"job {job.job_id} of {run.name}" if options.job else run.name
+            print(f"{which} is FAILED. The last traceback of rank {rank}:\n\n{traceback}\n")
         if traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
-    for line in run.log(lines, rank):
+    rank = rank or 0
+    for line in run.log(lines, rank, options.job):
         print(line)
     if options.follow:
         for line in follow(run.directory, rank):
             print(line, flush=True)
         print(run.progress_line())
+
+
+def _rank_of(text: str | None, run: Any) -> int | str | None:
+    """What --rank says: a rank of the run, supervisor or a machine's log. Raises ConfigError."""
+    from nbtrain.monitor.logs import NODE, SUPERVISOR
+
+    if text is None or text == SUPERVISOR or NODE.fullmatch(text):
+        return text
+    ranks = run.config.world_size
+    if not text.isdecimal() or int(text) >= ranks:
+        has = f"{run.name} has {ranks} rank(s), 0 to {ranks - 1}"
+        raise ConfigError(f"--rank {text}: {has}; beside them supervisor and, on several machines, node0.")
+    return int(text)
 
 
 def wait(options: argparse.Namespace) -> int:
@@ -250,17 +283,13 @@ def pause(options: argparse.Namespace) -> None:
 
 
 def save(options: argparse.Namespace) -> None:
-    from nbtrain.jobs.control import request_save
-
     run = run_of(options)
-    request_save(run.job)
-    print(f"{run.name}: asked to save at the next step.")
+    step = run.save(options.wait)
+    print(f"{run.name}: {'asked to save at the next step' if step is None else f'saved at step {step:,}'}.")
 
 
 def clean(options: argparse.Namespace) -> None:
-    from nbtrain.jobs.control import clean as clean_run
-
-    found = clean_run(run_of(options).directory, dry_run=not options.yes)
+    found = run_of(options).clean(options.yes)
     print(*found or ["Nothing to clean."], sep="\n")
     if found and not options.yes:
         print("Nothing was removed; add --yes to remove these.")

@@ -16,6 +16,13 @@ ObjectName = Annotated[str, Field(pattern=f"^{SUBDOMAIN}$", max_length=253)]
 # A label's key: at most 63 characters after a prefix that is a domain, e.g. nvidia.com/gpu.product.
 LabelKey = Annotated[str, Field(pattern=f"^({SUBDOMAIN}/)?{QUALIFIED}$", max_length=317)]
 LabelValue = Annotated[str, Field(pattern=f"^({QUALIFIED})?$")]
+LABEL_WORDS = {
+    f"^({SUBDOMAIN}/)?{QUALIFIED}$": "must be a label's key: at most 63 letters, digits, dots, dashes and "
+    "underscores, the first and last a letter or digit, if wanted after a domain: example.com/team",
+    f"^({QUALIFIED})?$": "must be a label's value: at most 63 letters, digits, dots, dashes and underscores, "
+    "the first and last a letter or digit",
+}
+"""{pattern: its rule in words}."""
 # A key of a Secret, which becomes a file's name.
 SecretKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=253)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]

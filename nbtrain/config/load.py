@@ -22,7 +22,7 @@ from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
 from nbtrain.config.backend_section import HostsConfig, SlurmConfig
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
-from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.kubernetes_section import LABEL_WORDS, KubernetesConfig
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.other_names import other_name
@@ -77,6 +77,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 # such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset(
     {
+        "labels",
         "tokenizer.max_unknown_fraction",
         "backend.deadline_seconds",
         "backend.priority",
@@ -204,7 +205,9 @@ def override_layer(overrides: Overrides) -> Located:
     """
     layer = Located()
     for key, value in _override_items(overrides):
-        *parents, last = key.split(".")
+        # What is below a free-form key is one name: labels.example.com/team.
+        free = next((f"{name}." for name in FREE_FORM if key.startswith(f"{name}.")), "")
+        *parents, last = [*free.split(".")[:-1], key.removeprefix(free)] if free else key.split(".")
         place = OverridePlace.of(key, without_secrets(value, last))
         target = layer.value
         for depth, parent in enumerate(parents):
@@ -277,7 +280,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield dotted, dict(value) if isinstance(value, Mapping) else value
 
 
-FREE_FORM = {"backend.env", "parallel.deepspeed_extra"}
+FREE_FORM = {"backend.env", "parallel.deepspeed_extra", "labels"}
 
 
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, type[BaseModel] | None]:
@@ -398,6 +401,7 @@ _PATTERNS = {
     "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",
     r"\{content\}": "must hold {content}",
     r"\{instruction\}": "must hold {instruction}",
+    **LABEL_WORDS,
 }
 
 

@@ -56,6 +56,7 @@ WEIGHT = re.compile(r"data\.sources\.\d+\.weight")
 WITHOUT_EFFECT = (
     "schema_version",
     "name",
+    "labels",
     "mode",
     "backend",
     "checkpoint",

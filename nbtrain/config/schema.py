@@ -30,6 +30,7 @@ from nbtrain.config.fields import (
     Width,
     Word,
 )
+from nbtrain.config.kubernetes_section import LabelKey, LabelValue
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
@@ -123,6 +124,9 @@ class RunConfig(ConfigModel):
     """full trains. perf measures throughput over max_steps or 20 steps, without evaluation and checkpoints.
     eval reports the validation and test loss of the newest checkpoint and trains nothing; the next resume is
     full again."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
+    objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""
     model: ModelConfig
     """Architecture of the model."""
     tokenizer: TokenizerConfig
@@ -169,6 +173,9 @@ class RunConfig(ConfigModel):
 
     def where(self, key: str) -> str:
         """The place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""
+        inside = (place for known, place in self._origins.items() if known.startswith(f"{key}."))
+        if key not in self._origins and (place := next(inside, None)) is not None:
+            return place
         while key:
             if key in self._origins:
                 return self._origins[key]
@@ -181,6 +188,14 @@ class RunConfig(ConfigModel):
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """`labels`, with those of the backend's own section."""
+        return {
+            **self.labels,
+            **(self.backend.kubernetes.labels if self.backend.kind == "kubernetes" else {}),
+        }
 
     @property
     def topology(self) -> Topology:

@@ -312,6 +312,7 @@ def _write_job(
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
+        record.labels = config.all_labels
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:

@@ -16,7 +16,7 @@ REASONS = {
     "STARTING": "RanksStarted",
     "RUNNING": "Rank0Trains",
     "RESTARTING": "RankFailed",
-    "SUSPENDED": "HeldByEngine",
+    "SUSPENDED": "PausedOnRequest",
     "SUCCEEDED": "AllTokensDone",
     "FAILED": "Error",
     "CANCELLED": "StoppedOnRequest",
@@ -92,6 +92,8 @@ def conditions(
         current = _enter(found, current, state, event["time"], reason, message)
     state, cause, since, reason = final
     if state in MEANING and type_of(state) != current:
+        # A job that its supervisor has paused says so in an event.
+        reason = "HeldByEngine" if state == "SUSPENDED" else reason
         _enter(found, current, state, since, reason, cause or MEANING[state])
     elif reason and current in found:
         known = found[current]

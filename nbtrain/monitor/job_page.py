@@ -28,6 +28,8 @@ from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage
 
 PAGE_SCHEMA_VERSION = 1
+# Figures of the whole machine or pod that stand beside its replica's, which nobody measures.
+OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 # Points of a curve in to_dict(): as many as a chart has room for.
 MOST_POINTS = 240
 PHASES = {
@@ -181,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobPage:
     """The page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
-    job = _job_of(run, job_id)
+    job = job_of(run, job_id)
     now = time.time() if now is None else now
     state, cause = read_state(job, now)
     record = record_with_end(job, state)
@@ -235,7 +237,8 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     )
 
 
-def _job_of(run: RunDir, job_id: str | None) -> JobDir:
+def job_of(run: RunDir, job_id: str | None) -> JobDir:
+    """The job of that id, by default the newest. Raises JobError if there is none."""
     ids = run.job_ids()
     if not ids:
         raise JobError(f"{display(run.path)} holds no job yet; `nbtrain submit {run.name}` starts one.")
@@ -245,13 +248,11 @@ def _job_of(run: RunDir, job_id: str | None) -> JobDir:
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, config: RunConfig) -> dict[str, str]:
-    """The run's own, and those that a backend's section gives."""
+    """What nbtrain knows the job by, and the labels of the run; the run's own count."""
     labels = {"run": run.name, "job": job.job_id, "backend": record.backend}
     if parent := (run.record() or {}).get("parent"):
         labels["parent"] = str(parent)
-    for section in (config.backend, getattr(config.backend, record.backend, None)):
-        labels |= dict(getattr(section, "labels", None) or {})
-    return labels
+    return labels | config.all_labels
 
 
 def _limits(usage: list[NodeUsage]) -> dict[str, float]:
@@ -291,7 +292,7 @@ def _replicas(
                 image=config.resources.image,
                 ranks=rows,
                 logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
-                use=_uses(node, "replica") | _uses(node, "node", network_only=True),
+                use=_uses(node, "replica") | _uses(node, "node", OF_NODES),
                 gpus=_gpus(node),
             )
         )
@@ -384,13 +385,11 @@ def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
     return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)
 
 
-def _uses(node: NodeUsage | None, subject: str, network_only: bool = False) -> dict[str, Use]:
-    """{figure: its use} of what was measured of a subject."""
+def _uses(node: NodeUsage | None, subject: str, beginnings: tuple[str, ...] = ("",)) -> dict[str, Use]:
+    """{figure: its use} of what was measured of a subject, of figures whose names begin so."""
     if node is None:
         return {}
-    names = node.figures(subject)
-    if network_only:
-        names = [name for name in names if name.startswith(("network_", "rdma_"))]
+    names = [name for name in node.figures(subject) if name.startswith(beginnings)]
     replica = subject == "replica"
     requests = node.about.get("requests") or {} if replica else {}
     limits = node.about.get("limits") or {} if replica else {}

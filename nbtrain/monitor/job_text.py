@@ -161,7 +161,8 @@ def shown(name: str, value: float | None) -> str:
         return f"{100 * value:.0f} %"
     if unit == "cores":
         return f"{value:.2f}" if value < 10 else f"{value:.1f}"
-    return f"{amounts.count(round(value, 1) if value < 100 else round(value))} {unit}".strip()
+    number = amounts.count(round(value, 1) if value < 100 else round(value))
+    return f"{number}/s" if unit == "1/s" else f"{number} {unit}".strip()
 
 
 def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

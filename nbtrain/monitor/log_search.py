@@ -1,14 +1,15 @@
-"""Searching the logs of a job: every rank and attempt, in blocks, so that a long log takes little memory.
+"""Searching the logs of a run: jobs, nodes, ranks and attempts, in blocks, so that a long log takes little
+memory.
 
 The text is compared byte by byte, as it stands. A redrawn progress bar is shown as drawn with the text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nbtrain.base.rundir import JobDir
-from nbtrain.monitor.logs import SUPERVISOR, log_attempts
+from nbtrain.monitor.logs import log_attempts
 
 # What is held of a log at a time, twice.
 BLOCK_BYTES = 1 << 20
@@ -20,6 +21,8 @@ SHOWN_BYTES = 2000
 class Hit:
     """One line that holds the text."""
 
+    job: str
+    """The job's id."""
     log: str
     """The log's file name, such as 3.0.log: rank 3, attempt 0."""
     line_number: int
@@ -27,27 +30,32 @@ class Hit:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.log}:{self.line_number}: {self.text}"
+        return f"{self.job}/{self.log}:{self.line_number}: {self.text}"
 
 
-def search(job: JobDir, text: str, rank: int | None = None, ignore_case: bool = False) -> Iterator[Hit]:
-    """Lines with `text`, of one rank or of the supervisor and all ranks, attempt by attempt.
+def search(
+    jobs: Iterable[JobDir], text: str, rank: int | None = None, ignore_case: bool = False
+) -> Iterator[Hit]:
+    """Lines with `text`, job by job: of one rank, or of the supervisor, the nodes and all ranks and attempts.
 
     `ignore_case` is about the letters of English.
     """
-    if rank is None:
-        yield from search_file(job.supervisor_log, text, ignore_case)
-    for one, attempts in log_attempts(job).items():
-        if rank in (None, one):
-            for attempt in attempts:
-                yield from search_file(job.log(one, attempt), text, ignore_case)
+    for job in jobs:
+        ranks = log_attempts(job)
+        paths = [job.log(one, attempt) for one in ranks if rank in (None, one) for attempt in ranks[one]]
+        if rank is None:
+            nodes = sorted(
+                (job.path / "logs").glob("node*.log"), key=lambda path: (len(path.name), path.name)
+            )
+            paths = [job.supervisor_log, *nodes, *paths]
+        for path in paths:
+            yield from search_file(path, text, ignore_case, job.job_id)
 
 
-def search_file(path: Path, text: str, ignore_case: bool = False) -> Iterator[Hit]:
+def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = "") -> Iterator[Hit]:
     """Lines of one file with `text`; of a line longer than a block, one hit for each block with the text."""
     needle = text.encode("utf-8", "replace")
     needle = needle.lower() if ignore_case else needle
-    name = SUPERVISOR + ".log" if path.stem == SUPERVISOR else path.name
     try:
         stream = path.open("rb", buffering=0)
     except FileNotFoundError:
@@ -64,12 +72,14 @@ def search_file(path: Path, text: str, ignore_case: bool = False) -> Iterator[Hi
             whole, rest = (
                 (block[:end], block[end:]) if end else (block, block[len(block) - len(needle) + 1 :])
             )
-            yield from _hits(name, whole, needle, lines, ignore_case)
+            yield from _hits(job_id, path.name, whole, needle, lines, ignore_case)
             lines += whole.count(b"\n")
-        yield from _hits(name, rest, needle, lines, ignore_case)
+        yield from _hits(job_id, path.name, rest, needle, lines, ignore_case)
 
 
-def _hits(name: str, block: bytes, needle: bytes, lines_before: int, ignore_case: bool) -> Iterator[Hit]:
+def _hits(
+    job_id: str, name: str, block: bytes, needle: bytes, lines_before: int, ignore_case: bool
+) -> Iterator[Hit]:
     compared = block.lower() if ignore_case else block
     counted, lines = 0, lines_before
     found = compared.find(needle)
@@ -78,7 +88,7 @@ def _hits(name: str, block: bytes, needle: bytes, lines_before: int, ignore_case
         counted = found
         end = block.find(b"\n", found)
         end = len(block) if end < 0 else end
-        yield Hit(name, lines + 1, _shown(block, found, end))
+        yield Hit(job_id, name, lines + 1, _shown(block, found, end))
         found = compared.find(needle, end)
 
 

@@ -1,5 +1,6 @@
 """The logs of a job: which there are, the end of one, and what was appended to it."""
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from nbtrain.base.jobstate import ACTIVE, read_state
 from nbtrain.base.rundir import JobDir, RunDir
 
 SUPERVISOR = "supervisor"
+NODE = re.compile(r"node(\d+)")
 
 # A line of a log has about 120 bytes; this is a screen or two at a time.
 READ_LIMIT_BYTES = 256 * 1024
@@ -41,9 +43,14 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """The log of a rank (by default of its newest attempt) or of "supervisor"; the file need not exist."""
+    """The log of a rank (by default of its newest attempt), of "supervisor" or of a machine such as "node0".
+
+    The file need not exist.
+    """
     if rank == SUPERVISOR:
         return job.supervisor_log
+    if match := NODE.fullmatch(str(rank)):
+        return job.node_log(int(match[1]))
     attempts = log_attempts(job).get(int(rank), [])
     return job.log(int(rank), attempt if attempt is not None else attempts[-1] if attempts else 0)
 

@@ -6,7 +6,7 @@ A name is compared before a file of its run is opened; everything else needs the
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,21 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @dataclass(frozen=True)
+class LabelRule:
+    """One thing that is asked of a run's labels."""
+
+    key: str
+    value: str | None
+    """None: any."""
+    wanted: bool
+    """False: a run with such a label is not listed."""
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        found = self.key in labels and self.value in (None, labels[self.key])
+        return found == self.wanted
+
+
+@dataclass(frozen=True)
 class RunFilter:
     """What a run must be to be listed; an empty filter takes every run."""
 
@@ -51,6 +66,7 @@ class RunFilter:
     sort: str = "submitted"
     reverse: bool = False
     limit: int | None = None
+    labels: tuple[LabelRule, ...] = ()
 
     def named(self, name: str) -> bool:
         """Whether a run of this name is wanted, whatever is in it."""
@@ -67,6 +83,7 @@ class RunFilter:
             (not self.states or run.state in self.states)
             and (self.newer_seconds is None or age <= self.newer_seconds)
             and (self.older_seconds is None or age >= self.older_seconds)
+            and all(rule.holds(run.labels) for rule in self.labels)
         )
 
     def ordered(self, runs: Iterable["RunSummary"]) -> list["RunSummary"]:
@@ -93,14 +110,36 @@ def run_filter(
     sort: str = "submitted",
     reverse: bool = False,
     limit: int | None = None,
+    label: str | Mapping[str, str] | Sequence[str] = (),
 ) -> RunFilter:
-    """A filter from words of a person: states in any case, ages such as 2d. Raises ConfigError."""
+    """A filter from words of a person: states in any case, ages such as 2d, labels as in label_rules().
+
+    Raises ConfigError.
+    """
     if sort not in SORTS:
         raise ConfigError(f"sort = {sort!r} must be one of {', '.join(SORTS)}.{nearest(sort, SORTS)}")
     if limit is not None and limit < 0:
         raise ConfigError(f"limit = {limit} must be at least 0.")
     newer, older = age_seconds("newer_than", newer_than), age_seconds("older_than", older_than)
-    return RunFilter(name, _states(states), newer, older, sort, reverse, limit)
+    return RunFilter(name, _states(states), newer, older, sort, reverse, limit, label_rules(label))
+
+
+def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRule, ...]:
+    """Rules that must all hold, from {key: value} or from words with commas between them, as kubectl takes:
+
+    team=nlp, team!=nlp, team (has such a label), !team (has none). Raises ConfigError.
+    """
+    if isinstance(given, Mapping):
+        return tuple(LabelRule(str(key), str(value), True) for key, value in given.items())
+    words = [given] if isinstance(given, str) else given
+    found = []
+    for word in (part.strip() for text in words for part in str(text).split(",") if part.strip()):
+        match = re.fullmatch(r"(!?)([^\s=!]+)(?:(!?==?)([^\s=!]*))?", word)
+        if match is None or (match[1] and match[3]):
+            raise ConfigError(f"label = {word!r} must be key=value, key!=value, key or !key.")
+        wanted = not match[1] and not (match[3] or "").startswith("!")
+        found.append(LabelRule(match[2], match[4], wanted))
+    return tuple(found)
 
 
 def _states(given: str | Sequence[str]) -> frozenset[str]:

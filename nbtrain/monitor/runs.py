@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class RunSummary:
     total_steps: int | None = None
     loss: float | None = None
     validation_loss: float | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which knows no NaN: None in its place."""
@@ -138,6 +139,7 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             total_steps=progress.get("total_steps"),
             loss=progress.get("loss"),
             validation_loss=progress.get("validation_loss"),
+            labels=record.get("labels") or {},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -178,6 +180,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         ended_at=getattr(record, "ended_at", None),
         world_size=getattr(record, "world_size", None),
         restarts=record.restarts if record else 0,
+        labels=record.labels if record else {},
         step=beat.step if beat else record.first_step if record else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
@@ -206,8 +209,9 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
     """The lines of `nbtrain runs`, as text in columns."""
     if not entries:
         return f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one."
-    titles = ("NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE")
-    rows: list[tuple[str, ...]] = [titles]
+    titles = ["NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE"]
+    labelled = any(entry.labels for entry in entries)
+    rows = [[*titles[:-1], "LABELS", titles[-1]] if labelled else titles]
     for entry in entries:
         of = f"/{entry.total_steps:,}" if entry.total_steps else ""
         step = f"{entry.step:,}{of}" if entry.step is not None else "-"
@@ -215,7 +219,9 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
         submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at))
         cause = entry.cause or ""
         cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[: CAUSE_LENGTH - 3]}..."
-        rows.append((entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted, cause))
+        row = [entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted]
+        labels = ",".join(f"{key}={value}" for key, value in entry.labels.items())
+        rows.append([*row, *([labels] if labelled else []), cause])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows

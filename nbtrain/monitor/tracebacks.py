@@ -24,6 +24,12 @@ def culprit(cause: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
+def failed_rank(job: JobDir, cause: str | None) -> int:
+    """The rank that the cause of a job's end names first; 0 if it names none that has a log."""
+    rank = culprit(cause)
+    return rank if rank is not None and rank in log_attempts(job) else 0
+
+
 def last_traceback(job: JobDir, rank: int) -> str | None:
     """The newest traceback of a rank, or the stack of one that hung; None if there is neither."""
     for attempt in reversed(log_attempts(job).get(rank, [])):

@@ -163,4 +163,4 @@ def _tick(figure: str, value: float) -> str:
         return f"{amounts.size(value)}/s"
     if unit == "share":
         return f"{100 * value:.0f} %"
-    return f"{amounts.count(value)} {unit}"
+    return f"{amounts.count(value)}/s" if unit == "1/s" else f"{amounts.count(value)} {unit}"

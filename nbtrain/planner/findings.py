@@ -128,10 +128,14 @@ def finding_of(
 
 # "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
 _BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
+# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of other messages.
+_PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def finding_of_problem(problem: str) -> Finding:
-    """The message of a broken rule (config/rules/) as a finding."""
+    """The message of a broken rule (config/rules/), or of the schema, as a finding."""
     match = _BEGINNING.match(problem)
     place, key = (match["place"], match["key"]) if match else ("", "")
+    if match is None and (begins := _PLACE.match(problem)):
+        place = begins["place"]
     return Finding("error", "rules", key, place, problem, "", Cost(fatal=True))

@@ -341,7 +341,29 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--rank", "0"]) == 0
     assert capsys.readouterr().out == "rank 0 starts\nrank 0 ends\n"
     assert cli.main(["logs", "mine", "--grep", "STARTS", "-i"]) == 0
-    assert capsys.readouterr().out == "0.0.log:1: rank 0 starts\n1.0.log:1: rank 1 starts\n"
-    assert [str(hit) for hit in run.search("ends", rank=1)] == ["1.0.log:2: rank 1 ends"]
+    at = f"{job.job_id}/"
+    assert capsys.readouterr().out == f"{at}0.0.log:1: rank 0 starts\n{at}1.0.log:1: rank 1 starts\n"
+    earlier = run.directory.job("20250101-000000-0000")
+    earlier.make_folders()
+    JobRecord(earlier.job_id, "id", "mine", "CANCELLED", 0.0, 2).write(earlier.job_json)
+    earlier.log(0, 0).write_text("an earlier job ends\n")
+    earlier.node_log(0).write_text("the agent ends\n")
+    newest, agent, before = (
+        f"{at}1.0.log:2: rank 1 ends",
+        "node0.log:1: the agent ends",
+        "0.0.log:1: an earlier",
+    )
+    found = [str(hit) for hit in run.search("ends")]
+    assert found[1:3] == [newest, f"{earlier.job_id}/{agent}"] and f"{earlier.job_id}/{before}" in found[3]
+    assert [str(hit) for hit in run.search("ends", rank=1)] == [newest]
+    assert cli.main(["logs", "mine", "--grep", "ends", "--job", earlier.job_id, "--json", "-n", "1"]) == 0
+    line = {"job": earlier.job_id, "log": "node0.log", "line_number": 1, "text": "the agent ends"}
+    assert json.loads(capsys.readouterr().out) == line
+    assert cli.main(["logs", "mine", "--job", earlier.job_id]) == 0
+    assert capsys.readouterr().out == "an earlier job ends\n"
+    assert cli.main(["logs", "mine", "--job", earlier.job_id, "--rank", "node0"]) == 0
+    assert capsys.readouterr().out == "the agent ends\n"
+    assert cli.main(["logs", "mine", "--rank", "2"]) == 2
+    assert "--rank 2: mine has 2 rank(s), 0 to 1; beside them supervisor and" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")

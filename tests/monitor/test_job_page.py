@@ -33,6 +33,7 @@ def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: b
         about["gpus"] = {"gpu 0": {"name": "H100", "memory_bytes": int(80 * GIB)}}
     for number in range(1, 11):
         sample = {"node": {"cpu_cores": 3.0, "network_sent_bytes_per_second": 1024.0 * number}}
+        sample["node"]["disk_writes_per_second"] = 4.0 * number
         sample["replica"] = dict.fromkeys(PROCESS_FIGURES, 0.0) | {
             "cpu_cores": number / 5,
             "memory_bytes": number * GIB / 2,
@@ -101,9 +102,10 @@ Resources
   worker 0  memory        5.0 GiB     2.8 GiB    5.0 GiB     6.0 GiB  8.0 GiB
   worker 0  disk read     0 B/s       0 B/s      0 B/s       -        -
   worker 0  disk write    0 B/s       0 B/s      0 B/s       -        -
-  worker 0  read calls    0 1/s       0 1/s      0 1/s       -        -
-  worker 0  write calls   0 1/s       0 1/s      0 1/s       -        -
+  worker 0  read calls    0/s         0/s        0/s         -        -
+  worker 0  write calls   0/s         0/s        0/s         -        -
   worker 0  network sent  10.0 KiB/s  5.5 KiB/s  10.0 KiB/s  -        -
+  worker 0  disk writes   40/s        22/s       40/s        -        -
 
 Events, the last 2 of 5
   TIME (UTC)           TYPE    REASON   OBJECT  MESSAGE
@@ -184,7 +186,7 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
     page = job_page(failed.run)
     figure = usage_figure(page)
     charts = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
-    assert list(charts) == ["CPU", "Memory", "Network", "Disk"]
+    assert list(charts) == ["CPU", "Memory", "Network", "Disk", "Disk operations of the node"]
     memory = charts["Memory"]
     assert memory.get_legend_handles_labels()[1] == ["all", "rank 0", "rank 1", "limit"]
     assert list(memory.get_lines()[-1].get_ydata()) == [8 * GIB, 8 * GIB]

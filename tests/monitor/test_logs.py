@@ -149,13 +149,20 @@ def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch:
     """Each hit with its log and line, whatever block it lies in; a redrawn bar as drawn with the text."""
     monkeypatch.setattr(log_search, "BLOCK_BYTES", 64)
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3).job
+    earlier = job.run.job("20200101-000000-abcd")
+    earlier.make_folders()
+    for name in ("node10.log", "node9.log", "supervisor.log"):
+        (earlier.path / "logs" / name).write_text("needle\n")
+    both = [str(hit) for hit in log_search.search([job, earlier], "needle")]
+    assert both == [f"{earlier.job_id}/{name}.log:1: needle" for name in ("supervisor", "node9", "node10")]
     job.supervisor_log.write_text("state: needle\n")
     job.log(0, 0).write_text("".join(f"line {line}\n" for line in range(40)) + "a needle, then a Needle\nend")
     job.log(0, 2).write_text("10% \r50% needle\r100%\nneedle at the end")
     job.log(1, 0).write_text("x" * 100 + "needle" + "y" * 100)
 
     def found(*wanted: object, **more: bool) -> list[str]:
-        return [str(hit) for hit in log_search.search(job, "needle", *wanted, **more)]  # type: ignore[arg-type]
+        hits = log_search.search([job], "needle", *wanted, **more)  # type: ignore[arg-type]
+        return [str(hit).removeprefix(f"{job.job_id}/") for hit in hits]
 
     first, second = "0.0.log:41: a needle, then a Needle", "0.2.log:1: 50% needle"
     hits = found()

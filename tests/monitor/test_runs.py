@@ -16,7 +16,7 @@ from nbtrain.monitor.run_filter import run_filter
 from nbtrain.monitor.runs import list_runs, runs_table, summary_of
 
 
-def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7):
+def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, labels=()):
     """A run whose newest job ended in `state` (or is active) and was submitted `hours` ago."""
     run, created = RunDir.named(name), time.time() - 3600 * hours
     job = run.job(new_job_id(created))
@@ -27,6 +27,7 @@ def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7):
     record = JobRecord(job.job_id, name, name, state, created, 2, "why", restarts=3, supervisor=alive)
     record.ended_at = None if state == "RUNNING" else created + 60
     record.attempts = [AttemptRecord(1, created, 2, 2, first_step=first_step)]
+    record.labels = dict(labels)
     record.write(job.job_json)
     progress = TrainingProgress(10, 1000, loss=loss, validation_loss=loss + 1)
     Heartbeat(0, beat_attempt, alive, created, step, "end", created, progress).write(job.heartbeat(0))
@@ -36,7 +37,7 @@ def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7):
 @pytest.mark.parametrize(
     "more",
     [
-        {"state": "FAILED"},
+        {"state": "FAILED", "labels": {"team": "nlp"}},
         {"state": "RUNNING"},
         {"state": "CANCELLED", "first_step": 5},
         {"state": "CANCELLED", "first_step": 5, "beat_attempt": 1},
@@ -84,6 +85,34 @@ def test_runs_are_filtered_and_sorted(workspace, capsys):
     assert capsys.readouterr().out == "No run is like that; `nbtrain runs` lists all.\n"
 
 
+def test_runs_are_found_by_label(workspace, capsys):
+    """All rules must hold; on the command line as in Python; a column only if there are labels."""
+    made("a", "FAILED", 1.0, hours=1, labels={"team": "nlp", "stage": "trial"})
+    made("b", "RUNNING", 1.0, hours=2, labels={"team": "vision"})
+    made("c", "FAILED", 1.0, hours=3)
+
+    def names(*words):
+        assert cli.main(["runs", "--json", *words]) == 0
+        found = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+        rules = [word for word in words if word != "-l"]
+        assert [entry.name for entry in list_runs(wanted=run_filter(label=rules))] == found
+        return "".join(found)
+
+    assert names() == "abc"
+    assert names("-l", "team=nlp") == "a"
+    assert names("-l", "team") == "ab"
+    assert names("-l", "!team") == "c"
+    assert names("-l", "team!=nlp") == "bc"
+    assert names("-l", "team, stage!=trial") == "b"
+    assert names("-l", "team", "-l", "stage") == "a"
+    assert [entry.labels for entry in list_runs(wanted=run_filter(label={"team": "vision"}))] == [
+        {"team": "vision"}
+    ]
+    table = runs_table(list_runs()).splitlines()
+    assert "  LABELS                CAUSE" in table[0] and "  team=nlp,stage=trial  why" in table[1]
+    assert "LABELS" not in runs_table(list_runs(wanted=run_filter("c")))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -91,6 +120,7 @@ def test_runs_are_filtered_and_sorted(workspace, capsys):
         ({"states": "fialed"}, r"state = 'fialed' is none of active, ended, QUEUED.* Nearest: FAILED\."),
         ({"newer_than": "2 days"}, r"newer_than = '2 days' must be a time such as 90s, 30m, 12h, 2d or 1w\."),
         ({"limit": -1}, r"limit = -1 must be at least 0\."),
+        ({"label": "a=b=c"}, r"label = 'a=b=c' must be key=value, key!=value, key or !key\."),
     ],
 )
 def test_a_filter_that_means_nothing_is_refused(given, message):

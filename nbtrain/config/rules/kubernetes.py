@@ -160,11 +160,13 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
     """Labels and variables are not nbtrain's own, and no variable is set twice."""
-    for field in ("labels", "annotations"):
-        for key in getattr(section, field):
+    given = {"labels": config.labels}
+    given |= {f"backend.kubernetes.{field}": getattr(section, field) for field in ("labels", "annotations")}
+    for field, keys in given.items():
+        for key in keys:
             if key.startswith(OWN_PREFIX):
                 yield (
-                    f"{config.where(f'backend.kubernetes.{field}')}: kubernetes.{field} has {key}\n"
+                    f"{config.where(field)}: {field.removeprefix('backend.')} has {key}\n"
                     f"  keys that begin with {OWN_PREFIX} are nbtrain's own."
                 )
     names = Counter(one.name for one in section.secret_variables)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
 GROUPS = {
-    "Distributed": ("resources", "backend"),
+    "Distributed": ("resources", "backend", "labels"),
     "Model": ("model", "tokenizer"),
     "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint", "stability"),
     "Parallel": ("parallel",),

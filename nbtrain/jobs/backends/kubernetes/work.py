@@ -27,6 +27,8 @@ class PodWork:
     memory_bytes: int | None
     image: str
     section: KubernetesConfig
+    extra_labels: dict[str, str]
+    """Beside nbtrain's own."""
     grace_seconds: int
     """Time from TERM to KILL."""
 
@@ -60,7 +62,7 @@ class PodWork:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {**self.section.labels, **own_labels(self.run, self.run_id, self.job_id)}
+        return {**self.extra_labels, **own_labels(self.run, self.run_id, self.job_id)}
 
     def metadata(self, namespace: str | None) -> dict:
         """The object's own; without a namespace, kubectl's current one counts."""
@@ -89,5 +91,6 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
         memory_bytes=resources.memory_per_node_bytes,
         image=image,
         section=section,
+        extra_labels=config.all_labels,
         grace_seconds=int(config.backend.shutdown_timeout_seconds) + POD_GRACE_SECONDS,
     )

@@ -52,7 +52,10 @@ def needed_gpus(config: RunConfig) -> int:
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
     """None if Slurm has given the number to another job: it counts anew after it has lost its state."""
-    same = found and (found.comment == comment_of(job) or (not found.comment and found.name == name_of(job)))
+    if found is None:
+        return None
+    comment, _, _labels = found.comment.partition(",")
+    same = comment == comment_of(job) or (not comment and found.name == name_of(job))
     return found if same else None
 
 

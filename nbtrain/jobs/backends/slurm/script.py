@@ -46,7 +46,7 @@ def name_of(job: JobDir) -> str:
 
 
 def comment_of(job: JobDir) -> str:
-    """What tells the job from others of its run, and from other jobs with its number."""
+    """What tells the job from others of its run, and from other jobs with its number; labels follow it."""
     return f"nbtrain/{job.run.name}/{job.job_id}"
 
 
@@ -57,9 +57,10 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
     gres = section.gres or (f"gpu:{gpus}" if gpus else None)
     memory = resources.memory_per_node_bytes
     limit = section.time_limit_seconds
+    labels = [f"{key}={value}" for key, value in config.labels.items()]
     return [
         f"--job-name={name_of(job)}",
-        f"--comment={comment_of(job)}",
+        f"--comment={','.join([comment_of(job), *labels])}",
         f"--nodes={resources.nodes}",
         "--ntasks-per-node=1",
         *([f"--cpus-per-task={resources.cpus_per_node}"] if resources.cpus_per_node else []),

@@ -47,6 +47,7 @@ def work_with() -> Callable[..., PodWork]:
             memory_bytes=256 << 30,
             image=section.image or "",
             section=section,
+            extra_labels=section.labels,
             grace_seconds=90,
         )
 

@@ -1,0 +1,95 @@
+"""nb.check: what stands against a run or against files of other programs, before anything starts."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.api.run import Run, RunLike
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import Overrides
+from nbtrain.config.load import load as load_config
+
+if TYPE_CHECKING:
+    from nbtrain.planner.findings import Finding
+
+CHECK_SCHEMA_VERSION = 1
+# A second line of a problem is indented.
+NEXT_PROBLEM = re.compile(r"\n(?! )")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Findings about a run or files, the dearest first; printed, what `nbtrain check` says."""
+
+    what: str
+    """The run's name, or the files."""
+    findings: "list[Finding]"
+    refused: ConfigError | None = None
+    """Why no run can be made of it; its problems are the findings."""
+    of_files: bool = False
+    """Files of other programs, which may hold several jobs."""
+
+    @property
+    def works(self) -> bool:
+        """Whether the run may be submitted, as far as its files say; if not, `nbtrain check` exits with 2."""
+        from nbtrain.planner.findings import stops
+
+        return self.refused is None and not stops(self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: each finding with level (error, warning, note), rule, key, place, message, fix, cost."""
+        findings = [finding.to_dict() for finding in self.findings]
+        start = {"schema_version": CHECK_SCHEMA_VERSION, "what": self.what}
+        return {**start, "works": self.works, "findings": findings}
+
+    def __str__(self) -> str:
+        return "\n".join([self._heading(), *(line for one in self.findings for line in one.lines())])
+
+    __repr__ = __str__
+
+    def _heading(self) -> str:
+        num = len(self.findings)
+        if self.of_files:
+            found = f"{amounts.counted(num, 'finding')}{', the dearest first' if num > 1 else ''}:"
+            return f"{self.what}: {found if num else 'nothing stands against it.'}"
+        verdict = "the fields are legal, but the run cannot work"
+        if self.refused is not None:
+            verdict = "it is refused"
+        elif self.works:
+            verdict = "every field and every rule holds"
+        return f"{self.what}: {verdict}{'; findings, the dearest first:' if num else '.'}"
+
+
+def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
+    """What stands against a run, or against manifests, scripts and JSONs of other programs; needs no data.
+
+    A run is named as for nb.plan; of files, several may be given, `overrides` say what they do not, and
+    `program` is that of their flags ("megatron-lm@040eac94"). Nothing is raised for a run that is refused:
+    its problems are findings of the level error.
+    """
+    from nbtrain.foreign.read import is_foreign
+    from nbtrain.planner.findings import finding_of_problem
+    from nbtrain.planner.plan import plan
+
+    if any(isinstance(one, str | Path) and is_foreign(one) for one in runs):
+        return _check_files([str(one) for one in runs], overrides, program)
+    if len(runs) != 1:
+        raise ConfigError(f"{len(runs)} runs are given; nb.check takes one, or files of other programs.")
+    if program:
+        raise ConfigError(f"--from names the program of a script or manifest, and {runs[0]} is none.")
+    run = runs[0].config if isinstance(runs[0], Run) else runs[0]
+    try:
+        config = load_config(run, overrides)
+        return Checked(config.name, plan(config).findings)
+    except ConfigError as error:
+        problems = [finding_of_problem(problem) for problem in NEXT_PROBLEM.split(str(error))]
+        return Checked(str(getattr(run, "name", run)), problems, error)
+
+
+def _check_files(files: Sequence[str], overrides: Overrides, program: str) -> Checked:
+    from nbtrain.foreign.lint import lint
+
+    return Checked(", ".join(files), lint(files, overrides, program), of_files=True)

@@ -1,0 +1,54 @@
+"""`nbtrain check --json` and nb.check: findings with place, rule, fix and level."""
+
+import json
+
+import nbtrain as nb
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli import __main__ as cli
+from tests.foreign.upstream import write
+
+
+def checked(capsys, *words):
+    code = cli.main(["check", *words, "--json"])
+    said = capsys.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
+    assert found["schema_version"] == 1 and found["works"] == (code == 0)
+    return code, found["findings"]
+
+
+def test_a_run_that_is_refused_has_errors(workspace, capsys):
+    """Rules and schema alike: JSON in place of the message; exit code 2 as without --json."""
+    assert checked(capsys, "gpt-tiny") == (0, [])
+    code, [rule] = checked(capsys, "gpt-tiny", "batch.micro_batch_size=5")
+    assert (code, rule["level"], rule["key"]) == (2, "error", "batch.global_batch_size")
+    assert (
+        rule["place"].startswith("gpt-tiny.yaml:") and "must be a multiple of micro_batch" in rule["message"]
+    )
+    code, [key, text] = checked(capsys, "gpt-tiny", "batch.micro_batch=5", "labels.year=2026")
+    assert (key["place"], key["key"]) == ("override batch.micro_batch=5", "")
+    assert (text["place"], text["key"]) == ("override labels.year=2026", "labels.year")
+    code, [one] = checked(capsys, "gpt-none")
+    assert code == 2 and one["message"].startswith("gpt-none: no such run YAML")
+    assert cli.main(["check", "gpt-tiny", "--json", "--resolved"]) == 2
+    assert "give one of the two" in capsys.readouterr().err
+
+
+def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):
+    """A warning has its fix and its cost; files of other programs are checked by the same words."""
+    _, findings = checked(capsys, "gpt-175b")
+    assert {"level", "rule", "key", "place", "message", "fix", "cost"} == set(findings[0])
+    assert any(finding["fix"] for finding in findings)
+    code, findings = checked(capsys, str(write(tmp_path, "gpt-125m")))
+    assert code == 0 and {finding["level"] for finding in findings} <= {"warning", "note"}
+
+
+def test_python_checks_alike():
+    """Nothing is raised for a run that is refused; printed, it is what the command says."""
+    good, bad = nb.check("gpt-tiny"), nb.check("gpt-tiny", overrides="batch.micro_batch_size=5")
+    assert (good.works, str(good)) == (True, "gpt-tiny: every field and every rule holds.")
+    assert not bad.works and isinstance(bad.refused, ConfigError)
+    assert repr(bad).splitlines()[:2] == [
+        "gpt-tiny: it is refused; findings, the dearest first:",
+        f"error, cannot run: {bad.findings[0].place}: batch.global_batch_size",
+    ]

@@ -1,0 +1,67 @@
+"""Labels of a run: their form, where they are set, and where they arrive."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.jobs.backends.kubernetes.work import work_of
+from nbtrain.jobs.backends.slurm.backend import _own
+from nbtrain.jobs.backends.slurm.engine import read_scontrol
+from nbtrain.jobs.backends.slurm.script import batch_script, comment_of
+from nbtrain.jobs.changes import changes_between
+
+JOB = JobDir(RunDir(Path("/shared/output/gpt-tiny")), "20260101-120000-abcd")
+
+
+def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
+    """A domain in a key is no section; an override adds to the YAML's; config.yaml brings them back."""
+    config = load("gpt-tiny", ["labels.team=nlp", "labels.example.com/stage=trial"])
+    assert config.labels == {"team": "nlp", "example.com/stage": "trial"}
+    again = load(config, ["labels={team: vision}"])
+    assert again.labels == {"team": "vision", "example.com/stage": "trial"}
+    (tmp_path / "config.yaml").write_text(to_yaml(again))
+    assert load_resolved(tmp_path / "config.yaml").labels == again.labels
+    text = to_yaml(again).replace("labels:\n  team: vision\n  example.com/stage: trial\n", "")
+    (tmp_path / "config.yaml").write_text(text)
+    assert load_resolved(tmp_path / "config.yaml").labels == {}, "an earlier revision wrote none"
+    [change] = changes_between(load("gpt-tiny"), config)
+    assert str(change) == "labels: {} -> {team: nlp, example.com/stage: trial}"
+    assert config.where("labels") == "override labels.team=nlp"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("labels.year=2026", r"labels\.year = 2026: must be text; write it in quotes\."),
+        ("labels.a=b c", r"labels\.a = b c: must be a label's value: at most 63 letters, digits, dots,"),
+        (f"labels.a={'b' * 64}", r"must be a label's value: at most 63 letters"),
+        ("labels.-a=b", r"must be a label's key: .* if wanted after a domain: example\.com/team\."),
+        ("labels=nlp", r"labels = nlp: must be a mapping\."),
+    ],
+)
+def test_labels_have_the_form_of_kubernetes(override: str, message: str) -> None:
+    """Whatever the backend is: the same run may go to a cluster later."""
+    with pytest.raises(ConfigError, match=message):
+        load("gpt-tiny", [override])
+
+
+def test_an_engine_gets_the_labels() -> None:
+    """Slurm in the comment, by which the job is still known; Kubernetes on the object and its pods."""
+    config = load("gpt-tiny", ["labels.team=nlp", "labels.stage=trial", "backend.kind=slurm"])
+    script = batch_script(config, JOB, {})
+    assert f"\n#SBATCH --comment={comment_of(JOB)},team=nlp,stage=trial\n" in script
+    line = "JobId=7 JobName=nbtrain-gpt-tiny JobState=RUNNING Comment={} StdErr=x"
+    for comment, known in (
+        (f"{comment_of(JOB)},team=nlp,stage=trial", True),
+        (comment_of(JOB), True),
+        ("", True),
+        (f"{comment_of(JOB)}0,team=nlp", False),
+    ):
+        assert bool(_own(JOB, read_scontrol(line.format(comment)))) is known, comment
+    overrides = {"backend.kind": "kubernetes", "backend.kubernetes.labels": {"team": "pods"}}
+    on_pods = load(config, {**overrides, "backend.kubernetes.image": "nbtrain:1"}, check=False)
+    labels = work_of(on_pods, on_pods.backend.kubernetes, "id", JOB).labels
+    assert (labels["team"], labels["stage"], labels["nbtrain/run"]) == ("pods", "trial", "gpt-tiny")

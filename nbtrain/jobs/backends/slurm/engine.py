@@ -2,7 +2,8 @@
 
 `scontrol show job -o` is read because it works on every version from 22.05 on, without accounting; it forgets
 a job MinJobAge after its end, and after a controller that lost its state. Then `sacct` is asked, if the
-cluster has accounting.
+cluster has accounting. Their JSON is not: 22.05's scontrol has none, and its fields change with the version
+(job_state is a string before 23.11 and a list since). What the names mean: words.py.
 """
 
 import os
@@ -16,90 +17,12 @@ from datetime import datetime
 from pathlib import Path
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
 from nbtrain.base.node_records import EngineWord
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
+from nbtrain.jobs.backends.slurm.words import STATES, reason_words
 
 COMMAND_SECONDS = 30.0
-
-# JobState of slurm/src/common/slurm_protocol_defs.c (job_state_string), versions 20.11 to 25.05.
-STATES = {
-    "PENDING": QUEUED,
-    "CONFIGURING": QUEUED,
-    "REQUEUED": QUEUED,
-    "REQUEUE_FED": QUEUED,
-    "REQUEUE_HOLD": QUEUED,
-    "SPECIAL_EXIT": QUEUED,
-    "RESV_DEL_HOLD": QUEUED,
-    "POWER_UP_NODE": QUEUED,
-    "RUNNING": RUNNING,
-    "COMPLETING": RUNNING,
-    "SIGNALING": RUNNING,
-    "STAGE_OUT": RUNNING,
-    "RESIZING": RUNNING,
-    "EXPEDITING": RUNNING,
-    "SUSPENDED": SUSPENDED,
-    "STOPPED": SUSPENDED,
-    "COMPLETED": SUCCEEDED,
-    "CANCELLED": CANCELLED,
-    "REVOKED": CANCELLED,
-    "FAILED": FAILED,
-    "TIMEOUT": FAILED,
-    "DEADLINE": FAILED,
-    "NODE_FAIL": FAILED,
-    "BOOT_FAIL": FAILED,
-    "LAUNCH_FAILED": FAILED,
-    "RECONFIG_FAIL": FAILED,
-    "OUT_OF_MEMORY": FAILED,
-    "PREEMPTED": FAILED,
-}
-
-# Reasons of a job that waits, in words (slurm/src/common/slurm_protocol_defs.c, job_reason_string).
-WAITING = {
-    "None": "Slurm has not looked at it yet",
-    "Priority": "jobs with a higher priority come first",
-    "Resources": "the nodes that it needs are busy",
-    "Dependency": "it waits for another job",
-    "DependencyNeverSatisfied": "the job that it depends on has failed; it will never start",
-    "BeginTime": "Slurm starts it at a later time; after a lost node that takes about 2 minutes",
-    "JobHeldUser": "held by its user; `scontrol release` frees it",
-    "JobHeldAdmin": "held by an administrator",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows",
-    "PartitionTimeLimit": "its time limit is above the partition's",
-    "PartitionConfig": "its request does not fit the partition",
-    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
-    "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node has the features that it asks for",
-    "Licenses": "a license that it needs is in use",
-    "InvalidAccount": "the account is not known",
-    "InvalidQOS": "the quality of service is not known",
-    "AccountNotAllowed": "the account may not use this partition",
-    "QOSNotAllowed": "the quality of service may not use this partition",
-    "Reservation": "it waits for its reservation",
-    "Cleaning": "its last run is still being cleaned up",
-    "launch_failed_requeued_held": "it could not be started, and is held; `scontrol release` frees it",
-    "JobArrayTaskLimit": "an earlier task of its array runs",
-    "JobHoldMaxRequeue": "it was put back too often, and is held; `scontrol release` frees it",
-    "DeadLine": "it cannot end before its deadline",
-    "NodeNotAvail": "a node that it needs is not available",
-    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained, or kept for more urgent jobs",
-    "ReservationDeleted": "its reservation was deleted",
-    "MaxMemPerLimit": "it asks for more memory than a limit allows",
-    "BurstBufferResources": "the burst buffer is in use",
-    "BurstBufferStageIn": "its files are being copied to the burst buffer",
-    "Prolog": "the nodes are being made ready for it",
-    "FedJobLock": "the clusters of the federation agree on where it starts",
-}
-# Limits have dozens of reasons, such as AssocGrpCpuLimit and QOSMaxJobsPerUserLimit.
-LIMITS = {
-    "Assoc": "a limit of the account or its user is reached",
-    "QOS": "a limit of the quality of service is reached",
-    "MaxGRES": "a limit for GPUs is reached",
-    "MaxNode": "a limit for nodes is reached",
-    "Reserved_for": "its nodes are reserved",
-}
 
 
 @dataclass(frozen=True)
@@ -238,7 +161,7 @@ def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     """
 
     def place(job: SlurmJob) -> tuple[int, int, int]:
-        state = STATES.get(job.state)
+        state, _ = STATES.get(job.state, (None, ""))
         rank = PRECEDENCE.index(state) if state in PRECEDENCE else len(PRECEDENCE)
         ended = job.end or 0.0
         return rank, -int(ended), -job.task
@@ -281,26 +204,26 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
     engine = f"Slurm job {number}"
     if found is None:
         return EngineWord(None, "", time.time(), engine=engine)
-    state = STATES.get(found.state)
+    state, words = STATES.get(found.state, (None, ""))
+    words = f" ({words})" if words else ""
     if state == QUEUED:
         reason = waiting_words(found)
     elif state in (FAILED, CANCELLED):
         code = f", exit code {found.exit_code}" if found.exit_code not in ("", "0:0") else ""
         why = f", {found.reason}" if found.reason not in ("", "None") else ""
-        reason = f"{engine} ended as {found.state}{code}{why}"
+        reason = f"{engine} ended as {found.state}{words}{code}{why}"
     else:
-        reason = f"{engine} is {found.state} on {found.nodes}" if found.nodes else ""
+        reason = f"{engine} is {found.state} on {found.nodes}{words}" if found.nodes else ""
     starts = found.start if state == QUEUED else None
     return EngineWord(state, reason, time.time(), starts_at=starts, engine=engine)
 
 
 def waiting_words(found: SlurmJob) -> str:
     """`waits in Slurm (Resources): the nodes that it needs are busy; start estimated at ...`."""
-    name = found.reason or "None"
-    first = name.split(",")[0]
-    limit = next((said for start, said in LIMITS.items() if first.startswith(start)), "")
-    words = WAITING.get(first, limit)
-    text = f"Slurm job {found.number} waits ({name})" + (f": {words}" if words else "")
+    _, words = STATES[found.state]
+    # A state of its own, such as CONFIGURING, says more than the reason that it had before.
+    name = found.state if words else found.reason or "None"
+    text = f"Slurm job {found.number} waits ({name}): {words or reason_words(name)}"
     if found.restarts:
         text += f"; put back into the queue {found.restarts} time{'s' if found.restarts > 1 else ''}"
     if found.start is not None and found.start > time.time():

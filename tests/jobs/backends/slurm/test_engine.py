@@ -7,7 +7,8 @@ import pytest
 
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.jobs.backends.slurm import engine
-from nbtrain.jobs.backends.slurm.engine import STATES, WAITING, read_sacct, read_scontrol, read_sinfo, word_of
+from nbtrain.jobs.backends.slurm.engine import read_sacct, read_scontrol, read_sinfo, word_of
+from nbtrain.jobs.backends.slurm.words import STATES, WAITING, reason_words
 
 RECORDS = Path(__file__).with_name("records")
 
@@ -18,7 +19,7 @@ def spoken(name: str) -> tuple[str | None, str]:
     return word.state, word.reason
 
 
-@pytest.mark.parametrize("version", ["20.11", "22.05", "23.11", "24.05", "25.05"])
+@pytest.mark.parametrize("version", ["20.11", "22.05", "23.11", "24.05", "24.11", "25.05"])
 def test_every_version_says_that_a_job_runs(version: str) -> None:
     """Fields come and go between versions; these stay. Paths and comments may hold blanks and NAME=."""
     found = read_scontrol((RECORDS / f"running-{version}.txt").read_text())
@@ -35,7 +36,10 @@ def test_an_array_is_what_its_foremost_task_is() -> None:
         QUEUED,
         "Slurm job 19 waits (JobArrayTaskLimit): an earlier task of its array runs",
     )
-    assert spoken("array-suspended-22.05.txt") == (SUSPENDED, "Slurm job 12 is SUSPENDED on n1")
+    assert spoken("array-suspended-22.05.txt") == (
+        SUSPENDED,
+        "Slurm job 12 is SUSPENDED on n1 (its processes stand still, and its nodes may have other jobs)",
+    )
 
 
 def test_het_jobs_and_federations_are_read() -> None:
@@ -56,36 +60,94 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
     )
 
 
+def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24.11: the nodes that it is to get, licences twice, and whether the kernel ended a step."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr(engine.time, "time", lambda: 0.0)
+    assert spoken("waiting-24.11.txt") == (
+        QUEUED,
+        f"Slurm job 12 waits (QOSMaxGRESPerUser): {reason_words('QOSMaxGRESPerUser')}; start estimated at "
+        "2026-11-23 04:00:00",
+    )
+    assert spoken("ended-24.11.txt") == (
+        FAILED,
+        "Slurm job 12 ended as OUT_OF_MEMORY (it used more memory than it had asked for), exit code 0:125, "
+        "OutOfMemory",
+    )
+
+
+GENERAL = "Slurm's own word; `scontrol show job` and the cluster's pages may say more"
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
         *WAITING.items(),
         ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", WAITING["ReqNodeNotAvail"]),
+        ("ReqNodeNotAvail,_Reserved_for_maintenance", WAITING["Reserved_for_maintenance"]),
         (
             "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
             WAITING["Nodes_required_for_job_are_DOWN"],
         ),
-        ("AssocGrpCpuLimit", "a limit of the account or its user is reached"),
-        ("QOSMaxGRESPerUser", "a limit of the quality of service is reached"),
-        ("SomethingNew", ""),
+        (
+            "AssocGrpCPURunMinutesLimit",
+            "a limit of the account or its user is reached: cores times minutes; it starts when others have "
+            "ended, or the limit is raised",
+        ),
+        (
+            "QOSMaxGRESPerUser",
+            "a limit of the quality of service is reached: GPUs or other generic resources of one user; it "
+            "starts when others have ended, or the limit is raised",
+        ),
+        (
+            "AssocMaxWallDurationPerJobLimit",
+            "it asks for more than the account or its user allows for one job: run time; it starts only with "
+            "another request or limit",
+        ),
+        (
+            "QOSMinCpuNotSatisfied",
+            "it asks for less than the quality of service demands: cores; it starts only with another "
+            "request or limit",
+        ),
+        ("SomethingNew", GENERAL),
     ],
 )
 def test_every_reason_is_said_in_words(reason: str, words: str) -> None:
-    """Slurm's own word stays beside them."""
+    """Slurm's own word stays beside them; one that is not known gets a general sentence."""
     text = f"JobId=12 JobName=a JobState=PENDING Reason={reason} Dependency=(null) Restarts=0 NodeList="
-    assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason})" + (
-        f": {words}" if words else ""
-    )
+    assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason}): {words}"
+
+
+def test_no_reason_of_slurm_is_without_words() -> None:
+    """All names that 22.05 prints (its library's strings), and those that newer versions add."""
+    reasons = (RECORDS / "reasons.txt").read_text().split()
+    assert len(reasons) > 150
+    assert [reason for reason in reasons if reason_words(reason) == GENERAL] == []
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_has_its_place(state: str) -> None:
-    """An end has its code and its reason in words."""
+def test_every_state_has_its_place_and_its_words(state: str) -> None:
+    """An end has its code and its reason too; a state that is a job's everyday one needs no words."""
+    ours, words = STATES[state]
     text = f"JobId=12 JobName=a JobState={state} Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=n0"
     word = word_of(read_scontrol(text), "12")
-    assert word.state == STATES[state]
-    if word.state in (FAILED, CANCELLED):
-        assert word.reason == f"Slurm job 12 ended as {state}, exit code 1:0, NonZeroExitCode"
+    assert word.state == ours
+    assert bool(words) == (state not in ("PENDING", "RUNNING", "COMPLETED"))
+    beside = f" ({words})" if words else ""
+    assert (
+        word.reason
+        == {
+            QUEUED: f"Slurm job 12 waits ({state}): {words}"
+            if words
+            else "Slurm job 12 waits (NonZeroExitCode): its exit code is not 0",
+            RUNNING: f"Slurm job 12 is {state} on n0{beside}",
+            SUSPENDED: f"Slurm job 12 is {state} on n0{beside}",
+            SUCCEEDED: "Slurm job 12 is COMPLETED on n0",
+            FAILED: f"Slurm job 12 ended as {state}{beside}, exit code 1:0, NonZeroExitCode",
+            CANCELLED: f"Slurm job 12 ended as {state}{beside}, exit code 1:0, NonZeroExitCode",
+        }[ours]
+    )
 
 
 def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
@@ -101,6 +163,12 @@ def test_a_state_of_a_newer_slurm_is_not_guessed() -> None:
         ("12|CANCELLED by 1000|0:15|n0|nbtrain-tiny\n", "CANCELLED", CANCELLED),
         ("12|OUT_OF_ME+|0:125|n0|nbtrain-tiny\n", "OUT_OF_MEMORY", FAILED),
         ("12|NODE_FAIL|0:0|n0|nbtrain-tiny\n12|RUNNING|0:0|n1|nbtrain-tiny\n", "RUNNING", RUNNING),
+        ("12+0|RUNNING|0:0|n0|nbtrain-tiny\n12+1|RUNNING|0:0|n1|nbtrain-tiny\n", "RUNNING", RUNNING),
+        (
+            "12|NODE_FAIL|0:0|n0|nbtrain-tiny\n12|REQUEUED|0:0|None assigned|nbtrain-tiny\n",
+            "REQUEUED",
+            QUEUED,
+        ),
         (
             "12_1|TIMEOUT|0:0|n0|nbtrain-tiny\n12_[2-3%1]|PENDING|0:0|None assigned|nbtrain-tiny\n",
             "PENDING",

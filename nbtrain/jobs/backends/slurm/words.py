@@ -1,0 +1,157 @@
+"""Slurm's states, and in words why a job waits, ended, or is in a state of its own.
+
+The tables hold the names of versions 20.11 to 25.05 (slurm/src/common: slurm_protocol_defs.c,
+job_state_reason.c, and the sentences of slurmctld, whose blanks scontrol prints as _). Slurm's own name stays
+beside the words, and a name that is not here gets a general sentence.
+"""
+
+import re
+
+from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+
+RELEASE = "`scontrol release` frees it"
+
+STATES = {
+    "PENDING": (QUEUED, ""),
+    "CONFIGURING": (QUEUED, "it has its nodes, and they are being started"),
+    "POWER_UP_NODE": (QUEUED, "it has its nodes, and they are being switched on"),
+    "REQUEUED": (QUEUED, "it is being put back into the queue"),
+    "REQUEUE_FED": (QUEUED, "another cluster of the federation may start it"),
+    "REQUEUE_HOLD": (QUEUED, f"it was put back into the queue and is held; {RELEASE}"),
+    "SPECIAL_EXIT": (QUEUED, f"its exit code asks for a look at it, and it is held; {RELEASE}"),
+    "RESV_DEL_HOLD": (QUEUED, f"its reservation was deleted, and it is held; {RELEASE}"),
+    "RUNNING": (RUNNING, ""),
+    "COMPLETING": (RUNNING, "its last processes are being ended"),
+    "SIGNALING": (RUNNING, "Slurm sends it a signal"),
+    "STAGE_OUT": (RUNNING, "its files are being copied from the burst buffer"),
+    "RESIZING": (RUNNING, "its number of nodes changes"),
+    "EXPEDITING": (RUNNING, "it starts before others after a restart"),
+    "UPDATE_DB": (RUNNING, "accounting is being told of it"),
+    "SUSPENDED": (SUSPENDED, "its processes stand still, and its nodes may have other jobs"),
+    "STOPPED": (SUSPENDED, "its processes stand still, and it keeps its nodes"),
+    "COMPLETED": (SUCCEEDED, ""),
+    "CANCELLED": (CANCELLED, "by its user or an administrator"),
+    "REVOKED": (CANCELLED, "another cluster of the federation has started it"),
+    "FAILED": (FAILED, "its batch step ended with an error"),
+    "TIMEOUT": (FAILED, "its time limit has passed"),
+    "DEADLINE": (FAILED, "the deadline that was given to sbatch has passed"),
+    "NODE_FAIL": (FAILED, "one of its nodes failed"),
+    "BOOT_FAIL": (FAILED, "one of its nodes did not start"),
+    "LAUNCH_FAILED": (FAILED, "it could not be started on its nodes"),
+    "RECONFIG_FAIL": (FAILED, "its nodes could not be set up for it"),
+    "OUT_OF_MEMORY": (FAILED, "it used more memory than it had asked for"),
+    "PREEMPTED": (FAILED, "a more urgent job took its nodes"),
+}
+"""{Slurm's state: (ours, in words)}."""
+
+WAITING = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "jobs with a higher priority come first",
+    "Resources": "the nodes that it needs are busy",
+    "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": "the job that it depends on has failed; it will never start",
+    "BeginTime": "Slurm starts it at a later time; after a lost node that takes about 2 minutes",
+    "JobHeldUser": f"held by its user; {RELEASE}",
+    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",
+    "launch_failed_requeued_held": f"it could not be started, and is held; {RELEASE}",
+    "job_requeued_in_special_exit_state": f"its exit code asks for a look at it, and it is held; {RELEASE}",
+    "JobHoldMaxRequeue": f"it was put back too often, and is held; {RELEASE}",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition takes no jobs now",
+    "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows",
+    "PartitionTimeLimit": "its time limit is above the partition's",
+    "PartitionConfig": "its request does not fit the partition",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
+    "NodeNotAvail": "a node that it needs is not available",
+    "NodeDown": "a node that it needs is down",
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained, or kept for more urgent jobs",
+    "Reserved_for_maintenance": "its nodes are reserved for maintenance",
+    "FrontEndDown": "no front-end node is up",
+    "SchedDefer": "Slurm starts no job at its submission; the scheduler's next round looks at it",
+    "BadConstraints": "no node has the features that it asks for",
+    "Constraints": "no node has the features that it asks for",
+    "Licenses": "a license that it needs is in use",
+    "InvalidAccount": "the account is not known",
+    "InvalidQOS": "the quality of service is not known",
+    "AccountNotAllowed": "the account may not use this partition",
+    "QOSNotAllowed": "the quality of service may not use this partition",
+    "QOSUsageThreshold": "the account has used more than the quality of service allows for a start",
+    "AccountingPolicy": "a limit of accounting is reached",
+    "Reservation": "it waits for its reservation",
+    "ReservationDeleted": f"its reservation was deleted, and it is held; {RELEASE}",
+    "ReservationInvalid": "its reservation is not known or cannot be used",
+    "Cleaning": "its last run is still being cleaned up",
+    "JobArrayTaskLimit": "an earlier task of its array runs",
+    "DeadLine": "it cannot end before its deadline",
+    "MaxMemPerLimit": "it asks for more memory than a limit allows",
+    "BurstBufferResources": "the burst buffer is in use",
+    "BurstBufferStageIn": "its files are being copied to the burst buffer",
+    "BurstBufferOperation": "the burst buffer reported an error, and it is held; an administrator must look",
+    "PowerNotAvail": "there is not enough power for more nodes",
+    "PowerReserved": "the power for its nodes is reserved",
+    "Prolog": "the nodes are being made ready for it",
+    "FedJobLock": "the clusters of the federation agree on where it starts",
+    "SystemFailure": "Slurm itself has failed; ask an administrator",
+    "JobLaunchFailure": "it could not be started",
+    "InactiveLimit": "it was idle for longer than the cluster allows",
+    "NonZeroExitCode": "its exit code is not 0",
+    "RaisedSignal": "a signal ended it",
+    "TimeLimit": "its time limit has passed",
+    "OutOfMemory": "it used more memory than it had asked for",
+}
+"""Of a job that waits, or has ended; without what follows a comma, such as the names of nodes."""
+
+# AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount, QOSMinGRES: a limit of an account or a
+# quality of service, on what, counted over which jobs.
+LIMIT = re.compile(
+    r"(?P<whose>Association|Assoc|QOS|)(?P<kind>Grp|Max|Min|)(?P<what>Cpu|CPU|Mem(?:ory)?|Node|Jobs?|"
+    r"Submit(?:Jobs?)?|WallDuration|Wall|GRES|License|BB|Energy|Billing|Unknown|Resource|Time)"
+    r"(?P<minutes>(?:Run)?Minutes|)(?:Per(?P<each>Job|Node|User|Account)|)(?:Limit|NotSatisfied|)"
+)
+WHOSE = {"Assoc": "the account or its user", "Association": "the account or its user"}
+WHAT = {
+    "Cpu": "cores",
+    "CPU": "cores",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Node": "nodes",
+    "Job": "running jobs",
+    "Jobs": "running jobs",
+    "Submit": "jobs that run or wait",
+    "SubmitJob": "jobs that run or wait",
+    "SubmitJobs": "jobs that run or wait",
+    "Wall": "run time",
+    "WallDuration": "run time",
+    "Time": "run time",
+    "GRES": "GPUs or other generic resources",
+    "License": "licenses",
+    "BB": "burst buffers",
+    "Energy": "energy",
+    "Billing": "billing units",
+    "Unknown": "a resource",
+    "Resource": "a resource",
+}
+
+
+def reason_words(reason: str) -> str:
+    """A reason in words; a general sentence for one that is not known."""
+    first, _, more = reason.partition(",")
+    if known := WAITING.get(more.lstrip("_")) or WAITING.get(first):
+        return known
+    if found := LIMIT.fullmatch(first):
+        return _limit_words(found)
+    return "Slurm's own word; `scontrol show job` and the cluster's pages may say more"
+
+
+def _limit_words(found: re.Match[str]) -> str:
+    whose, what = WHOSE.get(found["whose"], "the quality of service"), WHAT[found["what"]]
+    what += " times minutes" if found["minutes"] else ""
+    never = "it starts only with another request or limit"
+    if found["kind"] == "Min":
+        return f"it asks for less than {whose} demands: {what}; {never}"
+    each = (found["each"] or "").lower()
+    if each in ("job", "node"):
+        return f"it asks for more than {whose} allows for one {each}: {what}; {never}"
+    what += f" of one {each}" if each else ""
+    return f"a limit of {whose} is reached: {what}; it starts when others have ended, or the limit is raised"

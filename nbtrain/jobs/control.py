@@ -134,15 +134,18 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 
     With `wait_seconds` the answer is waited for and its step returned. Raises JobError if the job is not
-    active, saves nothing (mode: perf, eval), or has not saved in that time.
+    active, waits in a queue, saves nothing (mode: perf, eval), or has not saved in that time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
-    state, _ = backend.status(job)
+    state, cause = backend.status(job)
     before = ControlRequest.read(job.control_request)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
         raise JobError(f"{which} runs with mode: {mode}, which saves nothing.")
     if state == SUSPENDED:
         raise JobError(f"{which} is paused; it has saved already. {advice_to_resume(job.run)}")
+    if state == QUEUED:
+        waits = f": {cause}" if cause else ""
+        raise JobError(f"{which} is QUEUED{waits}. None of its ranks runs, so nothing can be saved yet.")
     if state in ACTIVE and not backend.capabilities.save:
         raise JobError(f"{which} runs on a backend that cannot ask it to save.")
     if state not in ACTIVE or not backend.save(job):

@@ -171,6 +171,22 @@ def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
         control.request_save(job)
 
 
+def test_a_job_that_waits_has_nothing_to_save(job):
+    """Whatever its backend: no rank would read the request."""
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause = "QUEUED", "waits for 2 cores"
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run"})))
+    with pytest.raises(JobError) as refused:
+        control.request_save(job)
+    assert str(refused.value) == (
+        f"output/run: job {job.job_id} is QUEUED: waits for 2 cores. None of its ranks runs, so nothing can be "
+        "saved yet."
+    )
+    assert not job.control_ask.exists() and not job.control_request.exists()
+
+
 def test_wait_returns_at_its_timeout(job):
     """wait gives the state as it is when the time is over, and tells changes as they come."""
     record = JobRecord.read(job.job_json)

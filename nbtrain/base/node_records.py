@@ -92,6 +92,8 @@ class LaunchOrder(Record):
     same_machine: bool
     """All agents are on one machine, so that the ranks meet on the loopback interface."""
     network_interface: str | None = None
+    supervisor: ProcessIdentity | None = None
+    """Who gives the order. If job.json names another one, the ranks of this order are in its way."""
 
 
 @dataclass

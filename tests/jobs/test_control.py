@@ -15,6 +15,7 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.supervisor import leftovers, processes
+from nbtrain.jobs.supervisor.journal import Displaced, Journal
 
 
 @pytest.fixture
@@ -181,10 +182,24 @@ def test_a_job_that_waits_has_nothing_to_save(job):
     with pytest.raises(JobError) as refused:
         control.request_save(job)
     assert str(refused.value) == (
-        f"output/run: job {job.job_id} is QUEUED: waits for 2 cores. None of its ranks runs, so nothing can be "
-        "saved yet."
+        f"output/run: job {job.job_id} is QUEUED: waits for 2 cores. None of its ranks runs, so nothing can "
+        "be saved yet."
     )
     assert not job.control_ask.exists() and not job.control_request.exists()
+
+
+def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
+    """It was taken for lost, and the run was resumed as another job; a cut-off submission is none."""
+    journal = Journal(job)
+    journal.take_over()
+    newer = job.run.job("99991231-000000-abcd")
+    newer.make_folders()
+    journal.set_state("RESTARTING")
+    JobRecord(newer.job_id, "id", "run", "QUEUED", time.time(), 1).write(newer.job_json)
+    for write in (lambda: journal.set_state("FAILED"), lambda: journal.set_cause("anything")):
+        with pytest.raises(Displaced, match="the run has gone on as job 99991231-000000-abcd"):
+            write()
+    assert JobRecord.read(job.job_json).state == "RESTARTING"
 
 
 def test_wait_returns_at_its_timeout(job):

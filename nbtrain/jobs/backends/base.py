@@ -57,6 +57,9 @@ class Launcher(Protocol):
     def trouble(self) -> str:
         """Why the attempt cannot go on although ranks of it run, such as a lost machine; "" if it can."""
 
+    def abandon(self) -> None:
+        """Another supervisor has the job: kill the ranks, unsaved, and write nothing to the run directory."""
+
     def close(self) -> None:
         """The job has ended: end whatever is left of the engine."""
 

@@ -95,6 +95,10 @@ class LocalLauncher:
         """Nothing: what ends on this machine is seen at once."""
         return ""
 
+    def abandon(self) -> None:
+        """Kill what this process has started; its successor's ranks carry the same marker."""
+        self._ranks.abandon()
+
     def close(self) -> None:
         """Nothing is left."""
 

@@ -8,6 +8,7 @@ brought to the supervisor's clock.
 """
 
 import math
+import os
 import signal
 import time
 from collections.abc import Iterable
@@ -157,6 +158,10 @@ class RemoteLauncher:
                 time.sleep(POLL_SECONDS)
             self._agents.end()
 
+    def abandon(self) -> None:
+        """The agents see in job.json that they are another supervisor's, and kill their ranks themselves."""
+        self.close()
+
     def heartbeat(self, rank: int) -> Heartbeat | None:
         """From the run directory, unless it is of an earlier attempt."""
         beat = Heartbeat.read(self._job.heartbeat(rank))
@@ -243,6 +248,7 @@ class RemoteLauncher:
             shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
             same_machine=len(machines) == 1,
             network_interface=network_interface(self._config),
+            supervisor=ProcessIdentity.of(os.getpid()),
         )
         self._ordered_at = time.time()
         self._order.write(self._job.control_launch)

@@ -117,6 +117,8 @@ class Agent:
         self._sampler: Sampler | None = None
         self._looked_at = time.monotonic()
         self._supervised = False
+        self._displaced = False
+        """Whether another supervisor, with agents of its own, has taken the job over."""
         self.in_pod = False
         """In a pod it waits for the next pod of node 0, whose supervisor has handed the job over."""
 
@@ -127,6 +129,9 @@ class Agent:
         self.report()
         while True:
             self._look()
+            if self._displaced:
+                # Without a word: nodes/<k>.json is another agent's.
+                return 0
             if why := self._must_leave(leaving):
                 return self._leave(why)
             time.sleep(LOOK_SECONDS)
@@ -168,7 +173,23 @@ class Agent:
             if self._ranks.poll() is not None:
                 self._attempt_ended()
         if time.monotonic() - self._reported_at >= REPORT_SECONDS:
-            self.report()
+            self._look_at_owner()
+            if not self._displaced:
+                self.report()
+
+    def _look_at_owner(self) -> None:
+        """Kill ranks that another supervisor has not ordered: a checkpoint of theirs would be in its way."""
+        if self._order is None or self._order.supervisor is None:
+            return
+        record = JobRecord.read(self._job.job_json)
+        if record is None or record.supervisor in (None, self._order.supervisor):
+            return
+        self.say(
+            f"another supervisor has taken the job over; kills the ranks of attempt {self._order.attempt}"
+        )
+        self._ranks.abandon()
+        self._stop_measuring()
+        self._order, self.record.phase, self._displaced = None, "waiting", not self.in_pod
 
     def _take_order(self) -> None:
         order = LaunchOrder.read(self._job.control_launch)
@@ -292,6 +313,9 @@ class Agent:
         return ""
 
     def _leave(self, why: str) -> int:
+        self._look_at_owner()
+        if self._displaced:
+            return 0
         self.say(f"{why}; leaves")
         self.record.phase = "leaving"
         self.report()

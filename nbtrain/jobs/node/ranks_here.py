@@ -94,6 +94,13 @@ class RanksHere:
             time.sleep(0.05)
         processes.end_marked([self._job_id], 0.0, also=self._also)
 
+    def abandon(self) -> None:
+        """Kill the ranks and leave no record of it: the wrappers go first, and their ranks with them."""
+        if self._torchrun is not None and self._torchrun.poll() is None:
+            processes.send(processes.children(self._torchrun.pid), signal.SIGKILL)
+            self._torchrun.kill()
+            self._torchrun.wait()
+
     def processes_left(self) -> bool:
         """Whether any process carries the marker of these ranks."""
         return bool(self._marked())

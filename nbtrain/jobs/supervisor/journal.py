@@ -38,6 +38,10 @@ LAST_WORD_TRIES = 20
 LAST_WORD_PAUSE_SECONDS = 0.5
 
 
+class Displaced(Exception):
+    """Another supervisor has taken the job over, in words; nothing more may be written."""
+
+
 class Journal:
     """Owner of job.json and of the supervisor's events once the supervisor has taken the job over."""
 
@@ -56,13 +60,14 @@ class Journal:
         self._state_since = time.monotonic() - record.seconds_since("created_at")
         self._requests = 0
         self._signed_at = 0.0
+        self._own: ProcessIdentity | None = None
 
     def take_over(self) -> None:
         """Own the job from here on. Readers of this identity may send signals, so listen to them first.
 
         In a new allocation of the same job, the attempt that the last one has lost is ended here.
         """
-        self.record.supervisor = ProcessIdentity.of(os.getpid())
+        self._own = self.record.supervisor = ProcessIdentity.of(os.getpid())
         if self.record.started_at is None:
             self.record.mark("started_at")
         elif self.record.attempts:
@@ -75,6 +80,27 @@ class Journal:
             self.event("restart", said, attempt=self.record.attempt, reason="allocation")
         self.record.write(self.job.job_json)
 
+    def check_owner(self) -> None:
+        """Raise Displaced if the job, or the run, is another supervisor's.
+
+        The run's lock keeps two supervisors apart, but not on every network disk; and an allocation that its
+        engine has given up and started again elsewhere may live on.
+        """
+        if self._own is None:
+            return
+        with contextlib.suppress(OSError):
+            found, newest = JobRecord.read(self.job.job_json), self.job.run.newest_job()
+            if found is not None and found.supervisor != self._own:
+                other = found.supervisor
+                named = f"process {other.pid} on {other.host}" if other else "no supervisor"
+                raise Displaced(f"job.json names {named}, and this is {self._own.pid} on {self._own.host}")
+            if newest and newest.job_id > self.job.job_id and newest.job_json.exists():
+                raise Displaced(f"the run has gone on as job {newest.job_id}")
+
+    def _write_record(self) -> None:
+        self.check_owner()
+        self.record.write(self.job.job_json)
+
     def hand_over(self, cause: str) -> None:
         """QUEUED: this allocation ends, and another one takes the job over."""
         self.record.supervisor = None
@@ -85,20 +111,22 @@ class Journal:
         """Renew the time stamp of job.json: all that a reader on another host can see of this process."""
         if time.monotonic() - self._signed_at >= SIGN_OF_LIFE_SECONDS:
             self._signed_at = time.monotonic()
+            self.check_owner()
             with contextlib.suppress(OSError):
                 os.utime(self.job.job_json)
 
     def set_state(self, state: str, cause: str | None = None) -> None:
         """Write the state to job.json, and an event with the seconds spent in the state before."""
+        self.check_owner()
         previous, self.record.state, self.record.cause = self.record.state, state, cause
         self._tell_state(previous)
-        self._try_write(lambda: self.record.write(self.job.job_json))
+        self._try_write(self._write_record)
 
     def set_cause(self, cause: str) -> None:
         """Write why the state is as it is, without an event."""
         if cause != self.record.cause:
             self.record.cause = cause
-            self._try_write(lambda: self.record.write(self.job.job_json))
+            self._try_write(self._write_record)
 
     def _tell_state(self, previous: str) -> None:
         now, state, cause = time.monotonic(), self.record.state, self.record.cause
@@ -145,7 +173,7 @@ class Journal:
         self.record.attempts.append(attempt)
         self.set_state(STARTING)
         assert self.reserve is not None
-        self.reserve.write(lambda: self.record.write(self.job.job_json))
+        self.reserve.write(self._write_record)
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
@@ -209,6 +237,7 @@ class Journal:
 
     def end(self, verdict: Verdict) -> None:
         """Event, summary.json, and then the state, so that whoever waits for the state finds everything."""
+        self.check_owner()
         cause, config = verdict.cause, self.config
         if verdict.state == SUCCEEDED and config and config.mode != "eval":
             cause += f": {amounts.counted(config.train_steps, 'step')}"
@@ -222,9 +251,7 @@ class Journal:
             self.reserve.release()
         self._tell_state(previous)
         for _ in range(LAST_WORD_TRIES):
-            if self._try_write(self._summarize) and self._try_write(
-                lambda: self.record.write(self.job.job_json)
-            ):
+            if self._try_write(self._summarize) and self._try_write(self._write_record):
                 return
             if is_read_only(self.job.path):
                 break

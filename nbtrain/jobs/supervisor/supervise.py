@@ -43,7 +43,7 @@ from nbtrain.jobs.notify import notify
 from nbtrain.jobs.queue.place import Place
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.attempt import Attempt
-from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.journal import Displaced, Journal
 from nbtrain.jobs.supervisor.pause import hold, is_paused
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
 from nbtrain.jobs.supervisor.recovery import (
@@ -131,40 +131,50 @@ def supervise(journal: Journal, asked: Asked) -> int:
         launcher: Launcher | None = None
         place: Place | None = None
         try:
-            journal.config = config = load_resolved(job.run.config_yaml)
-            wait_for_predecessors(journal, config.backend.shutdown_timeout_seconds)
-            backend = backend_of(journal.record.backend)
-            launcher = backend.launcher(job, journal.record.command)
-            # Ranks on other machines are measured there, by their node agents.
-            usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
-            if journal.record.backend == "local" and not config.backend.share_devices:
-                place = Place(journal, config)
-            report = ProgressReport(journal)
-            it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
-            verdict = run_attempts(it)
-            report.close(journal.last_beat)
-            if usage:
-                usage.close()
-            if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
-                said = f"{asked.why}: {saved_words(job)}"
-                ends = asked.why == ALLOCATION
-                if words := backend.go_on(job, config) if ends else backend.starts_again(job):
-                    journal.hand_over(f"{said}; {words}")
-                    launcher.close()
-                    return 0
-                verdict = replace(verdict, cause=f"{said}, {RESUME}")
-        except Exception as error:
-            # The last line of defence: whatever broke, no rank stays and the job has a cause.
-            traceback.print_exc()
-            said = f"the supervisor failed: {type(error).__name__}: {error}"
             try:
-                processes.end_marked([job.job_id], 0.0)
-            except TimeoutError as left:
-                said += f"; {left}"
-            verdict = Verdict(FAILED, said)
-        journal.end(verdict)
-        if place is not None:
-            place.give_up()
+                journal.config = config = load_resolved(job.run.config_yaml)
+                wait_for_predecessors(journal, config.backend.shutdown_timeout_seconds)
+                backend = backend_of(journal.record.backend)
+                launcher = backend.launcher(job, journal.record.command)
+                # Ranks on other machines are measured there, by their node agents.
+                usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
+                if journal.record.backend == "local" and not config.backend.share_devices:
+                    place = Place(journal, config)
+                report = ProgressReport(journal)
+                it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
+                verdict = run_attempts(it)
+                report.close(journal.last_beat)
+                if usage:
+                    usage.close()
+                if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
+                    journal.check_owner()
+                    said = f"{asked.why}: {saved_words(job)}"
+                    ends = asked.why == ALLOCATION
+                    if words := backend.go_on(job, config) if ends else backend.starts_again(job):
+                        journal.hand_over(f"{said}; {words}")
+                        launcher.close()
+                        return 0
+                    verdict = replace(verdict, cause=f"{said}, {RESUME}")
+            except Displaced:
+                raise
+            except Exception as error:
+                # The last line of defence: whatever broke, no rank stays and the job has a cause.
+                traceback.print_exc()
+                said = f"the supervisor failed: {type(error).__name__}: {error}"
+                try:
+                    processes.end_marked([job.job_id], 0.0)
+                except TimeoutError as left:
+                    said += f"; {left}"
+                verdict = Verdict(FAILED, said)
+            journal.end(verdict)
+        except Displaced as displaced:
+            print(f"another supervisor has taken over: {displaced}; kills its ranks and leaves", flush=True)
+            if launcher is not None:
+                launcher.abandon()
+            return 0
+        finally:
+            if place is not None:
+                place.give_up()
         if launcher is not None:
             launcher.close()
     # Without the run's lock: a resume need not wait for a slow receiver.

@@ -36,6 +36,9 @@ class Ranks:
     def kill(self) -> None:
         self.told.append("kill")
 
+    def abandon(self) -> None:
+        self.told.append("abandon")
+
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
@@ -44,9 +47,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
     job = JobDir(RunDir(tmp_path / "run"), "20260101-120000-abcd")
     for folder in ("control", "nodes", "exit", "logs", "resources"):
         (job.path / folder).mkdir(parents=True)
-    monkeypatch.setattr(
-        agent_module, "Sampler", lambda *given: type("", (), {"__enter__": lambda self: self})()
-    )
+    sampler = {"__enter__": lambda self: self, "__exit__": lambda *given: None, "failure": ""}
+    monkeypatch.setattr(agent_module, "Sampler", lambda *given: type("", (), sampler)())
     become(job, RUNNING)
     made = Agent(job, 1, load(tmp_path / "tiny.yaml", {"backend.node_timeout_seconds": 30}))
     made._ranks = Ranks()
@@ -116,6 +118,28 @@ def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
     agent._job.job_json.unlink()
     assert agent._must_leave(here) == "the job's folder is gone"
     assert agent._must_leave(Leaving(15)) == "was asked to leave (SIGTERM)"
+
+
+@pytest.mark.parametrize("in_pod", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_ranks_of_another_supervisor_are_killed_unsaved(agent: Agent, asked: bool, in_pod: bool) -> None:
+    """Its agents own nodes/<k>.json now; a pod stays, for the next supervisor may need it."""
+    agent.in_pod = in_pod
+    replace(order(agent), supervisor=SUPERVISOR).write(agent._job.control_launch)
+    agent._look()
+    become(agent._job, QUEUED, supervisor=None)
+    agent._look_at_owner()
+    become(agent._job, RUNNING, supervisor=replace(SUPERVISOR, pid=8))
+    agent._job.node(1).unlink()
+    if asked:
+        assert agent._leave("was asked to leave") == 0
+    else:
+        agent._look_at_owner()
+    assert agent._ranks.told == ["start", "abandon"]
+    assert agent._displaced != in_pod
+    agent._reported_at = -1e9
+    agent._look()
+    assert agent._job.node(1).exists() == in_pod
 
 
 def test_it_waits_for_a_supervisor_that_is_not_there_yet(agent: Agent) -> None:

@@ -307,6 +307,37 @@ def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     assert temporaries(job.run) == []
 
 
+SECOND = """
+import contextlib, sys
+from nbtrain.base.rundir import RunDir
+RunDir.locked = lambda self, blocking=True: contextlib.nullcontext(True)
+from nbtrain.jobs.supervisor.supervise import main
+sys.exit(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
+    """On a disk whose lock does not hold: its ranks are killed, and it writes nothing more."""
+    job = start(fake(steps=100_000, backend={"share_devices": True}))
+    beat = wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2 and beat, "steps")
+    first = JobRecord.read(job.job_json).supervisor
+    with job.supervisor_log.open("ab") as log:
+        arguments = [sys.executable, "-c", SECOND, str(job.run.path), job.job_id]
+        subprocess.run(arguments, stdout=log, stderr=log, check=True)
+    wait_until(lambda: not first.alive(), "the first one leaves")
+    assert not beat.process.alive()
+    assert "another supervisor has taken over: job.json names process " in job.supervisor_log.read_text()
+    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "the second one goes on")
+    assert control.cancel(job)[0] == "CANCELLED"
+    record = JobRecord.read(job.job_json)
+    assert record.supervisor != first
+    assert (len(record.attempts), record.restarts) == (2, 0)
+    assert record.attempts[0].cause == "its allocation was lost"
+    # Nobody was to write down how the older one's rank ended.
+    assert ExitRecord.read(job.exit_record(0, 0)) is None
+    assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"
+
+
 def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until):
     """Saved, no rank left, SUSPENDED; resumed it trains to its end, and no restart is counted."""
     config = fake(steps=400, step_seconds=0.05)

@@ -205,9 +205,11 @@ def build_pass(
     dtype = np.int32 if len(slots) <= np.iinfo(np.int32).max else np.int64
     items, sizes, epoch_ends = [], [], []
     num_samples = 0
+    # One for all epochs, seeded anew: making one costs ten times as much, and small data have 1,024 epochs.
+    generator = np.random.RandomState(0)
     for epoch in range(first_epoch, first_epoch + num_epochs):
-        chosen = _chosen(pieces.source_offsets, weights, seed, epoch)
-        generator = np.random.RandomState((seed + epoch) % 2**32)
+        chosen = _chosen(generator, pieces.source_offsets, weights, seed, epoch)
+        generator.seed((seed + epoch) % 2**32)
         generator.shuffle(chosen)
         packed = pack_best_fit(slots[chosen], seq_length)
         order = generator.permutation(len(packed))
@@ -223,7 +225,9 @@ def build_pass(
     return PackedIndex(np.concatenate(items), offsets, np.array(epoch_ends, np.int64))
 
 
-def _chosen(source_offsets: np.ndarray, weights: list[float], seed: int, epoch: int) -> np.ndarray:
+def _chosen(
+    generator: np.random.RandomState, source_offsets: np.ndarray, weights: list[float], seed: int, epoch: int
+) -> np.ndarray:
     chosen = [np.empty(0, np.int64)]
     for number, weight in enumerate(weights):
         first, size = int(source_offsets[number]), int(source_offsets[number + 1] - source_offsets[number])
@@ -234,7 +238,8 @@ def _chosen(source_offsets: np.ndarray, weights: list[float], seed: int, epoch: 
         start, stop = math.ceil(epoch * share), math.ceil((epoch + 1) * share)
         while start < stop:
             turn, place = divmod(start, size)
-            order = np.random.RandomState([seed % 2**32, number, turn]).permutation(size)
+            generator.seed([seed % 2**32, number, turn])
+            order = generator.permutation(size)
             taken = order[place : place + stop - start]
             chosen.append(first + taken)
             start += len(taken)

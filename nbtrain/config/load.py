@@ -6,6 +6,7 @@ All problems of a file are reported together, each with the file and line that s
 """
 
 import difflib
+import functools
 import re
 import reprlib
 import shlex
@@ -283,8 +284,9 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 FREE_FORM = {"backend.env", "parallel.deepspeed_extra", "labels"}
 
 
-def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, type[BaseModel] | None]:
-    """Every dotted key of the schema; sections map to their model, leaves to None."""
+@functools.cache
+def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
+    """Every dotted key of the schema, to be read only; sections map to their model, leaves to None."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():
         section = _section(info.annotation)

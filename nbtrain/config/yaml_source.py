@@ -6,6 +6,7 @@ to share, and a file that could refer to itself would have to be guarded everywh
 MisleadingValue.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,8 +147,9 @@ class OverridePlace(str):
     @classmethod
     def of(cls, key: str, value: Any) -> "OverridePlace":
         """The place of one override. It is shown wherever the value matters, so it holds no passwords."""
-        place = cls(f"override {shortened(key)}={show(value)}")
-        place.argument = f"{key}={spelled(value)}"
+        text = spelled(value)
+        place = cls(f"override {shortened(key)}={shortened(text)}")
+        place.argument = f"{key}={text}"
         return place
 
 
@@ -222,12 +224,22 @@ def read_yaml(path: Path, label: str | None = None) -> Located:
     return parse_yaml(text, label)
 
 
+# Run YAMLs are small; a file that is none may have any length, and its nodes take a hundred times as much.
+_LONGEST_KEPT = 1 << 16
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(text: str) -> yaml.Node | None:
+    """The nodes of a text, which nothing changes: a form reads the file that it shows at every change."""
+    return _Loader(text).get_single_node()
+
+
 def parse_yaml(text: str, label: str) -> Located:
     """As read_yaml, from text."""
     located = Located()
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        loader = _Loader("")  # its constructors
+        node = (_composed if len(text) <= _LONGEST_KEPT else _composed.__wrapped__)(text)
         if node is None:
             raise ConfigError(
                 f"{label}: the file is empty; a run YAML is a mapping with at least `extends:`."

@@ -7,6 +7,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Tests run in so many processes, each file in one of them.
 WORKERS ?= 2
+# Set in many containers; then every process that a test starts compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 

@@ -105,11 +105,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports_of(path: Path, everywhere: bool) -> Iterator[str]:
-    """Dotted names that a file imports, in functions too if `everywhere`. Imports for types do not count."""
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, in functions too. Imports for types do not count."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                continue  # no expression holds a statement
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 continue
             if isinstance(child, ast.Import):
@@ -119,10 +127,10 @@ def imports_of(path: Path, everywhere: bool) -> Iterator[str]:
                 for alias in child.names:
                     dotted = f"{child.module}.{alias.name}"
                     yield dotted if dotted in MODULES else child.module
-            elif everywhere or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            else:
                 yield from walk(child)
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")))
+    yield from walk(tree_of(path))
 
 
 MODULES = modules()
@@ -137,22 +145,18 @@ def room(module: str) -> str:
 @functools.cache
 def arrows() -> tuple[tuple[str, str], ...]:
     """(module, imported dotted name) for every import of nbtrain, those inside functions too."""
-    return tuple(
-        (module, imported)
-        for module, path in MODULES.items()
-        for imported in imports_of(path, everywhere=True)
-    )
+    return tuple((module, imported) for module, path in MODULES.items() for imported in imports_of(path))
 
 
 def strings_of(path: Path) -> Iterator[str]:
     """Every string constant of a file that is no docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree_of(path)))
     said = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
 
@@ -301,10 +305,10 @@ def test_there_is_no_circle():
         if imported.startswith("nbtrain.") and room(imported) != room(module) and module != "nbtrain":
             boxes.setdefault(room(module), set()).add(room(imported))
     graphlib.TopologicalSorter(boxes).prepare()
-    loading = {
-        module: {name for name in imports_of(path, everywhere=True) if name in MODULES and name != module}
-        for module, path in MODULES.items()
-    }
+    loading: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module, imported in arrows():
+        if imported in MODULES and imported != module:
+            loading[module].add(imported)
     graphlib.TopologicalSorter(loading).prepare()
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,38 +15,44 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.packed_dataset import build_split
 
+REPOSITORY = Path(__file__).parents[2]
 FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
 
 
-@pytest.fixture
-def blocks(repository):
+@pytest.fixture(scope="module")
+def blocks():
     """{language: its code blocks, in order}."""
-    page = (repository / "docs" / "finetuning-data.md").read_text()
+    page = (REPOSITORY / "docs" / "finetuning-data.md").read_text()
     found: dict[str, list[str]] = {}
     for language, text in re.findall(r"^```(\w+)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL):
         found.setdefault(language, []).append(text)
     return found
 
 
-@pytest.fixture
-def prepared(workspace, blocks):
-    """(config, files) of the page's run on the page's files, with the demo's model."""
+@pytest.fixture(scope="module")
+def prepared(blocks, tmp_path_factory):
+    """(config, files, tokenizer) of the page's run on the page's files, with the demo's model."""
+    workspace = tmp_path_factory.mktemp("page")
     for name, text in zip(FILES, blocks["json"], strict=True):
         (workspace / name).write_text(text + "\n")
     (workspace / "run.yaml").write_text("extends: gpt-tiny\nname: page\n" + blocks["yaml"][0])
-    config = load(
-        workspace / "run.yaml",
-        {
-            "tokenizer.name": "page",
-            "tokenizer.vocab_size": 400,
-            "data.split": "1,0,0",
-            "data.num_prepare_workers": 1,
-            "evaluation.eval_iters": 0,
-            "model.seq_length": 128,
-        },
-    )
-    prepare(config)
-    return config, dataset_of(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(workspace))
+        patch.delenv("NBTRAIN_OUTPUT", raising=False)
+        patch.delenv("NBTRAIN_DATA", raising=False)
+        config = load(
+            workspace / "run.yaml",
+            {
+                "tokenizer.name": "page",
+                "tokenizer.vocab_size": 400,
+                "data.split": "1,0,0",
+                "data.num_prepare_workers": 1,
+                "evaluation.eval_iters": 0,
+                "model.seq_length": 128,
+            },
+        )
+        prepare(config)
+        return config, dataset_of(config), Tokenizer.load(tokenizer_dir(config.tokenizer.name))
 
 
 def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
@@ -60,8 +67,7 @@ def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
 
 def test_the_page_shows_what_is_learnt(prepared, blocks):
     """Every example of the page, read back from .bin and its mask, is the text that the page shows."""
-    config, files_ = prepared
-    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    _, files_, tokenizer = prepared
     indexed = IndexedDataset(files_.prefix)
     mask = files_.open_loss_mask(indexed)
     assert [shown(tokenizer, indexed[place], mask[place]) for place in range(len(indexed))] == blocks["text"]
@@ -69,7 +75,7 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
 
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
     """Losses have the page's names; in two epochs questions come twice, tasks once, conversations 4 times."""
-    config, files_ = prepared
+    config, files_, _ = prepared
     dataset = build_split(files_.open(), config, "train", 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")
     assert [source.weight for source in dataset.sources] == [1.0, 0.5, 2.0]

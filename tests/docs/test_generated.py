@@ -3,8 +3,8 @@
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 
 from nbtrain.base.metrics import SCALARS
@@ -13,6 +13,9 @@ from nbtrain.config.fields import described
 from nbtrain.config.load import field_keys, load, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml, read_yaml
+
+if TYPE_CHECKING:
+    import jsonschema
 
 REPOSITORY = Path(__file__).parents[2]
 TRAINING = REPOSITORY / "examples" / "megatron-gpt" / "training"
@@ -76,7 +79,9 @@ def test_every_field_says_what_it_means():
 
 
 @pytest.fixture(scope="module")
-def validator() -> jsonschema.Draft202012Validator:
+def validator() -> "jsonschema.Draft202012Validator":
+    import jsonschema  # its import takes seconds, and every process of the tests collects this file
+
     jsonschema.Draft202012Validator.check_schema(editor_schema())
     return jsonschema.Draft202012Validator(editor_schema())
 

@@ -7,6 +7,7 @@ docstring or a blank line.
 """
 
 import ast
+import functools
 import hashlib
 import io
 import re
@@ -76,7 +77,7 @@ def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Itera
         leave_out = any(name == other or name.startswith(f"{other}.") for other in skipped)
         if path is not None and path not in found and not leave_out:
             found.add(path)
-            left += _imported(path)
+            left += _imported(path.read_text())
     return sorted(path.relative_to(root) for path in found)
 
 
@@ -86,9 +87,15 @@ def _file(name: str, root: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _imported(path: Path) -> Iterator[str]:
+# Pages share most of their files: each text is read by the parser and by the tokenizer once.
+@functools.cache
+def _imported(source: str) -> tuple[str, ...]:
     """Names that may be modules of the package, and the packages around them."""
-    left: list[ast.AST] = [ast.parse(path.read_text())]
+    return tuple(_names_imported(ast.parse(source)))
+
+
+def _names_imported(tree: ast.Module) -> Iterator[str]:
+    left: list[ast.AST] = [tree]
     while left:
         node = left.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -104,6 +111,7 @@ def _imported(path: Path) -> Iterator[str]:
         left += ast.iter_child_nodes(node)
 
 
+@functools.cache
 def code_of(source: str) -> str:
     """A Python file without comments, docstrings, blank lines and blanks at the ends of lines."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))

@@ -7,7 +7,8 @@ import torch
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.describe import layout
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
 

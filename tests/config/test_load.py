@@ -6,7 +6,8 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.load import ADDED_LATER, field_keys, find, load, load_resolved, to_yaml, unknown_keys
+from nbtrain.config.keys import field_keys, unknown_keys
+from nbtrain.config.load import ADDED_LATER, find, load, load_resolved, to_yaml
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text

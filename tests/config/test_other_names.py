@@ -3,7 +3,8 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 from nbtrain.config.other_names import FIELD_OF, INSTEAD, other_name
 
 

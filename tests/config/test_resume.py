@@ -4,7 +4,8 @@ tests/train/test_training.py."""
 import pytest
 
 from nbtrain.checkpoint.describe import architecture
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 from nbtrain.config.resume import BOUND, FREE, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
 from nbtrain.dataset.samples.state import DataState
 

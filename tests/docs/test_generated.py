@@ -10,7 +10,8 @@ import pytest
 from nbtrain.base.metrics import SCALARS
 from nbtrain.cli.reference.pages import editor_schema, generated, runs_table, with_table
 from nbtrain.config.fields import described
-from nbtrain.config.load import field_keys, load, to_yaml
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml, read_yaml
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 from nbtrain.planner.duration import bubble_fraction
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,8 @@ import pytest
 
 from nbtrain.base.metrics import BY_NAME
 from nbtrain.config.arithmetic.flops import megatron_deepspeed_tflops, model_flops_per_token
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(encoding="utf-8")
 

@@ -16,7 +16,8 @@ from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config.fields import described
-from nbtrain.config.load import FREE_FORM, Overrides, field_keys, load
+from nbtrain.config.keys import FREE_FORM, field_keys
+from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, show

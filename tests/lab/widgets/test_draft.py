@@ -6,7 +6,8 @@ import pytest
 
 import nbtrain.jobs.preflight
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.load import field_keys, load
+from nbtrain.config.keys import field_keys
+from nbtrain.config.load import load
 from nbtrain.lab.widgets.draft import GROUPS, NOT_IN_GROUPS, Draft, Field, fields_of, run_yamls
 
 

@@ -1,0 +1,81 @@
+"""The dotted keys of the schema, and what is said of a key that it does not have."""
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from nbtrain.base.terminal import shortened
+from nbtrain.config.other_names import other_name
+from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.yaml_source import Located
+
+FREE_FORM = {"backend.env", "parallel.deepspeed_extra", "labels"}
+
+
+@functools.cache
+def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
+    """Every dotted key of the schema, to be read only; sections map to their model, leaves to None."""
+    keys: dict[str, type[BaseModel] | None] = {}
+    for name, info in model.model_fields.items():
+        section = _section(info.annotation)
+        keys[prefix + name] = section
+        if section is not None:
+            keys.update(field_keys(section, f"{prefix}{name}."))
+    return keys
+
+
+def _section(annotation: Any) -> type[ConfigModel] | None:
+    if get_origin(annotation) is list:  # its items have keys, it has none
+        return None
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, ConfigModel):
+            return candidate
+    return None
+
+
+def unknown_keys(located: Located) -> list[str]:
+    """A message for each key that the schema does not have, with the nearest one that it has."""
+    known = field_keys()
+    sections = [key for key, model in known.items() if model is not None]
+    problems = []
+
+    def walk(value: Mapping[str, Any], prefix: str) -> None:
+        for key, inner in value.items():
+            dotted = f"{prefix}{key}"
+            if dotted not in known:
+                section = prefix.rstrip(".") or "a run"
+                # What holds keys was meant to be a section, if there is one like it.
+                near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
+                near = near or _nearest(dotted, known)
+                problems.append(
+                    f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`.{near}"
+                )
+            elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
+                walk(inner, f"{dotted}.")
+
+    walk(located.value, "")
+    return problems
+
+
+def _nearest(dotted: str, known: Iterable[str]) -> str:
+    section, _, last = dotted.rpartition(".")
+    words: dict[str, list[str]] = {}
+    for key in known:
+        words.setdefault(key.rpartition(".")[2], []).append(key)
+    if hint := other_name(last):
+        return hint
+    siblings = {
+        word: key for word, keys in words.items() for key in keys if key.rpartition(".")[0] == section
+    }
+    candidates = [
+        # Most often people mean the same word in another section; a typing error comes next.
+        *words.get(last, []),
+        *(siblings[word] for word in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)),
+        # A part of a word is a hint only when it is long enough to mean something.
+        *(key for word, keys in words.items() for key in keys if len(last) > 3 and last in word),
+        *(words[word][0] for word in difflib.get_close_matches(last, words, n=1, cutoff=0.65)),
+    ]
+    return f" Nearest: {candidates[0]}." if candidates else ""

@@ -1,4 +1,8 @@
-"""A layout search as a picture: time of a step against memory, the best layouts numbered."""
+"""A layout search as a picture: time of a step against memory, the best layouts numbered.
+
+The best layouts lie close together, so that their numbers stand in a row below all points, each with a line
+to its own.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,10 +11,13 @@ from nbtrain.planner.picture import BLUE, GREY, ORANGE, RED, new_figure
 from nbtrain.planner.search import Scored, SearchResult
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Layouts that take more than this multiple of the best time would squeeze the others to one point.
 SLOWEST = 2.0
+# Of the width and height of the picture: between two numbers, and from the fastest layout down to them.
+NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
 def draw(result: SearchResult, top: int) -> "Figure":
@@ -32,12 +39,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
     for group, color, label in ((plain, BLUE, "without a pipeline"), (piped, ORANGE, "pipeline")):
         across, up = [_gib(one) for one in group], [one.seconds for one in group]
         axes.scatter(across, up, s=14, color=color, alpha=0.45, label=label)
-    for number, one in enumerate(result.ranked[:top], start=1):
-        if one.seconds <= most:
-            axes.scatter(_gib(one), one.seconds, s=46, facecolors="none", edgecolors="black", linewidths=0.9)
-            axes.annotate(
-                str(number), (_gib(one), one.seconds), (4, 4), textcoords="offset points", fontsize=8
-            )
+    _number(axes, {number: one for number, one in enumerate(result.ranked[:top], start=1) if one in shown})
     memory = result.best.memory.device_bytes
     if memory:
         axes.axvline(memory / GIB, color=RED, linestyle="--", linewidth=1.2)
@@ -55,9 +57,43 @@ def draw(result: SearchResult, top: int) -> "Figure":
     left_out = len(result.ranked) - len(shown)
     if left_out:
         words = f"{left_out} slower than {SLOWEST:g} times the best are not shown"
-        axes.text(0.01, 0.01, words, fontsize=7, color=GREY, transform=axes.transAxes)
+        axes.text(1, 1.02, words, ha="right", fontsize=7, color=GREY, transform=axes.transAxes)
     axes.legend(fontsize=8, frameon=False)
     return figure
+
+
+def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
+    """A ring around each of these layouts, and its number below all points."""
+    (left, right), (bottom, top) = (0.0, axes.get_xlim()[1]), axes.get_ylim()
+    fastest = min(one.seconds for one in numbered.values())
+    low = fastest - NUMBER_DROP * (top - bottom)
+    order = sorted(numbered, key=lambda number: _gib(numbered[number]))
+    gap = min(NUMBER_GAP, 1 / len(order)) * (right - left)
+    places = spread([_gib(numbered[number]) for number in order], gap)
+    for number, place in zip(order, places):
+        point = _gib(numbered[number]), numbered[number].seconds
+        axes.scatter(*point, s=46, facecolors="none", edgecolors="black", linewidths=0.9)
+        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        axes.annotate(str(number), point, (place, low), ha="center", va="top", fontsize=8, arrowprops=line)
+    axes.set_ylim(bottom=min(bottom, low - NUMBER_DROP / 2 * (top - bottom)))
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Places in the order of `wanted`, which rises: `gap` or more apart, else as near to it as can be.
+
+    Places that would come too close are moved apart around their mean.
+    """
+    groups: list[list[float]] = []
+    for index, place in enumerate(wanted):
+        groups.append([place - index * gap])
+        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    means = [_mean(group) for group in groups for _ in group]
+    return [mean + index * gap for index, mean in enumerate(means)]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _gib(one: Scored) -> float:

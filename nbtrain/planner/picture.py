@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
-from nbtrain.planner.memory import stage_parts
+from nbtrain.planner.memory import MemoryEstimate, stage_parts
 from nbtrain.planner.plan import Plan
 from nbtrain.planner.setup import setup_of
 
@@ -29,6 +29,9 @@ COLORS = {
     "workspace": "#bc6c9b",
     "runtime": "#9aa0a6",
     "reserve": "#d8dce1",
+    # Of host memory alone.
+    "buffers": "#6a994e",
+    "snapshot": "#bc6c9b",
 }
 BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
 LARGEST_RATIO = 5
@@ -86,22 +89,52 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
     for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
         axes.barh(0, 0, color=COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
     if device is not None and has_line:
-        axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
+        _draw_limit(axes, device / unit, -0.5, len(shown) - 0.4)
         style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
         axes.annotate(memory.device, (device / unit, len(shown) - 0.6), xytext=(-4, 0), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""
     title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"
+    if memory.total_host_bytes:
+        of_host = f" of {amounts.size(memory.host_bytes)}" if memory.host_bytes is not None else ""
+        title += f"\nand of host memory: {amounts.size(memory.total_host_bytes)}{of_host}"
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(name, fontsize=9)
+    names = [f"stage {stage}" for stage in shown] if stages > 1 else ["GPU"]
+    ticks = list(enumerate(names)) if stages > 1 else []
+    if memory.total_host_bytes:
+        _draw_host(axes, memory, unit)
+        ticks = [(-1, "host"), *enumerate(names)]
+    bars = len(shown) + bool(memory.total_host_bytes)
     # Room for the legend below the bars, which names the parts of the fullest stage.
-    axes.set_ylim(-1.6 - 0.9 * len(shown), len(shown) - 0.4)
-    named = stages > 1
-    axes.set_yticks(
-        range(len(shown)) if named else [], [f"stage {stage}" for stage in shown] if named else []
-    )
+    axes.set_ylim(len(shown) - bars - 1.6 - 0.9 * bars, len(shown) - 0.4)
+    axes.set_yticks([row for row, _ in ticks], [label for _, label in ticks])
     axes.tick_params(labelsize=8, left=False)
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
     axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
+    """A hatched bar below the others: what the fullest rank has in host memory, and what it may have."""
+    left = 0.0
+    for part, value in memory.host_parts.items():
+        if value:
+            label = f"host: {part.replace('_', ' ')} {amounts.size(value)}"
+            style: dict[str, Any] = {
+                "color": COLORS[part],
+                "hatch": "////",
+                "edgecolor": "white",
+                "linewidth": 0,
+            }
+            axes.barh(-1, value / unit, left=left, height=0.6, label=label, **style)
+            left += value / unit
+    have = memory.host_bytes
+    if have is not None and have <= LARGEST_RATIO * max(memory.total_host_bytes, memory.total_bytes):
+        _draw_limit(axes, have / unit, -1.5, -0.5)
+
+
+def _draw_limit(axes: "Axes", limit: float, bottom: float, top: float) -> None:
+    """What there is of a memory, beside its own bars."""
+    axes.plot([limit, limit], [bottom, top], color=RED, linewidth=1.5, linestyle="--")
 
 
 def _draw_schedule(axes: "Axes", plan: Plan) -> None:

@@ -98,6 +98,12 @@ class WhatIf:
         """Number of all GPUs."""
         return self.space.world_size
 
+    @property
+    def lack(self) -> str:
+        """What the layout lacks of memory: "3.2 GiB too much"; "" if it fits, or if that is not known."""
+        _, words, kind = fit_word(estimate(self.space.setup(self.layout)))
+        return words.removeprefix("no, ") if kind == "bad" else ""
+
     def value(self, name: str) -> Any:
         """The value of a control. Raises ConfigError for a name that is none."""
         cut, options = self.layout.cut, self.layout.options

@@ -278,6 +278,40 @@ def test_the_legend_names_parts_that_only_other_stages_have():
     assert labels[-1] == "logits, other stages"
 
 
+def test_the_picture_has_a_bar_of_host_memory():
+    """Offloaded state and a snapshot on a row of their own, with their own limit; without them no row."""
+    run = load(
+        "gpt-1-3b-4xdp",
+        {
+            "parallel.zero_stage": 2,
+            "parallel.offload_optimizer.device": "cpu",
+            "checkpoint.async_save": True,
+            "resources.memory_per_node_bytes": 128 * 2**30,
+        },
+    )
+    memory = plan(run, use_measured=False).memory
+    axes = plan_picture(plan(run, use_measured=False)).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["host", "GPU"]
+    bars = [bar for bar in axes.patches if bar.get_y() < -1]
+    assert sum(bar.get_width() for bar in bars) == pytest.approx(memory.total_host_bytes / 2**30)
+    assert all(bar.get_hatch() for bar in bars) and not any(
+        bar.get_hatch() for bar in axes.patches if bar not in bars
+    )
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    on_host = [f"host: {part.replace('_', ' ')} " for part, size in memory.host_parts.items() if size]
+    assert [label for label in labels if label.startswith("host")] == [
+        label + amounts.size(size)
+        for label, size in zip(on_host, filter(None, memory.host_parts.values()), strict=True)
+    ]
+    limits = {line.get_xdata()[0]: list(line.get_ydata()) for line in axes.get_lines()}
+    assert limits == {32.0: [-1.5, -0.5], memory.device_bytes / 2**30: [-0.5, 0.6]}
+    assert axes.get_title(loc="left").endswith(
+        f"\nand of host memory: {amounts.size(memory.total_host_bytes)} of 32.0 GiB"
+    )
+    plain = plan_picture(plan(load("gpt-1-3b-4xdp"), use_measured=False)).axes[0]
+    assert plain.get_yticklabels() == [] and "host" not in plain.get_title(loc="left")
+
+
 @pytest.mark.parametrize(
     "overrides, expected",
     [

@@ -12,6 +12,7 @@ from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.planner.found import FoundLayouts, against
+from nbtrain.planner.found_picture import spread
 from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.reasons import reasons
@@ -198,6 +199,35 @@ def test_table_html_json_and_picture(small, large):
     assert len(small.refused_lines(every=True)) == 1 + len(small.result.refused)
     labels = [text.get_text() for text in small.picture().axes[0].texts]
     assert {str(number) for number in range(1, 4)} <= set(labels) and "A100-40GB" in labels
+
+
+def test_no_two_numbers_of_the_picture_overlap(small):
+    """Each is drawn below all points, apart from its neighbours; the best layouts lie close together."""
+    figure = small.picture()
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    numbers = [text for text in axes.texts if text.get_text().isdigit()]
+    assert sorted(int(text.get_text()) for text in numbers) == list(range(1, small.top + 1))
+    fastest = min(one.seconds for one in small.result.ranked)
+    assert all(text.get_position()[1] < fastest for text in numbers)
+    places = sorted(text.get_position()[0] for text in numbers)
+    pixels = axes.transData.transform([(place, fastest) for place in places])[:, 0]
+    # Two digits of 8 points at 100 dots an inch.
+    assert min(pixels[1:] - pixels[:-1]) > 13
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ([1, 5, 9], [1, 5, 9]),
+        ([5, 5, 5], [4, 5, 6]),
+        ([0, 5, 5.5, 9], [0, 4.75, 5.75, 9]),
+        ([4.4, 5, 5.6, 5.6], [3.65, 4.65, 5.65, 6.65]),
+        ([], []),
+    ],
+)
+def test_numbers_are_moved_apart_around_their_mean(wanted, places):
+    assert spread(wanted, 1.0) == pytest.approx(places)
 
 
 def test_one_gpu_is_helped_by_the_stages_that_offload():

@@ -49,9 +49,16 @@ class WhatIfPage(anywidget.AnyWidget):
         self.shown = self.state.shown()
 
     def use(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the layout as a run YAML. Raises ConfigError if it exists and `overwrite` is False."""
-        note = f"Written by the what-if page: {self.state.layout.words}."
-        return write_run(self.state.config, path, note, overwrite)
+        """Write the layout as a run YAML, with a comment if it does not fit its memory; `answer` says so too.
+
+        Raises ConfigError if the file exists and `overwrite` is False.
+        """
+        lack = self.state.lack
+        warning = f"It does not fit: {lack}." if lack else ""
+        note = f"Written by the what-if page: {self.state.layout.words}.\n{warning}"
+        written = write_run(self.state.config, path, note, overwrite)
+        self.answer = ["bad", f"Written: {written}. {warning}"] if lack else ["good", f"Written: {written}"]
+        return written
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         self.answer = ["", ""]
@@ -63,7 +70,7 @@ class WhatIfPage(anywidget.AnyWidget):
                 if not path:
                     self.answer = ["bad", "Name a file first, e.g. my-run.yaml."]
                     return
-                self.answer = ["good", f"Written: {self.use(path)}"]
+                self.use(path)
         except NbtrainError as error:
             self.answer = ["bad", str(error)]
 

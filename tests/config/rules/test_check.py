@@ -550,9 +550,8 @@ BROKEN = {
     ),
     "a value that DeepSpeed reads without a model": (
         "gpt-125m",
-        ["parallel.deepspeed_extra={aio: {block_size: 1M}, memory_breakdown: 'false'}"],
-        "@: parallel.deepspeed_extra sets aio.block_size, which must be a whole number, not 1M.\n"
-        "@: parallel.deepspeed_extra sets memory_breakdown, which must be true or false, not 'false'.",
+        ["parallel.deepspeed_extra={aio: {block_size: 1M}}"],
+        "@: parallel.deepspeed_extra sets aio.block_size, which must be a whole number, not 1M.",
     ),
     "a value below DeepSpeed's bound": (
         "gpt-125m",

@@ -54,6 +54,24 @@ def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None
     assert page.use(path, overwrite=True) == path
 
 
+def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: Path) -> None:
+    """The file is written, with the lack at its top and in the answer; one that fits has no such line."""
+    page.set("recompute", "none")
+    lack = page.shown["words"][0][1].removeprefix("no, ")
+    assert lack == page.state.lack == "24.2 GiB too much"
+    path = tmp_path / "mine.yaml"
+    page._on_message(page, {"kind": "use", "path": str(path)}, [])
+    assert page.answer == ["bad", f"Written: {path}. It does not fit: {lack}."]
+    assert path.read_text().splitlines()[:2] == [
+        f"# Written by the what-if page: {page.state.layout.words}.",
+        f"# It does not fit: {lack}.",
+    ]
+    page.set("recompute", "full")
+    page.use(path, overwrite=True)
+    assert page.state.lack == "" and page.answer[0] == "good"
+    assert "does not fit" not in path.read_text()
+
+
 def test_the_static_picture_has_every_figure(page: WhatIfPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a front end: three words, all controls, each stage, and no script; with one, the widget too."""
     shown = page.shown

@@ -1,9 +1,16 @@
-"""Tables that are written as text in a module, where a row of Python would take a line for each cell."""
+"""Tables as text: read from a module, where a row of Python would take a line for each cell; and shown."""
 
 import re
+from collections.abc import Sequence
 
 
 def rows(text: str) -> list[list[str]]:
     """The cells of each row, which | divides; an indented line goes on with the row above it."""
     lines = re.sub(r"\n +", " ", text.strip()).splitlines()
     return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells in columns to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

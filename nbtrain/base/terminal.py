@@ -16,9 +16,9 @@ HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u2
 MOST_QUOTED_CHARS = 80
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
     """The text, or its first 77 characters and "..." if it is longer than a message should quote."""
-    return text if len(text) <= MOST_QUOTED_CHARS else f"{text[: MOST_QUOTED_CHARS - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.table import aligned
 from nbtrain.base.workspace import display
 from nbtrain.cli.verbs import Parser, run_of, run_verb
 
@@ -64,10 +65,7 @@ def list_checkpoints(options: argparse.Namespace) -> None:
         # Contents are not read here; `verify` reads them.
         state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
         rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
-        print("  ".join([*cells, row[4]]).rstrip())
+    print("\n".join(aligned(rows)))
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def _line(error: yaml.YAMLError) -> str:
 def _reason(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
     # It may quote a tag, which may be long.
-    return problem if len(problem) <= 200 else f"{problem[:197]}..."
+    return shortened(problem, 200)
 
 
 def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origins: dict[str, str]) -> Any:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbtrain.base.terminal import shortened
+
 
 class Texts(NamedTuple):
     """A document of several keys: `text` of data.json_key, `extras` in the order of data.extra_json_keys."""
@@ -100,8 +102,7 @@ class Tally:
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:
-            what = what if len(what) <= PROBLEM_CHARS else f"{what[: PROBLEM_CHARS - 3]}..."
-            self.problems.append(Problem(path, line, what))
+            self.problems.append(Problem(path, line, shortened(what, PROBLEM_CHARS)))
 
 
 BROKEN_RECORDS = "broken-records.jsonl"

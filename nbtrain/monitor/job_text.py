@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
 
@@ -166,11 +167,4 @@ def shown(name: str, value: float | None) -> str:
 
 
 def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    table = [tuple(titles), *(tuple(row) for row in rows)]
-    # The last column is free text: it does not widen the table.
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip()
-        for row in table
-    ]
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    return "\n".join([title, *(f"  {line}" for line in aligned([titles, *rows]))])

@@ -18,6 +18,8 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, read_state
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
+from nbtrain.base.table import aligned
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
@@ -217,12 +219,8 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
         step = f"{entry.step:,}{of}" if entry.step is not None else "-"
         losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
         submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at))
-        cause = entry.cause or ""
-        cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[: CAUSE_LENGTH - 3]}..."
+        cause = shortened(entry.cause or "", CAUSE_LENGTH)
         row = [entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted]
         labels = ",".join(f"{key}={value}" for key, value in entry.labels.items())
         rows.append([*row, *([labels] if labelled else []), cause])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+    return "\n".join(aligned(rows))

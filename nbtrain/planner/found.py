@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.table import aligned
 from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
 from nbtrain.planner.run_file import write_run
@@ -106,7 +107,7 @@ class FoundLayouts:
     def __str__(self) -> str:
         lines = [self.title, ""]
         if len(self):
-            lines += _aligned([HEADS, *self.rows()])
+            lines += aligned([HEADS, *self.rows()])
             lines += ["", f"Why number 1: {self[1].layout.words}"]
             lines += [f"  {topic:<15}{words}" for topic, words in self.why(1)]
         else:
@@ -261,11 +262,6 @@ def _check_setting(name: str, value: object) -> None:
 
 def _refused_line(one: Refused) -> str:
     return f"{one.words} ({one.count}): {one.reason}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.table import aligned
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.family import line, parameters
 from nbtrain.planner.legal import (
@@ -112,10 +113,7 @@ class Largest:
         return found
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        return "\n".join([*self.sentences(), "", *table])
+        return "\n".join([*self.sentences(), "", *aligned(self.rows())])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """IPython's plain text."""

@@ -26,7 +26,6 @@ from nbtrain.monitor.logs import log_path, tail_lines
 # An engine is asked about one job at most so often, whoever asks.
 ASK_SECONDS = 5.0
 # From a request to stop until the engine itself is told to end what is left.
-CANCEL_POLL_SECONDS = 0.2
 END_SECONDS = 30.0
 
 

@@ -20,14 +20,13 @@ from nbtrain.base.records import host_name
 from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.environment import HELD_GPUS
+from nbtrain.jobs.environment import CUDA_DEVICES, HELD_GPUS
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
 SAMPLE_SECONDS = LEVELS[0].seconds
 # The first looks of an attempt come quicker, so that a run of a few seconds has figures too.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # A driver that does not answer must not keep the job from going on.
 JOIN_SECONDS = 5.0
 # Counter of a node -> the figure that is its rate.
@@ -179,7 +178,7 @@ class Sampler:
         self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)
         self._requests = requests_of(config)
         self._gpus = config.resources.device == "gpu"
-        own = config.backend.env.get(VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES))
+        own = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
         self._visible = os.environ.get(HELD_GPUS, own)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)

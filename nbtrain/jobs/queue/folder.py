@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import JobError, RecordError, SubmitError
 from nbtrain.base.jobstate import LOST, read_state
 from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id, host_name
@@ -81,8 +82,7 @@ class Ticket(Record):
 
 def devices(slots: list[str], count: int) -> str:
     """So many of these slots, in words."""
-    what = "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core"
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return counted(count, "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core")
 
 
 def system_start() -> str:

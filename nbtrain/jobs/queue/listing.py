@@ -9,6 +9,8 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.jobstate import ACTIVE, read_state
 from nbtrain.base.rundir import JobDir
+from nbtrain.base.table import aligned
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.backend_section import MOST_PRIORITY
 from nbtrain.jobs.queue.folder import Queue, Ticket
@@ -91,17 +93,13 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
         return "No job of this machine has devices or waits for them."
     rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
     for entry in entries:
-        cause = " ".join((entry.cause or "").split())
-        cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[: CAUSE_LENGTH - 3]}..."
+        cause = shortened(" ".join((entry.cause or "").split()), CAUSE_LENGTH)
         since = f"{amounts.elapsed(max(0.0, time.time() - entry.queued_at))} ago"
         place = "-" if entry.place is None else str(entry.place)
         has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in entry.holds)
         said = has if has and entry.state in ACTIVE else cause
         rows.append((place, entry.name, entry.state, entry.needs, str(entry.priority), since, said))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+    return "\n".join(aligned(rows))
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:

@@ -202,6 +202,23 @@ def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
     assert JobRecord.read(job.job_json).state == "RESTARTING"
 
 
+def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
+    """A submission that nobody saw succeed: it neither waits for the newer job's end nor trains."""
+    newer = job.run.job("99991231-000000-abcd")
+    newer.make_folders()
+    JobRecord(newer.job_id, "id", "run", "RUNNING", time.time(), 1).write(newer.job_json)
+    supervisor = [sys.executable, "-m", "nbtrain.jobs.supervisor", "--foreground"]
+    with job.run.locked():
+        left = subprocess.run([*supervisor, str(job.run.path), job.job_id], timeout=600, capture_output=True)
+    assert left.returncode == 0, left.stderr
+    record = JobRecord.read(job.job_json)
+    assert (record.state, record.cause) == (
+        "CANCELLED",
+        "another job of this run was submitted: 99991231-000000-abcd",
+    )
+    assert not job.run.summary_json.exists()
+
+
 def test_wait_returns_at_its_timeout(job):
     """wait gives the state as it is when the time is over, and tells changes as they come."""
     record = JobRecord.read(job.job_json)

@@ -17,7 +17,15 @@ from nbtrain.base import amounts, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import FAILED, QUEUED, RUNNING, SIGN_OF_LIFE_SECONDS, STARTING, SUCCEEDED
+from nbtrain.base.jobstate import (
+    CANCELLED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    SIGN_OF_LIFE_SECONDS,
+    STARTING,
+    SUCCEEDED,
+)
 from nbtrain.base.records import (
     AttemptRecord,
     ControlRequest,
@@ -89,13 +97,30 @@ class Journal:
         if self._own is None:
             return
         with contextlib.suppress(OSError):
-            found, newest = JobRecord.read(self.job.job_json), self.job.run.newest_job()
+            found = JobRecord.read(self.job.job_json)
             if found is not None and found.supervisor != self._own:
                 other = found.supervisor
                 named = f"process {other.pid} on {other.host}" if other else "no supervisor"
                 raise Displaced(f"job.json names {named}, and this is {self._own.pid} on {self._own.host}")
-            if newest and newest.job_id > self.job.job_id and newest.job_json.exists():
-                raise Displaced(f"the run has gone on as job {newest.job_id}")
+            if newer := self.newer_job():
+                raise Displaced(f"the run has gone on as job {newer}")
+
+    def newer_job(self) -> str | None:
+        """The id of the run's newest job, if it was submitted after this one."""
+        newest = self.job.run.newest_job()
+        newer = newest and newest.job_id > self.job.job_id and newest.job_json.exists()
+        return newest.job_id if newest and newer else None
+
+    def superseded(self) -> bool:
+        """Whether the run has a newer job; if so, this one is written down as CANCELLED."""
+        newer = self.newer_job()
+        if newer is not None:
+            previous, self.record.state = self.record.state, CANCELLED
+            self.record.cause = f"another job of this run was submitted: {newer}"
+            self.record.mark("ended_at")
+            self._tell_state(previous)
+            self.record.write(self.job.job_json)
+        return newer is not None
 
     def _write_record(self) -> None:
         self.check_owner()

@@ -94,12 +94,14 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     job = JobDir(RunDir(Path(run_dir)), job_id)
     asked = Asked().listen(in_allocation=foreground)
     if foreground:
-        wait_for_lock(job.run)
+        wait_for_lock(job)
     journal = Journal(job)
     asked.read_ask(job, at_start=True)
     if journal.record.state in FINAL and not asked_again(journal):
         print(f"job {job_id} is {journal.record.state}; there is nothing to do", flush=True)
         return 0 if journal.record.state == SUCCEEDED else 1
+    if journal.superseded():
+        return 0
     journal.take_over()
     return supervise(journal, asked)
 
@@ -110,13 +112,14 @@ def asked_again(journal: Journal) -> bool:
     return journal.record.state == CANCELLED and (ask is None or ask.action not in ("stop", "stop_now"))
 
 
-def wait_for_lock(run: RunDir) -> None:
+def wait_for_lock(job: JobDir) -> None:
     """A lost allocation may still end its work, on a node that its engine has given up; submit() is brief.
 
-    What it writes into job.json is read only after that.
+    What it writes into job.json is read only after that. A newer job's supervisor is not waited for.
     """
+    run = job.run
     with run.locked(blocking=False) as taken:
-        if taken:
+        if taken or Journal(job).newer_job():
             return
     print(f"{run.path} is held by another process; waits for its end", flush=True)
     with run.locked():
@@ -127,6 +130,8 @@ def supervise(journal: Journal, asked: Asked) -> int:
     """Take the job to its end. Returns the process's exit code."""
     job = journal.job
     with job.run.locked():
+        if journal.superseded():
+            return 0
         journal.reserve = Reserve(job.path, "supervisor")
         launcher: Launcher | None = None
         place: Place | None = None

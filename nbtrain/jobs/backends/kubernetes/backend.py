@@ -21,10 +21,11 @@ from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
-from nbtrain.jobs.backends.kubernetes.engine import ask, details_path, engine_events
+from nbtrain.jobs.backends.kubernetes.engine import ask, details_path, engine_events, own_uid
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, debug_patch, write
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
+from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
 from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
@@ -44,13 +45,15 @@ class KubernetesBackend(RemoteBackend):
         try:
             cluster = Cluster(connect(section.context, section.namespace))
             run_id = (job.run.record() or {})["run_id"]
-            item = cluster.create(write(work_of(config, section, run_id, job), cluster.namespace))
+            manifest = write(work_of(config, section, run_id, job), cluster.namespace)
+            name = manifest["metadata"]["name"]
+            handle = KubernetesHandle(section.workload, cluster.namespace, name, "", cluster.context)
+            handle.write(job.handle_json)
+            replace(handle, uid=cluster.create(manifest)["metadata"]["uid"]).write(job.handle_json)
         except JobError as error:
+            if not isinstance(error, Unanswered):
+                job.handle_json.unlink(missing_ok=True)
             raise self.refused(job, f"Kubernetes did not take the job: {error}") from error
-        metadata = item["metadata"]
-        KubernetesHandle(
-            section.workload, cluster.namespace, metadata["name"], metadata["uid"], cluster.context
-        ).write(job.handle_json)
 
     def request_text(self, job: JobDir, config: RunConfig) -> str:
         """The manifest. Raises SubmitError if there is no image."""
@@ -79,7 +82,9 @@ class KubernetesBackend(RemoteBackend):
     def end_in_engine(self, job: JobDir) -> None:
         """Delete the object, and with it its pods."""
         if handle := KubernetesHandle.read(job.handle_json):
-            _cluster(handle).delete(KINDS[handle.kind], handle.name, handle.uid)
+            cluster = _cluster(handle)
+            if uid := handle.uid or own_uid(cluster.get(KINDS[handle.kind], handle.name), job.job_id):
+                cluster.delete(KINDS[handle.kind], handle.name, uid)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """From the cluster itself: preflight.py."""

@@ -12,9 +12,11 @@ from nbtrain.base.records import Record
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster, event_time
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
-from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest
+from nbtrain.jobs.backends.kubernetes.names import JOB_ID
 from nbtrain.jobs.backends.kubernetes.replicas import failure_words, replica, waiting_words
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts
+from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
 
 @dataclass
@@ -38,7 +40,7 @@ def ask(
     """The object's and its pods' state now. Raises Unanswered, Refused."""
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"
     now = time.time()
-    if item is None or item["metadata"].get("uid") != handle.uid:
+    if item is None or item["metadata"].get("uid") != (handle.uid or own_uid(item, job_id)):
         return EngineWord(None, "", now, engine=name), KubernetesDetails()
     word = object_word(item, last)
     pods = [replica(pod) for pod in cluster.pods(job_id)]
@@ -50,6 +52,12 @@ def ask(
     found = [pod.to_dict() for pod in pods]
     details = KubernetesDetails(word.known, restarts(item), conditions_table(item), found)
     return EngineWord(word.state, reason, now, engine=name), details
+
+
+def own_uid(item: Manifest | None, job_id: str) -> str:
+    """The uid of an object if it is this job's, for a submit that did not live to hear it; else ""."""
+    metadata = mapping((item or {}).get("metadata"))
+    return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""
 
 
 def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, Any]]:

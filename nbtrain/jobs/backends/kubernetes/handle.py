@@ -7,13 +7,13 @@ from nbtrain.base.records import Record
 
 @dataclass
 class KubernetesHandle(Record):
-    """Written once by submit, after the API server has taken the object."""
+    """Written by submit before it creates the object, so that it is found if submit is killed, and after."""
 
     kind: str
     namespace: str
     name: str
     uid: str
-    """The object's; a later object of the same name has another one."""
+    """The object's; a later object of the same name has another one. "" until the server has said it."""
     context: str | None = None
     """Of the kubeconfig; None inside a pod."""
     engine: str = "kubernetes"

@@ -7,12 +7,13 @@ when a node fails (--requeue); a job that meets its time limit submits itself ag
 nbtrain job goes on in each case, from its newest checkpoint.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
@@ -24,8 +25,16 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
-from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
-from nbtrain.jobs.backends.slurm.engine import SINFO_FORMAT, SlurmJob, call, look_up, read_sinfo, word_of
+from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen, RemoteBackend
+from nbtrain.jobs.backends.slurm.engine import (
+    SINFO_FORMAT,
+    SlurmJob,
+    call,
+    look_up,
+    numbered,
+    read_sinfo,
+    word_of,
+)
 from nbtrain.jobs.backends.slurm.script import batch_script, comment_of, dry_text, name_of, python_of
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.obstacle import Obstacle, gib, shortage
@@ -43,6 +52,8 @@ class SlurmHandle(Record):
     numbers: list[str] = field(default_factory=list)
     cluster: str = ""
     engine: str = "slurm"
+    asked: bool = False
+    """Whether sbatch was called and its answer is not known: the job may be there, by its comment."""
 
 
 def needed_gpus(config: RunConfig) -> int:
@@ -165,17 +176,36 @@ class SlurmBackend(RemoteBackend):
         return SlurmLauncher(job, command)
 
     def _number(self, job: JobDir) -> str | None:
+        """The newest allocation's. Raises EngineUnseen if Slurm has to be asked and does not answer."""
         handle = SlurmHandle.read(job.handle_json)
-        return handle.numbers[-1] if handle and handle.numbers else None
+        if handle is None:
+            return None
+        if handle.asked and (number := numbered(name_of(job), comment_of(job), handle.numbers)):
+            handle.numbers.append(number)
+            handle.asked = False
+            # Whoever submits, and any supervisor, holds the run's lock and writes the number itself.
+            with contextlib.suppress(OSError), job.run.locked(blocking=False) as taken:
+                if taken:
+                    handle.write(job.handle_json)
+        return handle.numbers[-1] if handle.numbers else None
 
     def _sbatch(self, job: JobDir, config: RunConfig, after: str = "") -> str:
         handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
         path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
         files.write_text(path, batch_script(config, job, _exported(), after))
-        number, _, cluster = call("sbatch", "--parsable", path.name, folder=job.path).strip().partition(";")
+        # First, so that a job whose number nobody lived to write down is found all the same.
+        handle.asked = True
+        handle.write(job.handle_json)
+        try:
+            said = call("sbatch", "--parsable", path.name, folder=job.path)
+        except (JobError, EngineAway):
+            handle.asked = False
+            handle.write(job.handle_json)
+            raise
+        number, _, cluster = said.strip().partition(";")
         handle.numbers.append(number)
-        handle.cluster = cluster
-        files.write_json(job.handle_json, asdict(handle))
+        handle.cluster, handle.asked = cluster, False
+        handle.write(job.handle_json)
         return number
 
 

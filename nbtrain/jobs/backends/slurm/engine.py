@@ -120,6 +120,18 @@ def look_up(number: str) -> SlurmJob | None:
     return accounted(number)
 
 
+def numbered(name: str, comment: str, known: list[str]) -> str | None:
+    """The newest number, beside those known, of a job with this name and comment. Raises EngineUnseen."""
+    try:
+        # %F: of an array the whole one's; the comment may hold anything.
+        text = call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%F|%k")
+    except JobError as error:
+        raise EngineUnseen(str(error)) from error
+    rows = [line.strip().partition("|") for line in text.splitlines()]
+    found = {number for number, _, said in rows if said.partition(",")[0] == comment} - set(known)
+    return max((number for number in found if number.isdigit()), key=int, default=None)
+
+
 def accounted(number: str) -> SlurmJob | None:
     """The job by accounting; None if there is no accounting, or no such job in it."""
     try:

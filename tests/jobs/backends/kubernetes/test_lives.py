@@ -15,6 +15,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.kubernetes import backend as module
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
+from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.engine import KubernetesDetails, details_path
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
@@ -211,6 +212,36 @@ def test_submit_leaves_a_durable_handle(submitted, job, stub):
     assert submitted() == handle
     assert (handle.kind, handle.namespace, handle.context) == ("TrainJob", "research", "here")
     assert [name for _, name in stub.objects] == [handle.name]
+
+
+def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, cluster, job, stub, monkeypatch):
+    """The server has the object and nobody wrote its uid: it is seen and deleted; another job's is not."""
+
+    class Killed(BaseException):
+        pass
+
+    def create_and_die(cluster, manifest):
+        take(cluster, manifest)
+        raise Killed
+
+    take = Cluster.create
+    monkeypatch.setattr(Cluster, "create", create_and_die)
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
+    with pytest.raises(Killed):
+        submitted()
+    [(path, name)] = stub.objects
+    handle, backend = KubernetesHandle.read(job.handle_json), KubernetesBackend()
+    assert (handle.name, handle.uid) == (name, "")
+    stub.set_status(path, name, status_of("TrainJob", "waits"))
+    assert backend.status(job)[0] == "QUEUED"
+    assert EngineWord.read(job.engine_json).state == "QUEUED"
+    labels = stub.objects[path, name]["metadata"]["labels"]
+    labels["nbtrain/job-id"] = "20250101-120000-abcd"
+    backend.end_in_engine(job)
+    assert (path, name) in stub.objects
+    labels["nbtrain/job-id"] = job.job_id
+    assert backend.cancel(job, now=False)
+    assert stub.objects == {}
 
 
 def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, stub):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
 from nbtrain.base.rundir import JobDir, RunDir
@@ -84,7 +83,7 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
     twice = config(**{"backend.slurm.resubmissions": 1})
     assert BACKEND.go_on(job, twice) == "goes on in Slurm job 13"
     assert "#SBATCH --dependency=afterany:12\n" in (job.path / "slurm.1.sbatch").read_text()
-    assert files.read_json(job.handle_json) == {"numbers": ["12", "13"], "cluster": "east", "engine": "slurm"}
+    assert SlurmHandle.read(job.handle_json) == SlurmHandle(["12", "13"], "east")
     assert BACKEND.go_on(job, twice) == ""
     slurm["sbatch"] = EngineUnseen("Unable to contact slurm controller")
     assert BACKEND.go_on(job, config(**{"backend.slurm.resubmissions": 9})) == ""

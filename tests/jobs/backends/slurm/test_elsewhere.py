@@ -1,6 +1,7 @@
 """A job of Slurm on a machine that sees its run directory and has no Slurm: words, and no traceback."""
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
+from nbtrain.jobs.refusals import active_job
 from nbtrain.jobs.submit import write_identity
 from tests.jobs.conftest import TINY
 
@@ -206,3 +208,47 @@ def test_nobody_has_asked_yet(job: JobDir, become: Callable[..., None]) -> None:
     assert BACKEND.engine_word(job) is None
     assert BACKEND.status(job) == (QUEUED, None)
     assert not job.engine_json.exists()
+
+
+# sbatch takes the job, and its caller dies before it hears the number.
+TAKES_AND_KILLS = """#!/bin/bash
+/bin/sed -n 's/^#SBATCH --comment=/13|/p' "$2" > {folder}/taken
+kill -9 $PPID
+"""
+LISTS = """#!/bin/bash
+[ -e {folder}/taken ] || exit 0
+echo "12|nbtrain/tiny/20250101-120000-abcd"; read -r line < {folder}/taken; echo "$line"
+"""
+SHOWS = """#!/bin/bash
+[ "$4" = 13 ] || {{ echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }}
+echo "JobId=13 JobName=nbtrain-tiny JobState=PENDING Reason=Priority Restarts=0 Comment=$(<{folder}/comment)"
+"""
+
+
+def test_a_job_whose_submission_was_killed_is_found_by_its_comment(
+    job: JobDir, become: Callable[..., None], workspace: Path
+) -> None:
+    """Slurm has the job and nobody wrote its number: it is seen, joined, cancelled, never sent twice."""
+    cancels = '#!/bin/bash\necho "$@" > {folder}/cancelled\n'
+    scripts = {"sbatch": TAKES_AND_KILLS, "squeue": LISTS, "scontrol": SHOWS, "scancel": cancels}
+    for name, text in scripts.items():
+        (workspace / name).write_text(text.format(folder=shlex.quote(str(workspace))))
+        (workspace / name).chmod(0o755)
+    (workspace / "comment").write_text(f"nbtrain/tiny/{job.job_id}")
+    job.handle_json.unlink()
+    become(QUEUED)
+    child = os.fork()
+    if child == 0:
+        try:
+            BACKEND.submit(job)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 9
+    assert (workspace / "taken").read_text() == f"13|nbtrain/tiny/{job.job_id}\n"
+    assert SlurmHandle.read(job.handle_json) == SlurmHandle([], asked=True)
+    state, cause = BACKEND.status(job)
+    assert state == QUEUED and cause.startswith("Slurm job 13 waits (Priority): ")
+    assert SlurmHandle.read(job.handle_json) == SlurmHandle(["13"])
+    assert active_job(job.run).job_id == job.job_id
+    assert BACKEND.cancel(job, now=False)
+    assert (workspace / "cancelled").read_text() == "13\n"

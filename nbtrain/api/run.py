@@ -154,9 +154,9 @@ class Run:
         """The state as a static picture that stays in a saved notebook."""
         from IPython.display import HTML
 
-        from nbtrain.lab.widgets.static import run_html
+        from nbtrain.lab.widgets.panel import report_html
 
-        return HTML(run_html(self.view.snapshot()))
+        return HTML(report_html(self.view))
 
     def failure(self) -> str:
         """The cause of the newest job's end and the end of its log; for a full disk the cause says all.

@@ -18,6 +18,7 @@ MOST_RANKS = 32
 # Of each rank, failures of earlier attempts.
 MOST_EARLIER = 3
 UNKNOWN = "-"
+REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
 # An engine is asked every few seconds while somebody looks at its job.
 OLD_WORD_SECONDS = 60.0
 
@@ -30,11 +31,12 @@ def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
         for one in page.conditions
     ]
     parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
-    titles: tuple[str, ...] = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
-    parts.append(_titled("Replicas", titles, [row for one in page.replicas for row in _replica_rows(one)]))
-    if measured := [row for one in page.replicas for row in _resource_rows(one)]:
+    parts.append(
+        _titled("Replicas", REPLICA_TITLES, [row for one in page.replicas for row in replica_rows(one)])
+    )
+    if measured := [row for one in page.replicas for row in resource_rows(one)]:
         last = "LAST" if page.ended_at else "NOW"
-        titles = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
+        titles: tuple[str, ...] = ("REPLICA", "FIGURE", last, "MEAN", "PEAK", "REQUEST", "LIMIT")
         parts.append(_titled("Resources", titles, measured))
     events = page.events[-num_events:] if num_events else []
     if events:
@@ -61,8 +63,8 @@ def _basics(page: "JobPage") -> list[str]:
         f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
         f"{amounts.counted(len(page.replicas), 'replica')}, {amounts.counted(page.world_size, 'rank')}, "
         f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
-        f"each replica asks for {_amounts(page.requests) or 'nothing in particular'}; "
-        f"may use {_amounts(page.limits) or 'what there is'}",
+        f"each replica asks for {amounts_text(page.requests) or 'nothing in particular'}; "
+        f"may use {amounts_text(page.limits) or 'what there is'}",
     ]
     if page.cause:
         lines.insert(1, page.cause)
@@ -86,7 +88,8 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0) -> str
     return words
 
 
-def _amounts(found: dict[str, float]) -> str:
+def amounts_text(found: Mapping[str, float]) -> str:
+    """Requests or limits in words: "2 cores, 23.5 GiB of memory"; "" if there are none."""
     words = []
     for name, value in found.items():
         if name == "gpus":
@@ -98,7 +101,8 @@ def _amounts(found: dict[str, float]) -> str:
     return ", ".join(words)
 
 
-def _replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
+def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
+    """Rows under REPLICA_TITLES: the replica, then its ranks."""
     rows: list[tuple[str, ...]] = [
         (
             replica.name,
@@ -136,7 +140,7 @@ def _of_limit(name: str, use: dict[str, "Use"]) -> str:
     return shown(name, one.newest) + (f" of {shown(name, one.limit)}" if one.limit else "")
 
 
-def _resource_rows(replica: "Replica") -> list[tuple[str, ...]]:
+def resource_rows(replica: "Replica") -> list[tuple[str, ...]]:
     rows = []
     gpus = [(f"{subject}, ", gpu.use) for subject, gpu in replica.gpus.items()]
     for prefix, uses in [("", replica.use), *gpus]:

@@ -37,7 +37,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(lab: Lab, page: Any) -> None:
-    """The step advances while the kernel is busy, before and after the page is reloaded; then Stop works."""
+    """The step advances while the kernel is busy, before and after the page is reloaded; then Stop works.
+
+    The pages of the job are there in a new kernel too.
+    """
     write_notebook(
         lab,
         "panel.ipynb",
@@ -77,6 +80,21 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.reload()
         page.wait_for_selector(".nbtrain-panel[data-state=CANCELLED] .nbt-step")
         assert page.locator("text=Error displaying widget").locator("visible=true").count() == 0
+
+        # What the run has kept, in a kernel that never saw it: CPU and memory, with their limits.
+        tabs = page.locator(".nbtrain-panel .nbt-tabs")
+        tabs.get_by_text("Resources", exact=True).click()
+        charts = page.locator(".nbtrain-panel .nbt-usage .nbt-chart")
+        charts.get_by_text("Memory", exact=True).wait_for()
+        assert charts.count() == 5 and charts.locator("polyline").count() >= 7
+        assert charts.nth(1).locator(".nbt-bound.nbt-limit").count() == 1
+        screenshot(page, "panel-resources")
+        tabs.get_by_text("Job", exact=True).click()
+        page.locator(".nbtrain-panel tr", has_text="StoppedOnRequest").wait_for()
+        screenshot(page, "panel-job")
+        tabs.get_by_text("Log", exact=True).click()
+        page.locator(".nbtrain-panel select[aria-label='whose log']").select_option(label="rank 0")
+        page.locator(".nbtrain-panel pre", has_text="step     1 |").wait_for()
 
 
 # gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.

@@ -9,42 +9,12 @@ import pytest
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import write_json
-from nbtrain.base.records import ExitRecord, Stamp
+from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.usage import PROCESS_FIGURES
-from nbtrain.base.usage_files import UsageWriter
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.job_text import job_text
 from nbtrain.monitor.usage_picture import usage_figure
-from tests.lab.widgets.fake_run import FakeJob
-
-GIB = float(1 << 30)
-
-
-def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: bool = False) -> None:
-    """Ten samples, two seconds apart, of a node that uses more and more."""
-    writer = UsageWriter(job.job.resources, node)
-    about = {
-        "ranks": list(ranks),
-        "requests": {"memory_bytes": 6 * GIB},
-        "limits": {"cpu_cores": 4.0, "memory_bytes": 8 * GIB},
-    }
-    if gpu:
-        about["gpus"] = {"gpu 0": {"name": "H100", "memory_bytes": int(80 * GIB)}}
-    for number in range(1, 11):
-        sample = {"node": {"cpu_cores": 3.0, "network_sent_bytes_per_second": 1024.0 * number}}
-        sample["node"]["disk_writes_per_second"] = 4.0 * number
-        sample["replica"] = dict.fromkeys(PROCESS_FIGURES, 0.0) | {
-            "cpu_cores": number / 5,
-            "memory_bytes": number * GIB / 2,
-        }
-        for rank in ranks:
-            sample[f"rank {rank}"] = {"cpu_cores": number / 10, "memory_bytes": number * GIB / 4}
-        if gpu:
-            sample["gpu 0"] = {"gpu_fraction": 0.9, "gpu_memory_bytes": 8 * GIB * number}
-        at = job.record.created_at + 2 * number
-        writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
-    writer.close()
+from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 GET  nbtrain/runs                           every run under the output root, newest first
 GET  nbtrain/run/<name>                     RunView.snapshot()
-GET  nbtrain/run/<name>/log?rank=&offset=   a piece of a rank's log, or of "supervisor"
+GET  nbtrain/run/<name>/job?job=            the page of its newest job, or of another: monitor/job_shown.py
+GET  nbtrain/run/<name>/log?rank=&offset=   a piece of a log: a rank's, "supervisor", "node0"; job=, attempt=
 POST nbtrain/run/<name>/stop                save a checkpoint and end the newest job
 GET  nbtrain/static/panel.js                the panel's script, for pages without a kernel
 GET  nbtrain/tensorboard/                   a page that keeps TensorBoard live
@@ -25,6 +26,7 @@ def load(server_app: Any) -> None:
     routes = {
         "runs": handlers.RunsHandler,
         f"run/{name}": handlers.RunHandler,
+        f"run/{name}/job": handlers.JobHandler,
         f"run/{name}/log": handlers.LogHandler,
         f"run/{name}/stop": handlers.StopHandler,
         r"static/panel\.js": handlers.ScriptHandler,

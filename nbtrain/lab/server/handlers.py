@@ -22,6 +22,8 @@ from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME
 from nbtrain.lab.server.views import view_of
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor import logs
+from nbtrain.monitor.job_page import job_of
+from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.run_view import RunView
 
 TENSORBOARD_PAGE = Path(__file__).with_name("tensorboard.html")
@@ -73,19 +75,35 @@ class RunHandler(NbtrainHandler):
         self.finish(await asyncio.to_thread(view.snapshot))
 
 
+class JobHandler(NbtrainHandler):
+    """GET run/<name>/job?job=<id>: what the pages of the panel show of a job, by default the newest."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        view = await self.view(name)
+        try:
+            shown = await asyncio.to_thread(job_shown, view.run, self.get_argument("job", None))
+        except NbtrainError as error:
+            raise web.HTTPError(404, str(error), reason="no such job") from error
+        self.finish(shown)
+
+
 class LogHandler(NbtrainHandler):
-    """GET run/<name>/log?rank=<number or "supervisor">&attempt=&offset=: without an offset, the end."""
+    """GET run/<name>/log?rank=<number, "supervisor" or "node0">&job=&attempt=&offset=: or the end."""
 
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
         view = await self.view(name)
         rank = self.get_argument("rank", "0")
-        if rank != logs.SUPERVISOR and not rank.isdigit():
-            raise web.HTTPError(400, f'rank = {rank!r} must be a number or "{logs.SUPERVISOR}".')
+        if rank != logs.SUPERVISOR and not rank.isdigit() and not logs.NODE.fullmatch(rank):
+            raise web.HTTPError(400, f'rank = {rank!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
         attempt, offset = self.number("attempt"), self.number("offset")
-        if (job := view.job) is None:
-            raise web.HTTPError(404, f"{name} has no job yet.")
+        try:
+            job = job_of(view.run, self.get_argument("job", None))
+        except NbtrainError as error:
+            raise web.HTTPError(404, str(error), reason="no such job") from error
         path = logs.log_path(job, rank, attempt)
         part = await asyncio.to_thread(logs.read_log, path, offset)
         self.finish(asdict(part))

@@ -16,11 +16,13 @@ from typing import Any
 import anywidget
 import traitlets
 
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.watched import is_watched
+from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB
 
@@ -77,7 +79,12 @@ class RunPanel(anywidget.AnyWidget):
                 return
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
-        if content.get("kind") == "stop":
+        if content.get("kind") == "job":
+            try:
+                self.send({"kind": "job", "value": job_shown(self.view.run, content.get("job"))})
+            except NbtrainError as error:
+                self.send({"kind": "job", "error": str(error)})
+        elif content.get("kind") == "stop":
             from nbtrain.jobs.control import cancel
 
             if (job := self.view.job) is not None:
@@ -86,7 +93,7 @@ class RunPanel(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         snapshot = self.view.snapshot()
-        return bundle(self, run_html(snapshot), run_text(snapshot)), {}
+        return bundle(self, run_html(snapshot, _kept(self.view)), run_text(snapshot)), {}
 
 
 def mimebundle(view: RunView) -> dict[str, Any]:
@@ -94,7 +101,20 @@ def mimebundle(view: RunView) -> dict[str, Any]:
     if is_watched():
         return RunPanel(view)._repr_mimebundle_()[0]
     snapshot = view.snapshot()
-    return {"text/html": run_html(snapshot), "text/plain": run_text(snapshot)}
+    return {"text/html": report_html(view), "text/plain": run_text(snapshot)}
+
+
+def report_html(view: RunView) -> str:
+    """The static picture of a run, with what its newest job has kept."""
+    return run_html(view.snapshot(), _kept(view))
+
+
+def _kept(view: RunView) -> dict[str, Any] | None:
+    """The pages of the newest job; None if there is none, or if its submission was cut off."""
+    try:
+        return job_shown(view.run)
+    except NbtrainError:
+        return None
 
 
 def display_run(view: RunView) -> None:

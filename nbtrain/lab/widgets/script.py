@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 # Each after the modules that it imports; what the last one exports is what the whole exports.
-MODULES = ("words", "style", "server", "charts", "view", "panel")
+MODULES = ("words", "style", "server", "charts", "job", "view", "panel")
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
 

@@ -14,7 +14,10 @@ from typing import Any
 from nbtrain.monitor.snapshot import in_sight
 
 COLORS = {"a": "#1976d2", "b": "#e8710a"}
+_USAGE = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f9fb0", "#9a9a1a")
+COLORS |= {f"c{number}": color for number, color in enumerate(_USAGE)}
 """Of a chart's lines."""
+BOUND_COLORS = {"request": "#2e9e4f", "limit": "#d32f2f"}
 GREY, LINE = "#7a828e", "#9aa2ad"
 STATE_COLORS = dict.fromkeys(("RUNNING", "SUCCEEDED"), "#2e9e4f")
 STATE_COLORS |= dict.fromkeys(("FAILED", "LOST"), "#d32f2f")
@@ -25,14 +28,21 @@ LEFT = "text-align:left"
 TILES_IN_A_ROW = 8
 # (width, height) in pixels of a snapshot's charts, the large one first.
 CHART_SIZES = ((560, 190), (360, 88), (360, 88))
+USAGE_SIZE = (300, 96)
+USAGE_IN_A_ROW = 3
 MOST_RANKS = 32
 MOST_EVENTS = 8
 
 
-def run_html(snapshot: dict[str, Any]) -> str:
-    """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log."""
+def run_html(snapshot: dict[str, Any], job: Mapping[str, Any] | None = None) -> str:
+    """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log.
+
+    With job_shown() of its newest job also the conditions, and the resources over time.
+    """
     shown = snapshot["shown"]
     parts = [_head(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
+    if job is not None:
+        parts += [_usage(job["charts"]), _conditions(job["conditions"])]
     parts += [_ranks(shown["ranks"]), _events(snapshot), _table("Job", ("", ""), shown["job"])]
     parts.append(_log(snapshot["log"]))
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
@@ -106,6 +116,31 @@ def _curves(snapshot: dict[str, Any]) -> str:
     )
 
 
+def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
+    """Resources over time, by the files that the job keeps."""
+    cells = []
+    for chart in charts:
+        lines = (
+            chart["lines"]
+            if chart["named"]
+            else [{**chart["lines"][0], "label": f"{len(chart['lines'])} lines"}]
+        )
+        title = f'<strong style="font-size:11px">{html.escape(chart["title"])}</strong>'
+        picture = _image(chart_svg(chart, chart["curves"], *USAGE_SIZE, left=64), lines)
+        cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{title}{picture}</td>')
+    rows = ("".join(cells[at : at + USAGE_IN_A_ROW]) for at in range(0, len(cells), USAGE_IN_A_ROW))
+    return (
+        f'<table style="margin:4px 0">{"".join(f"<tr>{row}</tr>" for row in rows)}</table>' if cells else ""
+    )
+
+
+def _conditions(table: Mapping[str, Any]) -> str:
+    rows = [
+        [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"])), *row["cells"]] for row in table["rows"]
+    ]
+    return _table("Conditions (UTC)", table["heads"], rows)
+
+
 def _image(svg: str, lines: Sequence[Mapping[str, Any]]) -> str:
     data = base64.b64encode(svg.encode()).decode()
     legend = "  ".join(
@@ -162,11 +197,11 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def chart_svg(
-    chart: Mapping[str, Any], curves: Mapping[str, Mapping[str, Any]], width: int, height: int
+    chart: Mapping[str, Any], curves: Mapping[str, Mapping[str, Any]], width: int, height: int, left: int = 48
 ) -> str:
-    """An SVG of one chart of a snapshot (monitor/chart_data.py). Readable on white and on black."""
+    """An SVG of a chart of chart_data.py or usage_charts.py. Readable on white and on black."""
     (x0, x1), (y0, y1) = chart["x"], chart["y"]
-    left, right, top, bottom = 48, 10, 6, 18
+    right, top, bottom = 10, 6, 18
 
     def across(step: float) -> float:
         return left + (step - x0) / (x1 - x0) * (width - left - right)
@@ -184,6 +219,11 @@ def chart_svg(
     for step, label in chart["x_ticks"]:
         anchor = "end" if across(step) > width - 25 else "middle"
         parts.append(f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{label}</text>')
+    for bound in chart.get("bounds") or ():
+        place = (
+            f'x1="{left}" x2="{width - right}" y1="{up(bound["value"]):.1f}" y2="{up(bound["value"]):.1f}"'
+        )
+        parts.append(f'<line {place} stroke="{BOUND_COLORS[bound["word"]]}" stroke-dasharray="5 4"/>')
     for line in chart["lines"]:
         color, curve = COLORS[line["color"]], curves[line["name"]]
         values = zip(curve["steps"], curve["values"])

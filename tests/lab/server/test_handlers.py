@@ -94,14 +94,31 @@ def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
     run.newest_job().supervisor_log.write_text("torchrun started\n")
     assert server.request("nbtrain/run/gpt-done/log?rank=supervisor")[1]["text"] == "torchrun started\n"
     status, answer = server.request("nbtrain/run/gpt-done/log?rank=../0")
-    assert (status, answer) == (400, {"message": "rank = '../0' must be a number or \"supervisor\"."})
+    assert (status, answer) == (
+        400,
+        {"message": 'rank = \'../0\' must be a number, "supervisor" or "node0".'},
+    )
+    run.newest_job().node_log(3).write_text("the agent's\n")
+    assert server.request("nbtrain/run/gpt-done/log?rank=node3")[1]["text"] == "the agent's\n"
     assert server.request("nbtrain/run/gpt-done/log?offset=-1")[0] == 400
+
+
+def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
+    """The newest job, or one by its id, with its log; another id is 404 with the ids that there are."""
+    job_id = run.newest_job().job_id
+    status, shown = server.request("nbtrain/run/gpt-done/job")
+    assert (status, shown["job_id"], shown["active"]) == (200, job_id, False)
+    assert server.request(f"nbtrain/run/gpt-done/job?job={job_id}")[1] == shown
+    assert "step    20 |" in server.request(f"nbtrain/run/gpt-done/log?rank=0&job={job_id}")[1]["text"]
+    for path in ("job?job=../gpt-done", "log?job=yesterday"):
+        status, answer = server.request(f"nbtrain/run/gpt-done/{path}")
+        assert status == 404 and answer["message"].endswith(f"; there are: {job_id}.")
 
 
 @pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "GPT", "a" * 54])
 def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str) -> None:
     """No name leads out of the output root, and a wrong one is 404 with words."""
-    for path in (f"nbtrain/run/{name}", f"nbtrain/run/{name}/log"):
+    for path in (f"nbtrain/run/{name}", f"nbtrain/run/{name}/log", f"nbtrain/run/{name}/job"):
         assert server.request(path)[0] == 404
     assert server.request(f"nbtrain/run/{name}/stop", "POST")[0] == 404
     assert server.request("nbtrain/run/none")[1]["message"].startswith("there is no run 'none' under ")
@@ -113,6 +130,7 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
         "nbtrain/runs",
         "nbtrain/run/gpt-done",
         "nbtrain/run/gpt-done/log",
+        "nbtrain/run/gpt-done/job",
         "nbtrain/static/panel.js",
         "nbtrain/tensorboard/",
     ],

@@ -24,13 +24,17 @@ from nbtrain.base.records import (
     Heartbeat,
     JobRecord,
     ProcessIdentity,
+    Stamp,
     TrainingProgress,
 )
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.usage import PROCESS_FIGURES
+from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 
 TOKENS_PER_STEP = 8 * 128
+GIB = float(1 << 30)
 
 
 def run_config(name: str, steps: int, world_size: int = 1) -> RunConfig:
@@ -184,6 +188,32 @@ class FakeJob:
         self.tensorboard.close()
 
 
+def measure(job: FakeJob, node: int = 0, ranks: tuple[int, ...] = (0, 1), gpu: bool = False) -> None:
+    """Ten samples, two seconds apart, of a node that uses more and more."""
+    writer = UsageWriter(job.job.resources, node)
+    about = {
+        "ranks": list(ranks),
+        "requests": {"memory_bytes": 6 * GIB},
+        "limits": {"cpu_cores": 4.0, "memory_bytes": 8 * GIB},
+    }
+    if gpu:
+        about["gpus"] = {"gpu 0": {"name": "H100", "memory_bytes": int(80 * GIB)}}
+    for number in range(1, 11):
+        sample = {"node": {"cpu_cores": 3.0, "network_sent_bytes_per_second": 1024.0 * number}}
+        sample["node"]["disk_writes_per_second"] = 4.0 * number
+        sample["replica"] = dict.fromkeys(PROCESS_FIGURES, 0.0) | {
+            "cpu_cores": number / 5,
+            "memory_bytes": number * GIB / 2,
+        }
+        for rank in ranks:
+            sample[f"rank {rank}"] = {"cpu_cores": number / 10, "memory_bytes": number * GIB / 4}
+        if gpu:
+            sample["gpu 0"] = {"gpu_fraction": 0.9, "gpu_memory_bytes": 8 * GIB * number}
+        at = job.record.created_at + 2 * number
+        writer.add(sample, about, Stamp("boot", 1000.0 + 2 * number), at)
+    writer.close()
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -197,6 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     job = FakeJob(RunDir(options.run_dir), options.steps, options.world_size)
+    measure(job, ranks=tuple(range(options.world_size)))
     while job.step < options.steps and not stopped and not job.stop_requested():
         job.one_step()
         if job.step == 5:

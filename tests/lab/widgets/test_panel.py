@@ -12,7 +12,7 @@ from nbtrain.lab.widgets import mime, panel
 from nbtrain.lab.widgets.panel import RunPanel, display_run, mimebundle
 from nbtrain.monitor import run_view
 from nbtrain.monitor.run_view import RunView
-from tests.lab.widgets.fake_run import FakeJob
+from tests.lab.widgets.fake_run import FakeJob, measure
 
 
 @pytest.fixture
@@ -90,6 +90,20 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
     shown._handle_custom_msg({"kind": "something else"}, [])
     shown.close()
     assert stopped == [job.job.job_id]
+
+
+def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no server half, the kernel sends what the run has kept, or why it cannot."""
+    measure(job)
+    shown, sent = RunPanel(RunView(job.run)), []
+    monkeypatch.setattr(shown, "send", sent.append)
+    shown._handle_custom_msg({"kind": "job", "job": None}, [])
+    shown._handle_custom_msg({"kind": "job", "job": "yesterday"}, [])
+    shown.close()
+    pages, wrong = sent
+    assert (pages["kind"], pages["value"]["job_id"]) == ("job", job.job.job_id)
+    assert pages["value"]["charts"][0]["title"] == "CPU"
+    assert wrong["error"].endswith(f"has no job 'yesterday'; there are: {job.job.job_id}.")
 
 
 def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The panel's script: six ES modules as one."""
+"""The panel's script: seven ES modules as one."""
 
 import re
 import shutil

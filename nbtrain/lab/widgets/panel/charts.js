@@ -1,8 +1,9 @@
-// One chart of a snapshot. Its range, ticks and labels come from monitor/charts.py; here they are placed.
+// One chart of a snapshot or of a job's resources. Its range, ticks and labels come from
+// monitor/chart_data.py and monitor/usage_charts.py; here they are placed.
 
-import { element, known } from "./words.js";
+import { clock, element, known } from "./words.js";
 
-const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 18;
+const RIGHT = 8, TOP = 8, BOTTOM = 18;
 
 function svg(tag, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -11,11 +12,15 @@ function svg(tag, attributes, text) {
   return node;
 }
 
+// Values that have room beside a chart's title.
+const MOST_READ = 4;
+
 const stroke = (line) => `var(--nbt-${line.color})`;
 
 export class Chart {
-  constructor(height) {
+  constructor(height, left = 46) {
     this.height = height;
+    this.left = left;
     this.node = element("div", "nbt-chart");
     this.header = element("header");
     this.readout = element("output");
@@ -30,25 +35,30 @@ export class Chart {
 
   point(event) {
     const box = this.picture.getBoundingClientRect();
-    this.hovered = (event.clientX - box.left - LEFT) / Math.max(1, box.width - LEFT - RIGHT);
+    this.hovered = (event.clientX - box.left - this.left) / Math.max(1, box.width - this.left - RIGHT);
     this.draw();
   }
 
   show(chart, curves) {
     this.chart = chart;
     this.curves = chart.lines.map((line) => curves[line.name]);
-    const labels = chart.lines.map((line) => {
-      const mark = element("i", "", line.label);
-      mark.style.setProperty("--c", stroke(line));
-      return mark;
-    });
-    this.header.replaceChildren(...labels, this.readout);
-    this.picture.setAttribute("aria-label", chart.lines.map((line) => line.label).join(", "));
+    const marks = chart.named === false
+      ? [element("i", "", `${chart.lines.length} lines`)]
+      : chart.lines.map((line) => {
+          const mark = element("i", "", line.label);
+          mark.style.setProperty("--c", stroke(line));
+          return mark;
+        });
+    for (const bound of chart.bounds || []) marks.push(element("i", `nbt-${bound.word}`, bound.word));
+    if (chart.title) marks.unshift(element("b", "", chart.title));
+    this.header.replaceChildren(...marks, this.readout);
+    const names = chart.lines.map((line) => line.label).join(", ");
+    this.picture.setAttribute("aria-label", chart.title ? `${chart.title}: ${names}` : names);
     this.draw();
   }
 
   draw() {
-    const chart = this.chart, height = this.height;
+    const chart = this.chart, height = this.height, LEFT = this.left;
     const width = this.picture.clientWidth || this.node.clientWidth - 24;
     if (!chart || width < 40) return;
     this.readout.textContent = "";
@@ -69,6 +79,10 @@ export class Chart {
       const anchor = X(x) > width - 30 ? "end" : "middle";
       parts.push(svg("text", { x: X(x), y: height - 4, "text-anchor": anchor }, label));
     }
+    for (const { word, value } of chart.bounds || []) {
+      const across = { x1: LEFT, x2: width - RIGHT, y1: Y(value), y2: Y(value) };
+      parts.push(svg("line", { class: `nbt-bound nbt-${word}`, ...across }));
+    }
     chart.lines.forEach((line, at) => parts.push(...this.line(line, this.curves[at], X, Y)));
     if (known(this.hovered) && this.hovered >= 0 && this.hovered <= 1)
       parts.push(...this.hover(x0 + this.hovered * (x1 - x0), X, Y));
@@ -81,7 +95,14 @@ export class Chart {
       .filter(known);
     const path = points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
     const style = `fill:none;stroke:${stroke(line)};stroke-width:1.6;stroke-linejoin:round`;
-    const parts = [svg("polyline", { points: path, style })];
+    const parts = [];
+    if (curve.maxima && curve.maxima.some((most, at) => most > curve.values[at])) {
+      // Down-sampled: from each mean to the greatest sample of its stretch.
+      const above = curve.steps.map((step, at) => `${X(step).toFixed(1)},${Y(curve.maxima[at]).toFixed(1)}`);
+      const band = `${path} ${above.reverse().join(" ")}`;
+      parts.push(svg("polygon", { points: band, style: `fill:${stroke(line)};opacity:.15` }));
+    }
+    parts.push(svg("polyline", { points: path, style }));
     if (line.dots && points.length < 80)
       for (const [cx, cy] of points)
         parts.push(svg("circle", { cx, cy, r: 2.4, style: `fill:${stroke(line)}` }));
@@ -97,12 +118,13 @@ export class Chart {
       const near = nearest(curve.steps, wanted), value = curve.values[near];
       if (!known(value)) return;
       if (at === 0) step = curve.steps[near];
-      values.push(value);
+      values.push(curve.words ? curve.words[near] : value);
       const style = `fill:${stroke(this.chart.lines[at])};stroke:var(--nbt-bg)`;
       parts.push(svg("circle", { cx: X(curve.steps[near]), cy: Y(value), r: 3.2, style }));
     });
-    const place = known(step) ? `step ${step.toLocaleString("en-US")}  ` : "";
-    this.readout.textContent = place + values.join(" / ");
+    const { begin } = this.chart;
+    const words = known(begin) ? clock(begin + step) : `step ${known(step) && step.toLocaleString("en-US")}`;
+    this.readout.textContent = (known(step) ? `${words}  ` : "") + values.slice(0, MOST_READ).join(" / ");
     return parts;
   }
 }

@@ -13,6 +13,9 @@ import { element } from "./words.js";
 
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
+// The pages of a job: its resources are measured every two seconds; rarely while none of them is in sight.
+const KEPT_MS = 3000;
+const KEPT_HIDDEN_MS = 30000;
 
 /** Keep `root` showing the run `name`; `model` is the anywidget model or null. Returns what ends it. */
 export function mount(root, { name, runId = "", snap = null, model = null }) {
@@ -38,8 +41,13 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
     }
   }
 
-  const fetchLog = (rank) => server.call(`run/${name}/log?rank=${encodeURIComponent(rank)}`);
-  const panel = new Panel(root, stop, null);
+  const fetchLog = (rank, attempt, job) => {
+    const words = new URLSearchParams({ rank });
+    if (attempt !== null) words.set("attempt", attempt);
+    if (job) words.set("job", job);
+    return server.call(`run/${name}/log?${words}`);
+  };
+  const panel = new Panel(root, stop, null, () => keep(true));
   root.dataset.run = name;
 
   function show(value) {
@@ -49,7 +57,34 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
       panel.say("");
     }
     panel.draw(value);
+    keep();
   }
+
+  let keptAt = 0, keptState = "", polled = !server;
+
+  /** Ask for the pages of the job when due: by REST, else from the kernel, which answers between cells. */
+  async function keep(now = false) {
+    const snapped = panel.snap;
+    if (!snapped || !snapped.job || !polled) return;
+    const state = `${snapped.state} ${snapped.job.job_id}`, gone = Date.now() - keptAt;
+    const due = snapped.active && gone > (panel.showsKept() ? KEPT_MS : KEPT_HIDDEN_MS);
+    if (!now && !due && keptState === state) return;
+    [keptAt, keptState] = [Date.now(), state];
+    const job = panel.chosenJob;
+    if (!served && model) return model.send({ kind: "job", job: job || null });
+    if (!server) return;
+    try {
+      panel.take(await server.call(`run/${name}/job${job ? `?job=${job}` : ""}`));
+    } catch (error) {
+      panel.say(`The pages of the job could not be read: ${error.message}`, "error");
+    }
+  }
+
+  const onMessage = (message) => {
+    if (message.kind !== "job") return;
+    if (message.value) panel.take(message.value);
+    else panel.say(message.error, "error");
+  };
 
   function setServed(value) {
     if (served === value) return;
@@ -70,15 +105,18 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
       const value = await server.call(`run/${name}`);
       if (runId && value.run_id && value.run_id !== runId) {
         server = null;
+        polled = true;
         setServed(false);
         panel.say("This Jupyter server shows another output folder: the figures come from the kernel.");
       } else {
+        polled = true;
         if (!served && !stopAsked) panel.say("");
         setServed(true);
         show(value);
         if (!value.active) wait = POLL_FINAL_MS;
       }
     } catch (error) {
+      polled = true;
       setServed(false);
       wait = POLL_FINAL_MS;
       if (error.status === 404 && model) {
@@ -101,7 +139,10 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
   });
   watcher.observe(root);
   document.addEventListener("visibilitychange", wake);
-  if (model) model.on("change:snap", onSnap);
+  if (model) {
+    model.on("change:snap", onSnap);
+    model.on("msg:custom", onMessage);
+  }
   if (!server && model)
     panel.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
   show(snap);
@@ -111,7 +152,10 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
     clearTimeout(timer);
     watcher.disconnect();
     document.removeEventListener("visibilitychange", wake);
-    if (model) model.off("change:snap", onSnap);
+    if (model) {
+      model.off("change:snap", onSnap);
+      model.off("msg:custom", onMessage);
+    }
     panel.dispose();
   };
 }

@@ -14,6 +14,8 @@ export const CSS = `
  border:1px solid var(--nbt-line);border-radius:8px;font:13px/1.45 var(--jp-ui-font-family,
  system-ui,sans-serif);
  font-variant-numeric:tabular-nums;overflow:hidden}
+.nbtrain-panel{--nbt-c0:var(--nbt-a);--nbt-c1:var(--nbt-b);--nbt-c2:#2e9e4f;--nbt-c3:#9b6bd0;--nbt-c4:#b5654a;
+ --nbt-c5:#d6569f;--nbt-c6:#0f9fb0;--nbt-c7:#9a9a1a}
 .nbtrain-panel *{box-sizing:border-box}
 .nbtrain-panel .nbt-head{display:flex;align-items:center;gap:10px;padding:10px 14px 8px}
 .nbtrain-panel .nbt-light{width:10px;height:10px;border-radius:50%;background:var(--nbt-dim);flex:none}
@@ -74,20 +76,44 @@ export const CSS = `
 .nbtrain-panel .nbt-tabs button{border:0;border-radius:0;border-bottom:2px solid transparent;padding:3px 8px;
  color:var(--nbt-dim)}
 .nbtrain-panel .nbt-tabs button[aria-selected=true]{color:var(--nbt-fg);border-bottom-color:var(--nbt-a)}
-.nbtrain-panel .nbt-tabs select{margin-left:auto;font:inherit;font-size:12px;color:var(--nbt-fg);
+.nbtrain-panel .nbt-tabs{flex-wrap:wrap}
+.nbtrain-panel .nbt-room{flex:1}
+.nbtrain-panel .nbt-tabs select{max-width:300px;font:inherit;font-size:12px;color:var(--nbt-fg);
  background:var(--nbt-bg);
  border:1px solid var(--nbt-line);border-radius:4px}
+.nbtrain-panel[data-page=resources] .nbt-page,.nbtrain-panel[data-page=job] .nbt-page{height:auto;
+ max-height:640px}
+.nbtrain-panel[data-page=events] .nbt-page{height:240px}
+.nbtrain-panel .nbt-usage{display:grid;grid-template-columns:repeat(auto-fit,minmax(320px,1fr));gap:4px 14px}
+.nbtrain-panel .nbt-usage .nbt-chart,.nbtrain-panel .nbt-usage .nbt-chart:first-child{grid-row:auto;
+ padding:4px 0}
+.nbtrain-panel .nbt-usage header{height:18px;overflow:hidden;white-space:nowrap}
+.nbtrain-panel .nbt-usage header output{flex:none;padding-left:6px;background:var(--nbt-bg)}
+.nbtrain-panel .nbt-chart header b{color:var(--nbt-fg);font-weight:600}
+.nbtrain-panel .nbt-chart header i.nbt-request::before{background:var(--nbt-good)}
+.nbtrain-panel .nbt-chart header i.nbt-limit::before{background:var(--nbt-bad)}
+.nbtrain-panel .nbt-bound{stroke-width:1.2;stroke-dasharray:5 4}
+.nbtrain-panel .nbt-bound.nbt-request{stroke:var(--nbt-good)}
+.nbtrain-panel .nbt-bound.nbt-limit{stroke:var(--nbt-bad)}
+.nbtrain-panel h4{margin:12px 0 4px;font-size:12px;font-weight:600;color:var(--nbt-fg)}
+.nbtrain-panel .nbt-details{margin:10px 0 2px}
+.nbtrain-panel .nbt-details summary{cursor:pointer;font-size:12px;color:var(--nbt-dim);margin-bottom:4px}
+.nbtrain-panel .nbt-filter{display:flex;align-items:center;gap:6px;font-size:12px;color:var(--nbt-dim);
+ margin-bottom:4px}
+.nbtrain-panel .nbt-filter input{margin:0}
+.nbtrain-panel .nbt-empty{margin:8px 0;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-page{height:172px;overflow:auto;padding:6px 14px 10px;
  border-top:1px solid var(--nbt-line)}
 .nbtrain-panel pre{margin:0;font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);background:transparent;
  white-space:pre}
 .nbtrain-panel table{border-collapse:collapse;width:100%;font-size:12px;margin:0;table-layout:auto}
 .nbtrain-panel th,.nbtrain-panel td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;
- background:transparent;color:var(--nbt-fg);white-space:nowrap;border:0}
+ background:transparent;color:var(--nbt-fg);white-space:pre;border:0}
 .nbtrain-panel th{color:var(--nbt-dim);font-weight:500;font-size:11px}
 .nbtrain-panel td.nbt-wide{white-space:normal;width:100%}
-.nbtrain-panel tr[data-kind=alert] td{color:var(--nbt-b)}
-.nbtrain-panel tr[data-kind=error] td,.nbtrain-panel tr[data-kind=stale] td{color:var(--nbt-bad)}
+.nbtrain-panel tr[data-kind=alert] td,.nbtrain-panel tr[data-kind=warning] td{color:var(--nbt-b)}
+.nbtrain-panel tr[data-kind=error] td,.nbtrain-panel tr[data-kind=bad] td{color:var(--nbt-bad)}
+.nbtrain-panel tr[data-kind=past] td{color:var(--nbt-dim)}
 @container (max-width:620px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-chart:first-child{grid-row:auto}}
 `;

@@ -3,6 +3,12 @@
 
 export const known = (value) => value !== null && value !== undefined;
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");
+/** The time, and the day if it is not today's. */
+export function moment(time) {
+  const then = new Date(time * 1000);
+  const today = then.toDateString() === new Date().toDateString();
+  return today ? clock(time) : `${then.toLocaleDateString("sv-SE")} ${clock(time)}`;
+}
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 
 export function element(tag, className, text) {

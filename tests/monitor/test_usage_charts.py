@@ -1,0 +1,92 @@
+"""Resources over time as charts: lines, bounds, ticks and words."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.usage_charts import byte_ticks, drawn, time_ticks, usage_charts
+from tests.lab.widgets.fake_run import GIB, FakeJob, measure
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
+    job.one_step()
+    job.tensorboard.close()
+    return job
+
+
+def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
+    """Near bounds are lines, far ones stand in the title; times count from the submission."""
+    measure(job, gpu=True)
+    page = job_page(job.run)
+    charts = {chart.title: drawn(chart, page.created_at) for chart in usage_charts(page)}
+    memory = charts["Memory"]
+    assert [(line["label"], line["color"]) for line in memory["lines"]] == [
+        ("all", "c0"),
+        ("rank 0", "c1"),
+        ("rank 1", "c2"),
+    ]
+    assert memory["bounds"] == [{"word": "limit", "value": 8 * GIB}]
+    assert memory["curves"]["0"]["steps"] == [2.0 * number for number in range(1, 11)]
+    assert memory["curves"]["0"]["words"][-1] == "5.0 GiB"
+    assert memory["y_ticks"] == [
+        [2 * number * GIB, f"{2 * number} GiB" if number else "0 B"] for number in range(5)
+    ]
+    assert memory["x_ticks"] == [[5.0 * number, f"{5 * number} s" if number else "0"] for number in range(5)]
+    assert charts["GPU use"]["curves"]["0"]["words"][0] == "90 %"
+    assert charts["CPU"]["curves"]["0"]["words"][-1] == "2.00 cores"
+    assert charts["CPU"]["y_ticks"] == [[0.0, "0 cores"], [2.0, "2 cores"], [4.0, "4 cores"]]
+    page.limits["memory_bytes"] = 512 * GIB
+    assert usage_charts(page)[1].heading == "Memory, limit 512.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("last", "labels"),
+    [
+        (1.0, ["0", "1 s"]),
+        (95.0, ["0", "20 s", "40 s", "60 s", "80 s"]),
+        (300.0, ["0", "1 min", "2 min", "3 min", "4 min", "5 min"]),
+        (40_000.0, ["0", "4 h", "8 h"]),
+        (86_400.0 * 30, ["0", "10 d", "20 d", "30 d"]),
+    ],
+)
+def test_times_are_round(last: float, labels: list[str]) -> None:
+    """Whole seconds, minutes, hours or days."""
+    assert [label for _, label in time_ticks(last, 5)] == labels
+
+
+def test_bytes_are_round_in_their_binary_unit() -> None:
+    assert byte_ticks(5 * GIB) == [GIB * number for number in range(6)]
+    assert byte_ticks(1.06) == [0.0, 1.0]
+
+
+def test_the_pages_of_a_job(job: FakeJob) -> None:
+    """Jobs to choose from, logs of ranks before those beside them, and tables with times of their own."""
+    earlier = job.run.job("20200101-000000-abcd")
+    earlier.make_folders()
+    job.record.labels = {"team": "nlp"}
+    job.record.write(job.job.job_json)
+    job.job.log(1, 0).write_text("x\n")
+    job.job.log(1, 1).write_text("x\n")
+    job.job.supervisor_log.write_text("x\n")
+    job.events.write("alert", "memory")
+    shown = job_shown(job.run)
+    newest = job.job.job_id
+    assert shown["jobs"] == [[newest, f"job {newest}, the newest"], [earlier.job_id, f"job {earlier.job_id}"]]
+    assert shown["logs"] == [
+        ["0", 0, "rank 0"],
+        ["1", 1, "rank 1, attempt 1"],
+        ["1", 0, "rank 1, attempt 0"],
+        ["supervisor", None, "supervisor"],
+    ]
+    assert shown["active"] and dict(shown["basics"])["size"] == "1 replica, 2 ranks, attempt 0, 0 restarts"
+    assert [row["kind"] for row in shown["events"]["rows"]] == ["", "warning"]
+    assert shown["events"]["rows"][1]["cells"] == ["Warning", "Alert", "rank 0", "memory"]
+    assert shown["charts"] == [] and shown["conditions"]["heads"][0] == "since"
+    measure(job)
+    row = next(row for row in job_shown(job.run)["figures"]["rows"] if row["cells"][1] == "memory")
+    assert row["cells"] == ["worker 0", "memory", "5.0 GiB", "2.8 GiB", "5.0 GiB", "6.0 GiB", "8.0 GiB"]

@@ -14,7 +14,7 @@ from nbtrain.foreign.flags import VERSIONS, tables
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
 from nbtrain.foreign.launch import Launch, find_launch, sbatch
-from nbtrain.foreign.manifests import read_manifest
+from nbtrain.foreign.manifests import read_documents, read_manifest
 from nbtrain.foreign.shell import Script, read_script
 from nbtrain.foreign.words import Value, Word
 
@@ -35,6 +35,8 @@ FEWEST_FLAGS = 5
 NEOX = r"(?m)^\W*(pipe|model)[_-]parallel[_-]size\b"
 # Sections of our own run YAMLs.
 OURS = r"(?m)^(extends|model|batch|lr_schedule|parallel):"
+# kubectl writes manifests as JSON too, with this key first.
+JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
 
@@ -62,13 +64,14 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
     for file in files:
         path = _path(file)
         text, label = _text(path), path.name
-        if path.suffix in (".json", ".jsonc"):
+        if path.suffix in (".json", ".jsonc") and not JSON_MANIFEST.match(text):
             texts[label] = Word(text, f"{label}:1")
-        elif path.suffix in (".yaml", ".yml"):
+        elif path.suffix in (".yaml", ".yml", ".json", ".jsonc"):
             found, maps = read_manifest(text, label)
             if not found and not maps:
                 known = ", ".join(JOB_KINDS)
-                kinds = list(dict.fromkeys(re.findall(r"(?m)^kind:\s*[\"']?(\w+)", text)))
+                words = [tree.word("kind") for tree in read_documents(text, label)]
+                kinds = list(dict.fromkeys(word.text for word in words if word))
                 if re.search(NEOX, text):
                     raise ConfigError(
                         f"{label}: a configuration of GPT-NeoX, which is not read. Read are {known}, shell "

@@ -91,8 +91,8 @@ def section(cases: list[Published]) -> list[str]:
         "stated of no case: the four runs of fine-tuning pack their samples, and the program's recipe pads "
         "each pack to the sequence length (Megatron-Bridge, finetune_utils.py and sft.py: "
         "pad_to_max_length). The preset of the run that ended captures its MLPs in CUDA graphs besides, and "
-        "these take one length only (its docs/performance-guide.md). An earlier version of this page "
-        "supposed that the lengths change. The buffers of the graphs are in no plan: a few GB by that guide, "
+        "these take one length only (its docs/performance-guide.md). The buffers of the graphs are in no "
+        "plan: a few GB by that guide, "
         f"and over 10 with a pipeline. With 10 GB the run would be at {with_graphs:.1%} of its card, and so "
         "it would with expandable segments, with which it ran.",
         "",

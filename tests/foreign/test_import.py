@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+import yaml
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import flatten, load
@@ -46,6 +47,16 @@ def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
         allowed["name"] = (found.config.name, name)
     assert differences(found.config, expected) == allowed
     assert found.program == "megatron-deepspeed@e7bff5ec"
+
+
+def test_a_manifest_in_json_is_the_same_job(tmp_path):
+    """As `kubectl get -o json` prints it: apiVersion first."""
+    path = write(tmp_path, "gpt-125m")
+    documents = list(yaml.safe_load_all(path.read_text()))
+    (document,) = documents
+    other = tmp_path / "gpt-125m.json"
+    other.write_text(json.dumps({"apiVersion": document.pop("apiVersion"), **document}, indent=4))
+    assert differences(import_files([other], [WIKI]).config, import_files([path], [WIKI]).config) == {}
 
 
 @pytest.mark.parametrize("name", ["gpt-125m", "gpt-1-3b-4xdp-4xpp"])
@@ -490,6 +501,11 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
             "a.yaml",
             "apiVersion: v1\nkind: Pod\n---\nkind: 'Job'\n---\nkind: Pod\n",
             "a.yaml: is a manifest of Kubernetes (Pod, Job) and holds no job; kinds that are read: ",
+        ),
+        (
+            "a.json",
+            '{\n  "apiVersion": "v1",\n  "kind": "Pod"\n}',
+            "a.json: is a manifest of Kubernetes (Pod) and holds no job; kinds that are read: ",
         ),
         ("a.yaml", "name: x\n", "a.yaml: holds no job; kinds that are read: DeepSpeedJob"),
         ("a.yaml", "kind: pytorchjob\n", "a.yaml:1: kind = pytorchjob: the kind is spelled PyTorchJob."),

@@ -187,11 +187,12 @@ def _merge(
             # data.sources.0.path=x: the entries as a mapping by their number, and back.
             entries = {str(index): entry for index, entry in enumerate(old)}
             merged[key] = list(_merge(entries, value, f"{dotted}.", origins).values())
-        # Another kind of backend or source is another set of keys: replace it whole.
+        # Another kind of source or worker is another set of keys: replace it whole. The backend has a section
+        # for each kind beside what all of them share.
         elif (
             isinstance(value, dict)
             and isinstance(old, dict)
-            and value.get("kind", old.get("kind")) == old.get("kind")
+            and (dotted == "backend" or value.get("kind", old.get("kind")) == old.get("kind"))
         ):
             merged[key] = _merge(old, value, f"{dotted}.", origins)
         else:

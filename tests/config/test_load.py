@@ -620,3 +620,11 @@ def test_an_unknown_switch_is_refused():
     """With those that there are."""
     with pytest.raises(ConfigError, match=r"backend\.debug.*anomal.*nccl.*anomaly"):
         load("gpt-tiny", ["backend.debug=[anomal]"])
+
+
+def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
+    """What all kinds share, and the section of the kind that is chosen."""
+    path = run_yaml("backend:\n  max_restarts: 7\n  env: {MINE: '1'}\n  slurm: {partition: gpu}\n")
+    backend = load(path, ["backend.kind=slurm"]).backend
+    assert (backend.kind, backend.max_restarts, backend.env) == ("slurm", 7, {"MINE": "1"})
+    assert backend.slurm.partition == "gpu"

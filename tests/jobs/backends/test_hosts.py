@@ -12,10 +12,21 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.node_records import NodeRecord
+from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.version import __version__
+from nbtrain.config.elastic import fitted
+from nbtrain.config.load import to_yaml
 from nbtrain.jobs.backends.hosts import checks, end_job
-from nbtrain.jobs.backends.hosts.launcher import AGENT_MARKER, runner_command, runner_environment
+from nbtrain.jobs.backends.hosts import launcher as launcher_module
+from nbtrain.jobs.backends.hosts.launcher import (
+    AGENT_MARKER,
+    HostsHandle,
+    HostsLauncher,
+    runner_command,
+    runner_environment,
+)
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
 from nbtrain.jobs.backends.hosts.ssh import Answer
 from nbtrain.jobs.dry_run import request_text
@@ -68,6 +79,97 @@ def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> Non
         "'-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=10 -oServerAliveCountMax=3' "
         "--mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1"
     )
+
+
+def test_machines_that_cannot_be_used_have_no_devices(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The reason is in the log; a machine with fewer GPUs counts with those."""
+    gone = Answer("a", 255, "", "ssh: connect to host a port 22: No route to host")
+
+    def ask(*rest: Any) -> list[Answer]:
+        return [gone, answer_of("b", rest[3], gpus=["A100"])]
+
+    monkeypatch.setattr(checks, "run_everywhere", ask)
+    found = config(
+        **{"parallel.data_parallel_size": 4, "resources.device": "gpu", "resources.gpus_per_node": 2}
+    )
+    assert checks.usable_devices(found) == {"a": 0, "b": 1}
+    said = capsys.readouterr().out
+    assert said.startswith("a is not used: ") and "a does not answer within 15 s" in said
+
+
+@pytest.fixture
+def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """started(launcher, config): the calls of its start_agents() on hosts of which `off` does not answer."""
+    calls: list[Any] = []
+
+    def end(section: Any, hosts: list[str], job_id: str, grace_seconds: float) -> list[Answer]:
+        calls.append((tuple(hosts), job_id, grace_seconds))
+        words = "ssh: connect to host off port 22: No route to host"
+        return [
+            Answer(host, 255 if host == "off" else 0, "", words if host == "off" else "") for host in hosts
+        ]
+
+    monkeypatch.setattr(launcher_module, "end_marked", end)
+    monkeypatch.setattr(launcher_module, "start_runner", lambda config, job, hosts: calls.append(hosts))
+
+    def start(launcher: HostsLauncher, config: Any) -> list[Any]:
+        calls.clear()
+        launcher._config = config
+        agents = launcher.start_agents(config)
+        return [*calls, *([agents.last_words] if agents else [])]
+
+    return start
+
+
+def make_job(config: Any, job_id: str, state: str = "RUNNING", hosts: tuple[str, ...] = ("a", "b")) -> JobDir:
+    run = RunDir.named("tiny")
+    job = run.job(job_id)
+    job.make_folders()
+    run.config_yaml.write_text(to_yaml(config))
+    JobRecord(job_id, "id", "tiny", state, time.time(), 2, backend="hosts").write(job.job_json)
+    HostsHandle(list(hosts)).write(job.handle_json)
+    return job
+
+
+def test_ranks_of_a_lost_job_leave_before_others_start(
+    config: Callable[..., Any], started: Callable[..., list[Any]]
+) -> None:
+    """Its supervisor was killed; on its own machines, with time to save. A job that has ended has none."""
+    lost = make_job(config(), "20260101-120000-aaaa", hosts=("b", "c"))
+    job = make_job(config(), "20260101-120001-bbbb")
+    asked = [(("a", "b"), job.job_id, 0.0), (("b", "c"), lost.job_id, 20.0), ["a", "b"]]
+    assert started(HostsLauncher(job, ()), config()) == asked
+    make_job(config(), lost.job_id, "CANCELLED")
+    assert started(HostsLauncher(job, ()), config()) == [asked[0], asked[2]]
+    make_job(config(), lost.job_id, hosts=("b", "off"))
+    said = started(HostsLauncher(job, ()), config())[-1]
+    assert said.startswith(
+        "off does not answer within 15 s; what job 20260101-120000-aaaa has left there ends by itself within"
+    )
+    # Long enough after its last sign of life its agents have left by themselves.
+    os.utime(lost.job_json, (0, 0))
+    assert started(HostsLauncher(job, ()), config())[-1] == ["a", "b"]
+
+
+def test_a_restart_takes_the_machines_that_answer(
+    config: Callable[..., Any], started: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With backend.elastic; an old agent that ssh does not reach is not mistaken for a new one."""
+    job = make_job(config(), "20260101-120000-aaaa")
+    launcher, whole = HostsLauncher(job, ()), config()
+    old = ProcessIdentity(7, 1, "boot of a", "a")
+    NodeRecord(0, old, "a", "10.0.0.1", 5000, 1.0).write(job.node(0))
+    monkeypatch.setattr(launcher_module, "usable_devices", lambda config: {"a": 0, "b": 1})
+    assert launcher.devices(whole) == [1, 0]
+    assert started(launcher, fitted(whole, [1, 0]))[-1] == ["b"]
+    assert launcher._known_agents() == []
+    new = ProcessIdentity(8, 1, "boot of b", "b")
+    NodeRecord(0, new, "b", "10.0.0.2", 5000, 1.0).write(job.node(0))
+    assert [one.agent for one in launcher._known_agents()] == [new]
+    monkeypatch.setattr(launcher_module, "usable_devices", lambda config: {})
+    assert launcher.devices(whole) is None, "a full disk says nothing of machines"
 
 
 def test_a_dry_run_shows_files_and_commands_without_values(
@@ -164,7 +266,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
         ),
         (
             {"place": {"trouble": "b: no network interface ib9"}},
-            "default: b: no network interface ib9",
+            "tiny.yaml:12: b: no network interface ib9",
         ),
         ({"gpus": []}, "the run needs 1 GPUs on each machine; b has 0. Use machines that have them"),
         ({"time": 0.0}, "the clock of b differs from this machine's by"),

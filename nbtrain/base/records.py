@@ -164,6 +164,8 @@ class AttemptRecord(Record):
     """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
     lost_tokens: int | None = None
     """Tokens trained after the checkpoint that the next attempt starts from."""
+    nodes: int | None = None
+    """Machines that its ranks were on; None in records of earlier versions."""
 
 
 @dataclass

@@ -33,9 +33,10 @@ def attempt_record(
         first_tokens=first_tokens,
         faults=fault_orders.read_orders(env.get(fault_orders.VARIABLE, "[]")),
         trace=env.get(TRACE) == "1",
+        nodes=config.resources.nodes,
     )
 
 
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
     """The configuration that the ranks of an attempt train with: backend.elastic may have resized it."""
-    return resized(config, record.data_parallel_size)
+    return resized(config, record.data_parallel_size, record.nodes)

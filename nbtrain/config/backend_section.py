@@ -125,8 +125,8 @@ class BackendConfig(ConfigModel):
     """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
     elastic: bool = False
     """A restart counts the usable devices and takes as many data-parallel ranks as they hold; the global
-    batch size stays. On device: cpu an operator says how many devices there are
-    (nbtrain.jobs.control.ask_devices)."""
+    batch size stays. On kind: hosts it asks every machine, and goes on without those that do not answer. On
+    device: cpu an operator says how many devices one machine has (nbtrain.jobs.control.ask_devices)."""
     env: dict[Word, EnvironmentText] = {}
     """Environment variables that every rank gets."""
     debug: DebugSwitches = []

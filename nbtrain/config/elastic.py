@@ -1,30 +1,54 @@
 """The run on another number of data-parallel ranks, with the same global batch and so with the same steps.
 
-    backend.elastic: a restart counts the devices -> elastic_size -> job.json -> attempt_config (attempt.py)
+    backend.elastic: a restart counts the devices -> fitted -> job.json -> attempt_config (attempt.py)
 
-Only data_parallel_size changes. Each step takes the same samples in the same order
-(dataset/samples/state.py); fewer ranks take more micro batches one after the other.
+Only data_parallel_size changes, and with it how many machines and GPUs the ranks fill. Each step takes the
+same samples in the same order (dataset/samples/state.py); fewer ranks take more micro batches one after the
+other.
 """
+
+from collections.abc import Sequence
 
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 
 
-def resized(config: RunConfig, data_parallel_size: int) -> RunConfig:
-    """The run with that many data-parallel copies; nothing else changes."""
-    if data_parallel_size == config.parallel.data_parallel_size:
+def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None) -> RunConfig:
+    """The run with that many data-parallel copies, evenly on `nodes` machines (None: as many as before)."""
+    resources, nodes = config.resources, nodes or config.resources.nodes
+    if (data_parallel_size, nodes) == (config.parallel.data_parallel_size, resources.nodes):
         return config
-    parallel = config.parallel.model_copy(update={"data_parallel_size": data_parallel_size})
-    changed = config.model_copy(update={"parallel": parallel})
+    world = config.world_size // config.parallel.data_parallel_size * data_parallel_size
+    gpus = world // nodes if resources.device == "gpu" else resources.gpus_per_node
+    changed = config.model_copy(
+        update={
+            "parallel": config.parallel.model_copy(update={"data_parallel_size": data_parallel_size}),
+            "resources": resources.model_copy(update={"nodes": nodes, "gpus_per_node": gpus}),
+        }
+    )
     changed._origins, changed._run = config._origins, config._run
     return changed
 
 
-def elastic_size(config: RunConfig, devices: int) -> int | None:
-    """The largest data_parallel_size for `devices` devices that passes all rules; None if no copy fits."""
+def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
+    """The run with the largest data_parallel_size that passes all rules; None if no copy fits.
+
+    `devices` are those of each machine; the first machines are taken, as few as hold all ranks evenly.
+    """
     copy = config.world_size // config.parallel.data_parallel_size
-    most = min(devices // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
+    most = min(sum(devices) // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
     for size in range(most, 0, -1):
-        if config.batch.global_batch_size % size == 0 and not find_problems(resized(config, size)):
-            return size
+        nodes = _machines(copy * size, devices)
+        if nodes and config.batch.global_batch_size % size == 0:
+            found = resized(config, size, nodes)
+            if not find_problems(found):
+                return found
+    return None
+
+
+def _machines(ranks: int, devices: Sequence[int]) -> int | None:
+    """How many of the first machines hold `ranks`, the same number on each."""
+    for nodes in range(1, len(devices) + 1):
+        if ranks % nodes == 0 and min(devices[:nodes]) >= ranks // nodes:
+            return nodes
     return None

@@ -21,9 +21,13 @@ def test_an_attempt_trains_with_its_own_size(config):
     assert (record.attempt, record.world_size, record.data_parallel_size) == (1, 4, 4)
     assert (record.first_step, record.first_tokens) == (8, 1024)
     assert attempt_config(config(), record).parallel.data_parallel_size == 4
-    record.data_parallel_size = 2
+    record.data_parallel_size, record.nodes = 2, None
     changed = attempt_config(config(), record)
-    assert (changed.parallel.data_parallel_size, changed.world_size) == (2, 2)
+    assert (changed.parallel.data_parallel_size, changed.world_size, changed.resources.nodes) == (2, 2, 1)
+    on_gpus = config().model_copy(
+        update={"resources": config().resources.model_copy(update={"device": "gpu", "gpus_per_node": 4})}
+    )
+    assert attempt_config(on_gpus, record).resources.gpus_per_node == 2
     assert changed.where("parallel.data_parallel_size") == config().where("parallel.data_parallel_size")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.config.elastic import elastic_size, resized
+from nbtrain.config.elastic import fitted
 from nbtrain.config.load import load
 
 TINY = """
@@ -28,13 +28,12 @@ def config(tmp_path):
 )
 def test_the_largest_size_that_divides_the_batch(config, devices, size):
     """24 micro batches of 2 in a step: 7 devices hold 6 ranks of 4, 11 hold 8 of 3."""
-    found = elastic_size(config(), devices)
-    assert found == size
-    if found:
-        smaller = resized(config(), found)
+    smaller = fitted(config(), [devices])
+    assert (smaller and smaller.parallel.data_parallel_size) == size
+    if smaller:
         assert smaller.batch.global_batch_size == 48
         assert smaller.train_steps == config().train_steps
-        assert smaller.accumulation_steps * found * 2 == 48
+        assert smaller.accumulation_steps * size * 2 == 48
 
 
 def test_a_copy_of_the_model_is_not_cut_up(config):
@@ -48,7 +47,8 @@ def test_a_copy_of_the_model_is_not_cut_up(config):
             "batch.train_tokens": 102400,
         }
     )
-    assert [elastic_size(piped, devices) for devices in (16, 15, 8, 7, 3)] == [4, 2, 2, 1, None]
+    found = [fitted(piped, [devices]) for devices in (16, 15, 8, 7, 3)]
+    assert [one and one.parallel.data_parallel_size for one in found] == [4, 2, 2, 1, None]
 
 
 def test_a_ramps_sizes_must_divide_too(config):
@@ -59,4 +59,28 @@ def test_a_ramps_sizes_must_divide_too(config):
         }
     )
     # 6 ranks divide 48, but not 16.
-    assert elastic_size(ramped, 7) == 4
+    assert fitted(ramped, [7]).parallel.data_parallel_size == 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        ([4, 4], (8, 2, 4)),
+        ([4, 0], (4, 1, 4)),
+        ([4, 3], (6, 2, 3)),
+        ([3, 2], (4, 2, 2)),
+        ([1, 0], (1, 1, 1)),
+        ([0, 0], None),
+    ],
+)
+def test_gpus_of_several_machines(config, devices, found):
+    """(data_parallel_size, machines, GPUs of each): as few machines as hold all ranks evenly."""
+    there = {"resources.device": "gpu", "resources.nodes": 2, "resources.gpus_per_node": 4}
+    places = {"backend.kind": "hosts", "backend.hosts.hosts": ["a", "b"]}
+    smaller = fitted(config(**there, **places), devices)
+    size = smaller and (
+        smaller.parallel.data_parallel_size,
+        smaller.resources.nodes,
+        smaller.resources.gpus_per_node,
+    )
+    assert size == found

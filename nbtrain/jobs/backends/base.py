@@ -51,8 +51,10 @@ class Launcher(Protocol):
     def memory(self) -> HostMemory:
         """What the kernel counted since the launch."""
 
-    def devices(self, config: RunConfig) -> int | None:
-        """How many devices are usable now; None if they are not counted (on CPU)."""
+    def devices(self, config: RunConfig) -> list[int] | None:
+        """How many devices are usable now on each machine; None if they are not counted.
+
+        `config` is the run's own, which no restart has resized."""
 
     def trouble(self) -> str:
         """Why the attempt cannot go on although ranks of it run, such as a lost machine; "" if it can."""

@@ -87,9 +87,9 @@ class LocalLauncher:
         """This machine's counters since the launch."""
         return self._ranks.memory()
 
-    def devices(self, config: RunConfig) -> int | None:
+    def devices(self, config: RunConfig) -> list[int] | None:
         """GPUs that the job holds, else those of this machine; None on CPU, where nothing is counted."""
-        return len(visible_gpus(os.environ.get(HELD_GPUS))) if config.resources.device == "gpu" else None
+        return [len(visible_gpus(os.environ.get(HELD_GPUS)))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
         """Nothing: what ends on this machine is seen at once."""

@@ -195,12 +195,15 @@ class RemoteLauncher:
             frozenset(killed),
         )
 
-    def devices(self, config: RunConfig) -> int | None:
-        """GPUs of the nodes that answer; None on CPU, where nothing is counted."""
+    def devices(self, config: RunConfig) -> list[int] | None:
+        """GPUs of the nodes, 0 of those that do not answer; None on CPU, where nothing is counted."""
         if config.resources.device != "gpu":
             return None
         self._look_at_nodes()
-        return sum(watch.record.gpus for node, watch in self._watches.items() if not self._lost(node))
+        return [
+            0 if self._lost(node) else self._watches[node].record.gpus
+            for node in range(config.resources.nodes)
+        ]
 
     def _before_order(self) -> int | None:
         """Give the launch order once every agent has reported."""

@@ -33,7 +33,7 @@ from nbtrain.base.records import JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
-from nbtrain.config.elastic import elastic_size, resized
+from nbtrain.config.elastic import fitted
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher, backend_of
@@ -393,21 +393,29 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     """backend.elastic: as many data-parallel ranks as the devices hold that are left, or are back."""
-    asked = asked_devices(it.job)
-    counted = it.launcher.devices(it.config) if asked is None else asked
-    devices = it.config.world_size if counted is None else counted
-    size = elastic_size(it.config, devices)
-    known = it.config.parallel.data_parallel_size
-    if size is None:
+    own = it.journal.config or it.config
+    asked, nodes = asked_devices(it.job), own.resources.nodes
+    if asked is None:
+        counted = it.launcher.devices(own)
+    else:
+        full, rest = divmod(asked, own.ranks_per_node)
+        counted = [asked] if nodes == 1 else [own.ranks_per_node] * full + [rest]
+    if counted is None:
+        return None
+    devices, known = sum(counted), it.config.parallel.data_parallel_size
+    fits = fitted(it.config, counted)
+    if fits is None:
         copy = it.config.world_size // known
         return given_up(verdict, f"{devices} devices are left, and one copy of the model needs {copy}")
+    size = fits.parallel.data_parallel_size
     if size != known:
-        it.config = resized(it.config, size)
+        machines = f" on {fits.resources.nodes} of {nodes} machines" if nodes > 1 else ""
         said = (
-            f"{devices} devices are usable: data_parallel_size {known} -> {size}, {it.config.world_size} "
-            f"ranks; the global batch of {it.config.batch.global_batch_size} stays"
+            f"{devices} devices are usable: data_parallel_size {known} -> {size}, {fits.world_size} "
+            f"ranks{machines}; the global batch of {fits.batch.global_batch_size} stays"
         )
         it.journal.event("warning", said, devices=devices, data_parallel_size=size)
+    it.config = fits
     return None
 
 

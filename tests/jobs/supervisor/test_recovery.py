@@ -349,6 +349,26 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
     ]
 
 
+def test_machines_are_counted_on_hosts(elastic, monkeypatch):
+    """One of two answers, then both: half of the ranks on one machine, and all on both again."""
+    resources = elastic.it.config.resources.model_copy(update={"nodes": 2})
+    elastic.it.config = elastic.it.config.model_copy(update={"resources": resources})
+    elastic.journal.config = elastic.it.config
+    usable, seen = [[2, 0], [2, 2]], []
+    monkeypatch.setattr(LocalLauncher, "devices", lambda self, config: usable.pop(0))
+
+    def run(it):
+        seen.append((it.config.world_size, it.config.resources.nodes))
+        return failure() if usable else Verdict("SUCCEEDED", "done")
+
+    assert run_attempts(elastic.it, run).cause == "done"
+    assert seen == [(4, 2), (2, 1), (4, 2)]
+    assert elastic.events("warning")[0]["message"] == (
+        "2 devices are usable: data_parallel_size 4 -> 2, 2 ranks on 1 of 2 machines; the global batch of 8 "
+        "stays"
+    )
+
+
 def test_no_device_is_no_run(elastic):
     control.ask_devices(elastic.job, 0)
     elastic.verdicts = [failure()]

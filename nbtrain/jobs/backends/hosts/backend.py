@@ -5,11 +5,10 @@ the same path.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.records import Record
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -17,17 +16,9 @@ from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.hosts.checks import obstacles
 from nbtrain.jobs.backends.hosts.dry_text import dry_text
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
-from nbtrain.jobs.backends.hosts.launcher import HostsLauncher, end_marked, why
+from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.obstacle import Obstacle
-
-
-@dataclass
-class HostsHandle(Record):
-    """handle.json: the machines that the job was submitted to, by node number."""
-
-    hosts: list[str] = field(default_factory=list)
-    engine: str = "hosts"
 
 
 class HostsBackend(SupervisedHere):

@@ -24,6 +24,8 @@ from nbtrain.jobs.obstacle import Obstacle, mistake, shortage, size
 PROBE = Path(__file__).with_name("probe.py")
 # All hosts at once; a Python on a slow shared disk takes its time.
 PROBE_SECONDS = 120.0
+# Of a machine that was asked before; meanwhile the supervisor gives no sign of life.
+COUNT_SECONDS = 45.0
 # Job ids and the times of checkpoints come from several clocks.
 CLOCK_SECONDS = 60.0
 # torch and DeepSpeed write sockets and small files there.
@@ -82,8 +84,43 @@ def here(config: RunConfig) -> Iterator[Obstacle]:
             )
 
 
+def usable_devices(config: RunConfig) -> dict[str, int]:
+    """{host: its GPUs, or as many as it had ranks on a CPU; 0, and a line of the log, if it cannot be used}.
+
+    Raises ConfigError if the hostfile does not name the hosts.
+    """
+    found = {}
+    for host, answer, problems in looked_at(config, hosts_of(config), COUNT_SECONDS):
+        for problem in problems:
+            print(f"{host} is not used: {problem}", flush=True)
+        gpus = answer.get("gpus")
+        most = config.ranks_per_node if gpus is None else min(len(gpus), config.ranks_per_node)
+        found[host] = 0 if problems else most
+    return found
+
+
 def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
-    """Every host is asked at once; one that cannot be asked is named with the reason."""
+    """What is wrong with each host; two names of one machine."""
+    known: dict[str, str] = {}
+    for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
+        yield from problems
+        if not found:
+            continue
+        yield from _gpus(config, host, found)
+        machine = f"{found['host']} {found['boot_id']}"
+        if machine in known:
+            yield mistake(
+                f"{_named_by(config)}: {known[machine]} and {host} are two names of one "
+                f"machine ({found['host']}).",
+                "Name each machine once; its agent starts all its ranks.",
+            )
+        known.setdefault(machine, host)
+
+
+def looked_at(
+    config: RunConfig, hosts: list[str], seconds: float
+) -> list[tuple[str, dict[str, Any], list[Obstacle]]]:
+    """(host, what its probe printed, what is wrong with it but for its GPUs), of all hosts at once."""
     folder = next(one for one in (output_root(), *output_root().parents) if one.is_dir())
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)
@@ -99,34 +136,31 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Obstacle]:
         token.write_text(secret, encoding="utf-8")
     except OSError:
         # preflight.py reports that the output folder cannot be written.
-        return
+        return []
     try:
         before = time.time()
         answers = run_everywhere(
-            config.backend.hosts, hosts, PROBE, [json.dumps(asked)], python_path, PROBE_SECONDS
+            config.backend.hosts, hosts, PROBE, [json.dumps(asked)], python_path, seconds
         )
         after = time.time()
     finally:
         with contextlib.suppress(OSError):
             token.unlink()
-    known: dict[str, str] = {}
+    looked = []
     for answer in answers:
         found, problem = _read(config, answer)
-        if problem is not None:
-            yield problem
-            continue
-        yield from _software(config, answer.host, found)
-        yield from _folders(answer.host, found, secret, token.parent)
-        yield from _devices(config, answer.host, found)
-        yield from _clock(answer.host, found, before, after)
-        machine = f"{found['host']} {found['boot_id']}"
-        if machine in known:
-            yield mistake(
-                f"{_named_by(config)}: {known[machine]} and {answer.host} are two names of one "
-                f"machine ({found['host']}).",
-                "Name each machine once; its agent starts all its ranks.",
-            )
-        known.setdefault(machine, answer.host)
+        problems = (
+            [problem]
+            if problem is not None
+            else [
+                *_software(config, answer.host, found),
+                *_folders(answer.host, found, secret, token.parent),
+                *_network(config, answer.host, found),
+                *_clock(answer.host, found, before, after),
+            ]
+        )
+        looked.append((answer.host, found, problems))
+    return looked
 
 
 def _named_by(config: RunConfig) -> str:
@@ -202,7 +236,7 @@ def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Ite
         )
 
 
-def _devices(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+def _network(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
     place = found.get("place", {})
     if trouble := place.get("trouble"):
         # The agent's own words often begin with the machine's name.
@@ -213,6 +247,9 @@ def _devices(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Ob
             f"{host} has no IPv4 address but loopback, which no other machine reaches.",
             "Bring its network up, or name its interface in backend.hosts.network_interface.",
         )
+
+
+def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
     gpus = found.get("gpus")
     if gpus is not None and len(gpus) < config.ranks_per_node:
         yield shortage(

@@ -13,15 +13,20 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.node_records import NodeRecord
+from nbtrain.base.records import JobRecord, ProcessIdentity, Record
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.hosts.checks import usable_devices
 from nbtrain.jobs.backends.hosts.hostfile import hostfile_text, hosts_of
 from nbtrain.jobs.backends.hosts.on_host import VISIBLE, as_word, order_path
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere, ssh_options
@@ -44,20 +49,73 @@ UNUSED_PORT = 29500
 class HostsLauncher(RemoteLauncher):
     """One agent on each host."""
 
+    # What each machine could take when the devices were last counted; empty if they never were.
+    _usable: Mapping[str, int] = {}
+    # Agents of earlier starts: one that ssh does not reach may still see the disk, and write there.
+    _replaced: Sequence[ProcessIdentity] = ()
+
+    def devices(self, config: RunConfig) -> list[int] | None:
+        """Of every machine of the run, the most first: 0 if ranks could not start there now."""
+        try:
+            self._usable = usable_devices(config)
+        except ConfigError as error:
+            print(f"machines cannot be counted: {error}", flush=True)
+            return None
+        return sorted(self._usable.values(), reverse=True) or None
+
     def start_agents(self, config: RunConfig) -> Agents:
         """DeepSpeed's launcher; a host that cannot be reached fails the attempt, with its name."""
-        section = config.backend.hosts
+        section, known = config.backend.hosts, super()._known_agents()
+        self._replaced = [one.agent for one in known]
         try:
             hosts = hosts_of(config)
         except ConfigError as error:
             return NotStarted(str(error))
+        if self._usable:
+            enough = [host for host, most in self._usable.items() if most >= config.ranks_per_node]
+            hosts = enough[: config.resources.nodes]
         # An attempt before may have left agents on hosts whose connection was lost.
-        unreached = [
-            words for answer in end_marked(section, hosts, self._job.job_id, 0.0) if (words := why(answer))
-        ]
+        answers = end_marked(section, hosts, self._job.job_id, 0.0)
+        unreached = [words for answer in answers if (words := why(answer))]
+        if self._agents is None:
+            unreached += end_predecessor(config, self._job, hosts)
         if unreached:
             return NotStarted("; ".join(unreached))
         return start_runner(config, self._job, hosts)
+
+    def _known_agents(self) -> list[NodeRecord]:
+        return [one for one in super()._known_agents() if one.agent not in self._replaced]
+
+
+def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> list[str]:
+    """Have the ranks of the job before save and leave, if it is LOST; two jobs must not share model/.
+
+    Returns what may still be there, in words.
+    """
+    before = next((one for one in reversed(job.run.job_ids()) if one < job.job_id), None)
+    lost = job.run.job(before) if before else None
+    record = JobRecord.read(lost.job_json) if lost else None
+    if lost is None or record is None or record.backend != "hosts" or record.state not in ACTIVE:
+        return []
+    backend, handle = config.backend, HostsHandle.read(lost.handle_json)
+    machines = handle.hosts if handle else hosts
+    answers = end_marked(backend.hosts, machines, lost.job_id, backend.shutdown_timeout_seconds)
+    # By the shared disk's clock: agents leave by themselves, and ranks save meanwhile.
+    silent = job.job_json.stat().st_mtime - lost.job_json.stat().st_mtime
+    left = backend.node_timeout_seconds + backend.shutdown_timeout_seconds - silent
+    return [
+        f"{words}; what job {lost.job_id} has left there ends by itself within {left:.0f} s"
+        for answer in answers
+        if (words := why(answer)) and left > 0
+    ]
+
+
+@dataclass
+class HostsHandle(Record):
+    """handle.json: the machines that the job was submitted to, by node number."""
+
+    hosts: list[str] = field(default_factory=list)
+    engine: str = "hosts"
 
 
 class NotStarted:
@@ -102,7 +160,7 @@ class Runner:
         self._process.wait()
 
 
-def end_marked(section: HostsConfig, hosts: list[str], job_id: str, grace_seconds: float) -> list[Answer]:
+def end_marked(section: HostsConfig, hosts: Sequence[str], job_id: str, grace_seconds: float) -> list[Answer]:
     """Have each host end the processes with the job's marker; `grace_seconds` 0 kills them at once."""
     arguments = [job_id, str(grace_seconds)]
     limit = END_TIMEOUT_SECONDS + grace_seconds

@@ -75,7 +75,6 @@ def _evidence(
 
 
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
-HOSTS_TEST = "tests/jobs/backends/test_hosts_cluster.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
@@ -145,6 +144,7 @@ PARTS = (
             ),
             (
                 "tests/jobs/backends/slurm/faults_table.py",
+                "tests/jobs/backends/fault_tables.py",
                 "tests/clusters/slurm.py",
                 "tests/jobs/fake_rank.py",
             ),
@@ -153,8 +153,8 @@ PARTS = (
     ),
     Part(
         "hosts",
-        "two hosts by ssh: one switched off, a pulled cable, other versions; the run goes on or is refused",
-        _pytest("--soak", HOSTS_TEST),
+        "two hosts by ssh: one lost, a pulled cable, a hang, refused starts, both launchers (docs/jobs.md)",
+        ("-m", "tests.jobs.backends.hosts_faults_table"),
         _evidence(
             (
                 *ENGINE,
@@ -162,10 +162,14 @@ PARTS = (
                 "nbtrain.jobs.node.agent",
                 "nbtrain.jobs.backends.hosts.backend",
             ),
-            (HOSTS_TEST, "tests/clusters/hosts.py", "tests/jobs/conftest.py"),
+            (
+                "tests/jobs/backends/hosts_faults_table.py",
+                "tests/jobs/backends/fault_tables.py",
+                "tests/clusters/hosts.py",
+                "tests/jobs/fake_rank.py",
+            ),
             OUTSIDE_ENGINE,
         ),
-        {"NBTRAIN_REQUIRE_HOSTS": "1"},
     ),
     Part(
         "notebooks",

@@ -50,7 +50,7 @@ class HostsConfig(ConfigModel):
     server_alive_count_max: Annotated[int, Field(ge=1, le=100)] = 3
     """So many unanswered questions, and ssh gives the host up."""
     network_interface: Word | None = None
-    """Interface for gloo, NCCL and openmpi, such as eth0; null lets each choose."""
+    """Interface for gloo and NCCL, such as eth0; null lets each choose."""
     python: PathText | None = None
     """The Python of every host; null takes the path of the one that submits."""
 

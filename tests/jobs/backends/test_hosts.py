@@ -76,8 +76,7 @@ def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> Non
     [options] = [word for word in command if word.startswith("--launcher_args=")]
     assert options == (
         "--launcher_args=--map-by node --bind-to none --mca plm_rsh_agent ssh --mca plm_rsh_args "
-        "'-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=10 -oServerAliveCountMax=3' "
-        "--mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth1"
+        "'-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=10 -oServerAliveCountMax=3'"
     )
 
 

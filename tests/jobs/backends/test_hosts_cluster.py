@@ -1,6 +1,6 @@
 """Runs on two hosts reached by ssh: to the end, one of two cancelled, what is refused before a start.
 
-With --soak: a host that is switched off, a cable that is pulled, a host with other versions.
+Faults that take longer: hosts_faults_table.py, a part of `make soak`.
 """
 
 import shutil
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nbtrain.base import records
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import NodeRecord
@@ -21,7 +20,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel, request_save, wait
-from nbtrain.jobs.submit import TRAINER, submit
+from nbtrain.jobs.submit import submit
 from tests.clusters import hosts
 from tests.conftest import skip_or_fail
 from tests.jobs.conftest import FAKE_RANK
@@ -167,96 +166,3 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
         _, problem, _ = str(caught.value).splitlines()
         assert problem.endswith(words)
     assert not RunDir.named("tiny").exists()
-
-
-@pytest.mark.soak
-def test_a_host_that_is_switched_off_is_named_and_the_run_goes_on_when_it_is_back(
-    pair: hosts.HostPair, on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
-) -> None:
-    """The attempts that cannot start name the host; the one after its boot goes on from the checkpoint."""
-    limits = {"node_timeout_seconds": 10, "restart_backoff_seconds": 5, "max_restarts": 10}
-    job = on_hosts(steps=1000, step_seconds=0.1, backend=limits)
-
-    def step() -> int:
-        beat = Heartbeat.read(job.heartbeat(0))
-        return beat.step if beat else 0
-
-    wait_until(lambda: step() > 12, "12 steps", END_SECONDS)
-    pair.kill_host("hostb")
-    wait_until(lambda: len(JobRecord.read(job.job_json).attempts) > 2, "two further attempts", END_SECONDS)
-    causes = [attempt.cause for attempt in JobRecord.read(job.job_json).attempts]
-    pair.start_host("hostb")
-    pair.wait_for("hostb")
-    assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 1"), causes
-    # Its network is still there, as if only its power had been cut for a moment.
-    assert (
-        "agents of nodes 0, 1 (of 2) did not report: hostb is there, and nothing listens at its ssh"
-        in causes[1]
-    )
-    reached = step()
-    wait_until(lambda: step() > reached, "further steps", END_SECONDS)
-    newest = JobRecord.read(job.job_json).attempts[-1]
-    assert newest.resumed_from_step >= 10
-
-
-@pytest.mark.soak
-def test_a_pulled_cable_ends_the_attempt_and_the_run_goes_on_when_it_is_back(
-    pair: hosts.HostPair, on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any]
-) -> None:
-    """With the real trainer, whose ranks wait for each other over the network."""
-    limits = {
-        "heartbeat_timeout_seconds": 20,
-        "shutdown_timeout_seconds": 10,
-        "restart_backoff_seconds": 1,
-        "max_restarts": 20,
-        "hosts.server_alive_interval_seconds": 3,
-    }
-    job = on_hosts(ranks=2, steps=3000, command=TRAINER, backend=limits)
-
-    def record() -> JobRecord:
-        return JobRecord.read(job.job_json)
-
-    wait_until(lambda: newest_checkpoint_step(job.run), "a checkpoint", END_SECONDS)
-    pair.link("hostb", up=False)
-    try:
-        wait_until(lambda: record().restarts, "the end of the attempt", END_SECONDS)
-    finally:
-        pair.link("hostb", up=True)
-
-    def trains_again() -> bool:
-        return record().state == RUNNING and record().restarts > 0
-
-    wait_until(trains_again, "another attempt that trains", END_SECONDS)
-    assert record().attempts[-1].resumed_from_step > 0
-
-
-@pytest.mark.soak
-def test_other_versions_on_a_host_are_named_before_anything_starts(
-    pair: hosts.HostPair, on_hosts: Callable[..., JobDir]
-) -> None:
-    """hostb has another torch: a folder that only it sees lies over the package's metadata."""
-    import torch
-
-    metadata = next(Path(torch.__file__).parent.parent.glob("torch-*.dist-info"))
-    other = pair.folder / "other"
-    shutil.copytree(metadata, other)
-    text = (other / "METADATA").read_text()
-    (other / "METADATA").write_text(
-        text.replace(f"\nVersion: {torch.__version__}\n", "\nVersion: 1.0.0\n", 1)
-    )
-    pair.kill_host("hostb")
-    pair.start_host("hostb", over={str(metadata): str(other)})
-    try:
-        pair.wait_for("hostb")
-        with pytest.raises(SubmitError) as caught:
-            on_hosts()
-    finally:
-        pair.kill_host("hostb")
-        pair.start_host("hostb")
-        pair.wait_for("hostb")
-    _, problem, _ = str(caught.value).splitlines()
-    assert problem == (
-        f"{NAMED_BY}: hostb has torch 1.0.0, and this machine has torch {torch.__version__}. All ranks of a "
-        "run must be of one version. Use one environment on a shared disk, or install the same versions "
-        "there."
-    )

@@ -1,17 +1,21 @@
 """RemoteLauncher with agents that are files alone: what it orders, and what it makes of their records."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
-from nbtrain.base.records import ExitRecord, ProcessIdentity
+from nbtrain.base.records import STACK_SIGNAL, Collective, ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends import remote
 from nbtrain.jobs.backends.remote import RemoteLauncher
+from nbtrain.jobs.supervisor import attempt as attempt_module
+from nbtrain.jobs.supervisor.attempt import Attempt
+from nbtrain.jobs.supervisor.verdict import Circumstances, judge
 from tests.jobs.conftest import TINY
 
 NODES = 2
@@ -117,7 +121,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     (tmp_path / "tiny.yaml").write_text(TINY)
     config = load(tmp_path / "tiny.yaml", settings)
     job = JobDir(RunDir(tmp_path / "run"), "20260101-120000-abcd")
-    for folder in ("nodes", "exit", "control"):
+    for folder in ("nodes", "exit", "control", "heartbeat", "logs"):
         (job.path / folder).mkdir(parents=True)
     return Cluster(job, clock, config)
 
@@ -268,3 +272,93 @@ def test_orders_rise_over_supervisors(cluster: Cluster) -> None:
     orders = SignalOrders.read(cluster.job.control_signals)
     assert orders is not None
     assert [(one.number, one.attempt, one.signal) for one in orders.orders] == [(3, 1, 9)]
+
+
+def identity(rank: int) -> ProcessIdentity:
+    """Machines number their processes alike: rank 2 has the number of rank 0."""
+    return ProcessIdentity(500 + rank % 2, 1, f"boot {rank // 2}", f"node{rank // 2}")
+
+
+def test_a_hang_on_another_node_names_its_rank(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 is outside the collective that the others wait in; stacks, then the end, are ordered by file."""
+    clock, job = cluster.clock, cluster.job
+    monkeypatch.setattr(attempt_module, "time", clock)
+    limit = {"heartbeat_timeout_seconds": 10.0}
+    job.log(3, 0).write_text("")
+    config = cluster.config.model_copy(update={"backend": cluster.config.backend.model_copy(update=limit)})
+    attempt = Attempt(job, config, 0, cluster.launcher)
+    attempt.start()
+    cluster.beat()
+    attempt.poll()
+    for _ in range(12):
+        clock.sleep(1)
+        cluster.beat(attempt=0, phase="running")
+        for rank in range(4):
+            waits = Collective("all_reduce", "data_parallel", [0, 1, 2, 3], 13 - (rank == 3), 0.0, rank != 3)
+            Heartbeat(
+                rank,
+                0,
+                identity(rank),
+                clock.time(),
+                6,
+                "train",
+                0.0,
+                collective=waits,
+                host=f"node{rank // 2}",
+                dumps_stack=True,
+            ).write(job.heartbeat(rank))
+        if attempt.hang is None:
+            attempt.poll()
+    assert attempt.hang is not None
+    assert attempt.hang.startswith(
+        "no progress for 10 s: rank 3 stopped: last heard of at step 6, 11 s ago, "
+    )
+    assert "ranks 0-2 wait in all_reduce no. 13 of data_parallel ranks 0-3" in attempt.hang
+    orders = SignalOrders.read(job.control_signals)
+    assert orders is not None
+    assert [(one.signal, one.processes) for one in orders.orders] == [
+        (STACK_SIGNAL, [identity(rank) for rank in range(4)]),
+        (signal.SIGKILL, None),
+    ]
+
+
+def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
+    """The kernel of node 1 has killed its process 500, which is rank 2; node 0 has a process 500 too."""
+    assert cluster.launch() is None
+    for rank in range(4):
+        Heartbeat(rank, 0, identity(rank), 0.0, 6, "train", 0.0).write(cluster.job.heartbeat(rank))
+    cluster.ended(0, 1)
+    full = NodeExit(1, 0, cluster.clock.time(), 1, "", False, 1, 1, 1 << 30, 1 << 30, [500, 9])
+    full.write(cluster.job.node_exit(1, 0))
+    memory = cluster.launcher.memory()
+    assert (memory.oom_kills, memory.limit_bytes, memory.peak_bytes) == (1, 1 << 30, 1 << 30)
+    assert memory.killed == {(1, 500)}
+    ends = {
+        rank: ExitRecord(
+            rank, 0, 10.0 + rank, None if rank == 2 else 1, 9 if rank == 2 else None, outcome, 6, words
+        )
+        for rank, outcome, words in (
+            (0, "failed", "connection closed by peer"),
+            (1, "failed", "connection closed by peer"),
+            (2, "killed", "killed by SIGKILL"),
+            (3, "failed", "connection closed by peer"),
+        )
+    }
+    around = Circumstances(world_size=4, memory=memory, pids={rank: 500 + rank % 2 for rank in range(4)})
+    verdict = judge(ends, around)
+    assert verdict.kind == "host memory"
+    assert verdict.cause.startswith(
+        "rank 2 was killed at step 6: out of host memory: the kernel ended it (SIGKILL, its log names "
+        "process 500; at most 1.00 of 1.00 GiB were used). Lower data.num_workers or"
+    )
+
+
+def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None:
+    """Nobody sees a process of another machine end: its agent's word and the missing record say it."""
+    assert cluster.launch() is None
+    cluster.ended(0, 1)
+    cluster.ended(1, -9)
+    assert cluster.launcher.poll() == 9
+    ends = {rank: ExitRecord(rank, 0, 10.0, 0, None, "stopped", 6) for rank in range(3)}
+    verdict = judge(ends, Circumstances(world_size=4, launcher_message=cluster.launcher.last_words))
+    assert verdict.cause.startswith("rank 3's wrapper was killed, and rank 3 with it, not by nbtrain")

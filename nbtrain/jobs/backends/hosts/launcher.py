@@ -222,13 +222,13 @@ def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: P
 
 
 def mpirun_options(section: HostsConfig) -> list[str]:
-    """Of openmpi: one agent per host with all its cores, by ssh with the options of the section."""
-    interface = section.network_interface
+    """Of openmpi: one agent per host with all its cores, by ssh with the options of the section.
+
+    network_interface is the ranks': this machine, which mpirun runs on, may have no such interface.
+    """
     return [
         *("--map-by", "node", "--bind-to", "none"),
         *("--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(ssh_options(section))),
-        *(["--mca", "oob_tcp_if_include", interface] if interface else []),
-        *(["--mca", "btl_tcp_if_include", interface] if interface else []),
     ]
 
 

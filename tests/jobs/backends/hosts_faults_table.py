@@ -1,0 +1,447 @@
+"""Makes each fault happen to a run of 2 x 2 ranks on two hosts by ssh, and writes the tables of docs/jobs.md.
+
+    python -m tests.jobs.backends.hosts_faults_table [NAME ...]     only these faults; the other rows stay
+
+`make soak` runs it as the part `hosts`. Each fault has a pair of hosts of its own.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
+from nbtrain.base.node_records import NodeRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.backends.hosts import end_job
+from nbtrain.jobs.control import cancel
+from nbtrain.jobs.submit import resume
+from tests.clusters.hosts import NAMES, HostPair, missing
+from tests.jobs.backends import fault_tables
+from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times, trace
+from tests.jobs.conftest import FAKE_RANK
+
+# Of a rank that stands still, for the trainer on a busy machine.
+HANG_SECONDS = 40
+# A hosts' fault with the trainer: this rank is on the second host.
+FAR_RANK = 3
+FOREIGN = """\
+import os, sys, time
+while True:
+    with open(f"{sys.argv[1]}/alive-{os.environ['RANK']}", "w") as stream:
+        stream.write(str(time.time()))
+    time.sleep(0.2)
+"""
+
+
+class Scene(fault_tables.Scene):
+    """A job that runs on two hosts, and what happens to it."""
+
+    def __init__(self, pair: HostPair):
+        settings = {"hosts": list(NAMES), "ssh_config": str(pair.ssh_config)}
+        limits = {"restart_backoff_seconds": 3, "max_restarts": 20, "shutdown_timeout_seconds": 15}
+        super().__init__(
+            {
+                "backend.kind": "hosts",
+                **{f"backend.hosts.{key}": value for key, value in settings.items()},
+                **{f"backend.{key}": value for key, value in limits.items()},
+            }
+        )
+        self.pair = pair
+
+    def fails(self, **settings: Any) -> str:
+        """The first problem for which the run is not started; nothing is written."""
+        try:
+            self.submit(**settings)
+        except SubmitError as error:
+            problem = str(error).splitlines()[1].strip()
+        else:
+            raise AssertionError("the run was started")
+        assert not RunDir.named("tiny").exists()
+        return problem
+
+    def causes(self) -> list[str]:
+        """Why each attempt ended."""
+        return [one.cause or "" for one in self.record.attempts]
+
+
+def ordered(do: str, step: int = 12, **more: Any) -> dict[str, str]:
+    """A fault of the real trainer, in a rank of the second host."""
+    order = {"rank": FAR_RANK, "attempt": 0, "step": step, "do": do, **more}
+    return {"NBTRAIN_FAULTS": json.dumps([order])}
+
+
+# --- the faults -------------------------------------------------------------------------------------------
+
+
+def rank_killed(scene: Scene) -> Row:
+    """Restarted by the same agents."""
+    order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
+    job = scene.submit(40, env={"FAKE_FAULTS": json.dumps(order)})
+    scene.until_step(5)
+    agents = [NodeRecord.read(job.node(node)).agent for node in range(2)]
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    scene.rank_failed(FAR_RANK)
+    assert scene.record.restarts == 1 and not scene.bad_states
+    assert scene.record.attempts[1].resumed_from_step == 10, scene.record.attempts
+    assert [NodeRecord.read(job.node(node)).agent for node in range(2)] == agents
+    return Row(scene.causes()[0], scene.seconds(), "the same agents start all ranks again")
+
+
+def rank_hangs(scene: Scene) -> Row:
+    """The rank that the others wait for is named, with the line it stood at."""
+    job = scene.submit(
+        24, fake=False, env=ordered("sleep"), **{"backend.heartbeat_timeout_seconds": HANG_SECONDS}
+    )
+    scene.until(lambda: scene.record.restarts, "the end of the hang")
+    scene.fault_at = scene.record.attempts[0].ended_at - HANG_SECONDS
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    cause = scene.causes()[0]
+    assert f"rank {FAR_RANK} stopped" in cause, cause
+    [stack] = [event for event in read_events(job) if event["kind"] == "hang"]
+    assert stack["rank"] == FAR_RANK and "faults.py" in stack["message"], stack
+    assert set(trace(job.run)) == set(range(1, 25))
+    return Row(cause, scene.seconds(), "all ranks start again; the stacks are in logs/")
+
+
+def loss_is_nan(scene: Scene) -> Row:
+    """A rollback that a rank of the other host asks for."""
+    job = scene.submit(24, fake=False, env=ordered("nan"), **{"stability.on_nan": "rollback"})
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    [rollback] = files.read_json(job.run.rollbacks_json)["rollbacks"]
+    assert scene.record.restarts == 0 and rollback["step"] == 12, rollback
+    certificate = files.read_json(job.path / "resume.json")
+    assert certificate is not None
+    scene.fault_at = scene.record.attempts[0].ended_at
+    return Row(
+        scene.causes()[0], scene.seconds(), "goes back to the newest checkpoint and passes over the samples"
+    )
+
+
+def disk_full(scene: Scene) -> Row:
+    """The error of a full disk, in a rank of the other host."""
+    scene.submit(24, fake=False, env=ordered("full"))
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    scene.rank_failed(FAR_RANK)
+    restart = next(event for event in read_events(scene.job) if event["kind"] == "restart")
+    assert restart["reason"] == "disk", restart
+    return Row(scene.causes()[0], scene.seconds(), "waits for room, then all ranks start again")
+
+
+def host_killed(scene: Scene) -> Row:
+    """Each attempt names it until it is back."""
+    scene.submit(300)
+    scene.until_step(20)
+    scene.fault()
+    scene.pair.kill_host("hostb")
+    scene.until(lambda: len(scene.record.attempts) > 2, "two further attempts")
+    scene.pair.start_host("hostb")
+    scene.pair.wait_for("hostb")
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    causes = scene.causes()
+    assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 2"), causes
+    assert "agents of nodes 0, 1 (of 2) did not report: hostb is there, and nothing listens" in causes[1]
+    assert not scene.bad_states and scene.record.attempts[-1].resumed_from_step
+    return Row(causes[0], scene.seconds(), f"each restart asks for it: {causes[1]}")
+
+
+def host_lost(scene: Scene) -> Row:
+    """With the trainer, which goes on with half of the ranks: the same steps, samples and losses."""
+    steps = 24
+    straight = scene.submit(steps, fake=False, name="straight")
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    scene.seen = []
+    job = scene.submit(steps, fake=False, env=ordered("sleep"), **{"backend.elastic": True})
+    scene.until_step(11)
+    scene.fault()
+    scene.pair.kill_host("hostb")
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    assert not scene.bad_states
+    first, last = scene.record.attempts[0], scene.record.attempts[-1]
+    assert (first.world_size, first.nodes, last.world_size, last.nodes) == (4, 2, 2, 1)
+    differs(trace(job.run), trace(straight.run))
+    warnings = [event["message"] for event in read_events(job) if event["kind"] == "warning"]
+    [fewer] = [said for said in warnings if "devices are usable" in said]
+    return Row(scene.causes()[0], scene.seconds(), f"goes on without it: {fewer}")
+
+
+def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tuple[str, str]]]) -> None:
+    """The same steps; losses but for the order of additions."""
+    assert found.keys() == expected.keys()
+    for step, values in expected.items():
+        [(loss, _)] = values
+        for other, _ in found[step]:
+            away = abs(float.fromhex(other) - float.fromhex(loss))
+            assert away < 1e-4 * abs(float.fromhex(loss)), (step, other, loss)
+
+
+def first_host_lost(scene: Scene) -> Row:
+    """The machine with rank 0; it is taken again by the first restart after it is back."""
+    job = scene.submit(400, **{"backend.elastic": True})
+    scene.until_step(20)
+    scene.fault()
+    scene.pair.kill_host("hosta")
+    scene.until(lambda: scene.record.world_size == 2 and scene.status()[0] == RUNNING, "half of the ranks")
+    assert NodeRecord.read(job.node(0)).host == "hostb"
+    cause, seconds = scene.causes()[0], scene.seconds()
+    scene.pair.start_host("hosta")
+    scene.pair.wait_for("hosta")
+    reached = scene.step
+    scene.until_step(reached + 5)
+    # Nobody stops a run to make it larger; the next restart does.
+    os.kill(rank_process("hostb", job.job_id), signal.SIGKILL)
+    scene.until(lambda: scene.record.world_size == 4 and scene.status()[0] == RUNNING, "all ranks")
+    assert [NodeRecord.read(job.node(node)).host for node in range(2)] == ["hosta", "hostb"]
+    assert scene.end()[0] == SUCCEEDED and not scene.bad_states, scene.seen
+    return Row(
+        cause, seconds, "goes on without it, on the second host; the first restart after its return takes it"
+    )
+
+
+def rank_process(host: str, job_id: str) -> int:
+    """Of this machine's processes, one rank of the job on that host."""
+    for pid, (variables, command) in end_job.marked(job_id).items():
+        if FAKE_RANK.encode() in command and b"rank_wrapper" not in command and b"RANK=0" in variables:
+            return pid
+    raise AssertionError(f"no rank of {job_id} on {host}")
+
+
+def link_down(scene: Scene) -> Row:
+    """With the trainer, whose ranks wait for each other over the network."""
+    limits = {
+        "backend.heartbeat_timeout_seconds": HANG_SECONDS,
+        "backend.hosts.server_alive_interval_seconds": 3,
+    }
+    job = scene.submit(3000, fake=False, **limits, **{"checkpoint.save_interval_steps": 50})
+    scene.until(lambda: job.run.checkpoint_steps(), "a checkpoint")
+    scene.fault()
+    scene.pair.link("hostb", up=False)
+    try:
+        scene.until(lambda: scene.record.restarts > 1, "two attempts' ends")
+    finally:
+        scene.pair.link("hostb", up=True)
+    scene.until(lambda: scene.record.attempts[-1].running_at and scene.record.restarts > 1, "training")
+    assert scene.record.attempts[-1].resumed_from_step > 0 and not scene.bad_states
+    causes, seconds = scene.causes(), scene.seconds()
+    cancel(job, now=True)
+    return Row(causes[0], seconds, f"ends by itself; each restart asks for it: {causes[1]}")
+
+
+def supervisor_killed(scene: Scene) -> Row:
+    """The agents' ranks have not ended when the run is resumed: they do before the next job starts."""
+    job = scene.submit(100_000)
+    scene.until_step(20)
+    os.kill(scene.record.supervisor.pid, signal.SIGKILL)
+    scene.fault()
+    state, cause = scene.end()
+    assert state == LOST, scene.seen
+    scene.job = resume(job.run, {"backend.env": {**_env(job), "FAKE_STEPS": "200"}}, command=(FAKE_RANK,))
+    scene.until(lambda: scene.record.attempts, "an attempt")
+    assert end_job.marked(job.job_id) == {}, "ranks of two jobs at once"
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    assert scene.record.attempts[0].resumed_from_step >= 20
+    return Row(
+        f"LOST: {cause}", scene.seconds(), "`nbtrain resume` has its ranks save and leave, and goes on"
+    )
+
+
+def _env(job: Any) -> dict[str, str]:
+    return dict(load_resolved(job.run.config_yaml).backend.env)
+
+
+def cancelled_beside_another(scene: Scene) -> Row:
+    """A job of DeepSpeed's own launcher on the same hosts, which knows nothing of nbtrain."""
+    with foreign_job(scene) as alive:
+        scene.submit(100_000)
+        scene.until_step(10)
+        state, cause = cancel(scene.job)
+        assert state == CANCELLED, (state, cause)
+        assert end_job.marked(scene.job.job_id) == {}
+        at = time.time()
+        scene.until(lambda: all(when > at + 2 for when in alive()), "the other job's ranks")
+    words = re.sub(r"step \d+", "step 12", cause)
+    return Row(
+        f"CANCELLED: {words}", "", "the other job's ranks run on, on both hosts; `nbtrain resume` goes on"
+    )
+
+
+@contextlib.contextmanager
+def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
+    """What is yielded says when each of its two ranks was last alive."""
+    folder = scene.pair.folder / "foreign"
+    folder.mkdir()
+    (folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in NAMES))
+    (folder / "train.py").write_text(FOREIGN)
+    command = [
+        *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(folder / "hostfile")),
+        *("--launcher", "pdsh", "--force_multi", "--no_ssh_check"),
+        *("--master_addr", scene.pair.address("hosta"), str(folder / "train.py"), str(folder)),
+    ]
+    ssh = f"-F {scene.pair.ssh_config}"
+    with (folder / "log").open("wb") as log:
+        runner = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env={**os.environ, "PDSH_SSH_ARGS_APPEND": ssh, "DS_ACCELERATOR": "cpu"},
+            start_new_session=True,
+        )
+
+    def alive() -> list[float]:
+        texts = [path.read_text() for path in sorted(folder.glob("alive-*"))]
+        return [float(text or 0) for text in texts] if len(texts) == 2 else [0.0]
+
+    try:
+        deadline = time.monotonic() + fault_tables.PATIENCE_SECONDS
+        while alive() == [0.0]:
+            assert time.monotonic() < deadline and runner.poll() is None, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield alive
+    finally:
+        # Its ranks end with their hosts.
+        os.killpg(runner.pid, signal.SIGKILL)
+        runner.wait()
+
+
+def by_mpirun(scene: Scene) -> Row:
+    """The other launcher: a rank is killed, restarted, and the job is cancelled."""
+    if shutil.which("mpirun") is None:
+        raise Impossible("mpirun is not installed (Debian: openmpi-bin)")
+    order = [{"rank": FAR_RANK, "attempt": 0, "step": 12, "do": "kill", "signal": 9}]
+    settings = {"backend.hosts.launcher": "openmpi", "backend.hosts.network_interface": "eth0"}
+    job = scene.submit(100_000, env={"FAKE_FAULTS": json.dumps(order)}, **settings)
+    scene.until(lambda: scene.record.restarts == 1 and scene.status()[0] == RUNNING, "a restart")
+    scene.rank_failed(FAR_RANK)
+    seconds = scene.seconds()
+    assert [NodeRecord.read(job.node(node)).host for node in range(2)] == list(NAMES)
+    scene.until_step(15)
+    state, cause = cancel(job)
+    assert state == CANCELLED and "saved" in cause, (state, cause)
+    assert end_job.marked(job.job_id) == {}
+    return Row(
+        scene.causes()[0],
+        seconds,
+        "the same agents start all ranks again; `nbtrain cancel` saves and ends all",
+    )
+
+
+def wrong_hostfile(scene: Scene) -> Row:
+    """A line that is no machine."""
+    (Path(os.environ["NBTRAIN_WORKSPACE"]) / "machines").write_text("hosta slots=2\nhostb slot=2\n")
+    words = scene.fails(**{"backend.hosts.hosts": [], "backend.hosts.hostfile": "machines"})
+    return refused(words, "machines:2: 'hostb slot=2' is no machine")
+
+
+def unknown_name(scene: Scene) -> Row:
+    """hostc is in no configuration."""
+    words = scene.fails(**{"backend.hosts.hosts": ["hosta", "hostc"]})
+    return refused(words, "hostc is a name that nothing here resolves")
+
+
+def wrong_key(said: str, **changes: str) -> Callable[[Scene], Row]:
+    """A user's key, or a host's, that does not fit."""
+
+    def make(scene: Scene) -> Row:
+        config = scene.pair.config_with(**changes)
+        return refused(scene.fails(**{"backend.hosts.ssh_config": str(config)}), f"hosta {said}")
+
+    return make
+
+
+def host_is_off(scene: Scene) -> Row:
+    """Switched off before the run is submitted, with its network."""
+    scene.pair.kill_host("hostb")
+    scene.pair.link("hostb", up=False)
+    return refused(scene.fails(), "hostb does not answer")
+
+
+def other_version(scene: Scene) -> Row:
+    """hostb has another torch: a folder that only it sees lies over the package's metadata."""
+    metadata = next(Path(torch.__file__).parent.parent.glob("torch-*.dist-info"))
+    other = scene.pair.folder / "other"
+    shutil.copytree(metadata, other)
+    text = (other / "METADATA").read_text()
+    (other / "METADATA").write_text(
+        text.replace(f"\nVersion: {torch.__version__}\n", "\nVersion: 1.0.0\n", 1)
+    )
+    scene.pair.kill_host("hostb")
+    scene.pair.start_host("hostb", over={str(metadata): str(other)})
+    scene.pair.wait_for("hostb")
+    return refused(scene.fails(), f"hostb has torch 1.0.0, and this machine has torch {torch.__version__}")
+
+
+def refused(words: str, expected: str) -> Row:
+    """Before anything starts."""
+    assert expected in words, words
+    # The fix alone is of interest beside the words; where the run names its hosts is another place each time.
+    said = re.sub(r"^.*?(?=machines:2|host[abc] )", "", words)
+    return Row(said, "not started", "nothing was asked to start, and nothing is written")
+
+
+FAULTS = {
+    "rank-killed": Fault("kill -9 of a rank on the second host", rank_killed),
+    "rank-hangs": Fault("a rank on the second host sleeps before a collective", rank_hangs),
+    "nan": Fault("loss is nan on the second host, `on_nan: rollback`", loss_is_nan),
+    "disk-full": Fault("no space left on device, in a rank on the second host", disk_full),
+    "host-killed": Fault("the second host is switched off, and comes back", host_killed),
+    "host-lost": Fault("the second host is lost for good, `elastic: true`", host_lost),
+    "first-host-lost": Fault("the first host is lost, `elastic: true`", first_host_lost),
+    "link-down": Fault("the cable of the second host is pulled, and plugged in again", link_down),
+    "supervisor": Fault("kill -9 of the supervisor; `nbtrain resume`", supervisor_killed),
+    "cancel": Fault(
+        "`nbtrain cancel` beside another DeepSpeed job on the same hosts", cancelled_beside_another
+    ),
+    "openmpi": Fault("`launcher: openmpi`: kill -9 of a rank, then `nbtrain cancel`", by_mpirun),
+    "hostfile": Fault("a hostfile with a line that is no machine", wrong_hostfile),
+    "unknown-name": Fault("a name that nothing resolves", unknown_name),
+    "user-key": Fault("a key of the user that the hosts do not take", wrong_key("does not", key="stranger")),
+    "unknown-key": Fault("a host key that is not known", wrong_key("has a host key", known="unknown")),
+    "changed-key": Fault("a host key that has changed", wrong_key("has another", known="changed")),
+    "host-off": Fault("a host that is switched off", host_is_off),
+    "version": Fault("a host with another torch", other_version),
+}
+
+
+# --- the tables -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_two_hosts() -> Iterator[Scene]:
+    """A pair of its own for each fault."""
+    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+    pair = HostPair(folder)
+    try:
+        yield Scene(pair.start())
+    finally:
+        pair.stop()
+    shutil.rmtree(folder)
+
+
+def plain(text: str) -> str:
+    """Without process numbers."""
+    return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
+
+
+TABLES = Tables(
+    "tests.jobs.backends.hosts_faults_table", FAULTS, on_two_hosts, missing, plain=plain, at_once=2
+)
+
+if __name__ == "__main__":
+    sys.exit(TABLES.main(sys.argv[1:]))

@@ -274,7 +274,7 @@ class RemoteLauncher:
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
         if all(node in ends or self._lost(node) for node in nodes):
             words = [one.message for one in ends.values() if one.message]
-            self.last_words = "; ".join(words)
+            self.last_words = "; ".join([*words, *self._gone([node for node in nodes if node not in ends])])
             codes = [one.exit_code for one in ends.values()]
             without_word = len(ends) < len(nodes) or None in codes
             return max((abs(code) for code in codes if code), default=int(without_word))
@@ -289,18 +289,24 @@ class RemoteLauncher:
         # A node that was refused cannot be waited for by torchrun's rendezvous.
         if refused := [one.message for one in ends.values() if one.exit_code is None]:
             return "; ".join(refused)
-        if lost := [node for node in nodes if node not in ends and self._lost(node)]:
-            hosts = ", ".join(self._watches[node].record.host for node in lost)
-            silent = min(time.monotonic() - self._watches[node].heard_at for node in lost)
-            limit = self._config.backend.node_timeout_seconds
-            return (
-                f"node {hosts} is gone: nothing was heard of its agent for {silent:.0f} s "
-                f"(backend.node_timeout_seconds = {limit:g})"
-            )
+        if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
+            return gone[0]
         assert self._agents is not None
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
             return f"what had started the agents ended with code {code}, and they have been silent since"
         return ""
+
+    def _gone(self, lost: list[int]) -> list[str]:
+        """One sentence about nodes that are lost, if there are any."""
+        if not lost:
+            return []
+        hosts = ", ".join(self._watches[node].record.host for node in lost)
+        silent = min(time.monotonic() - self._watches[node].heard_at for node in lost)
+        limit = self._config.backend.node_timeout_seconds
+        return [
+            f"node {hosts} is gone: nothing was heard of its agent for {silent:.0f} s "
+            f"(backend.node_timeout_seconds = {limit:g})"
+        ]
 
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
         """Whether an agent without a last word is still heard of, although what started it has ended."""

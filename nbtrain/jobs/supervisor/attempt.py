@@ -8,6 +8,8 @@ phases.py.
 
 import signal
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import STACK_SIGNAL
@@ -21,6 +23,8 @@ from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_
 
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
+# A rank that does not write them keeps the others waiting so often.
+STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
 
 
@@ -165,12 +169,16 @@ class Attempt:
         """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""
         able = {one.rank: one.beat for one in live if one.beat and one.beat.dumps_stack and not one.stopped}
         logs = {rank: self._job.log(rank, self._number) for rank in able}
-        sizes = {rank: log.stat().st_size if log.exists() else 0 for rank, log in logs.items()}
+        sizes = _sizes(logs)
         if able:
             self._launcher.signal(STACK_SIGNAL, [beat.process for beat in able.values()])
-            time.sleep(STACK_SECONDS)
+            # An order to another machine, and what is written there, take their time on a shared disk.
+            for _ in range(STACK_LOOKS):
+                time.sleep(STACK_SECONDS)
+                if all(size > sizes[rank] for rank, size in _sizes(logs).items()):
+                    break
         for one in culprits(live):
-            if one.rank in sizes:
+            if one.rank in sizes and logs[one.rank].exists():
                 with logs[one.rank].open("rb") as log:
                     log.seek(sizes[one.rank])
                     self.stacks[one.rank] = main_stack(log.read().decode(errors="replace"))
@@ -178,3 +186,7 @@ class Attempt:
     def _kill(self) -> None:
         self.killed_at = self.killed_at or time.time()
         self._launcher.kill()
+
+
+def _sizes(logs: Mapping[int, Path]) -> dict[int, int]:
+    return {rank: log.stat().st_size if log.exists() else 0 for rank, log in logs.items()}

@@ -114,6 +114,8 @@ def report(ranks: Iterable[Standstill]) -> str:
     if gone := _gone_host(ranks, guilty):
         return gone
     others = [one for one in ranks if one not in guilty]
+    if not others and (place := _all_in_one_place(ranks)):
+        return place
     text = "; ".join(f"rank {one.rank} stopped: {whereabouts(one)}" for one in guilty[:4])
     if len(guilty) > 4:
         text += f"; and {len(guilty) - 4} more"
@@ -160,6 +162,26 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
         for host, here in sorted(dead.items())
     )
     return "; ".join(words)
+
+
+def _all_in_one_place(ranks: list[Standstill]) -> str:
+    """In words, if nothing tells the ranks of several machines apart; "" if something does."""
+    first, seconds = ranks[0], max((one.still_seconds for one in ranks), default=0.0)
+    if all(one.beat is None for one in ranks) and len(ranks) > 1:
+        return (
+            f"no rank was ever heard of, for {seconds:.0f} s: none was started, or their machines do not "
+            "reach each other; see logs/"
+        )
+    hosts = sorted({one.beat.host for one in ranks if one.beat and one.beat.host})
+    here = first.collective
+    if here is None or len(hosts) < 2 or any(one.beat is None or one.collective is None for one in ranks):
+        return ""
+    if not all(one.collective and _together(here, one.collective) for one in ranks):
+        return ""
+    return (
+        f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: the network between "
+        f"{', '.join(hosts)} may be down"
+    )
 
 
 def _call(collective: Collective) -> str:

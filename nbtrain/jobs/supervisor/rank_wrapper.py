@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.records import STACK_SIGNAL, ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs.supervisor.processes import child_setup, signal_name
 from nbtrain.jobs.supervisor.reserve import Reserve
@@ -137,8 +137,10 @@ def write_record(
     exit_code = None if killed_by else returncode
     outcome = word.get("outcome")
     message = str(word.get("message") or "")
-    if killed_by == signal.SIGTERM and outcome in IN_ORDER:
-        # Its word is the last thing that a rank does: a second TERM met it while Python was ending.
+    if (killed_by == signal.SIGTERM and outcome in IN_ORDER) or (
+        killed_by == STACK_SIGNAL and outcome in OUTCOMES
+    ):
+        # Its word is the last thing that a rank does: the signal met it while Python was ending.
         pass
     elif killed_by:
         said = f" after it said {outcome!r}: {message}" if outcome in OUTCOMES else ""

@@ -83,7 +83,7 @@ class Circumstances:
     saved_step: int | None = None
     """The step of the run's newest whole checkpoint, if a stop was requested; None if there is none."""
     node_left: str = ""
-    """Which node's agent was asked to leave by its engine, if that is why the ranks stopped."""
+    """Which node is gone, or was asked to leave by its engine, if that is why ranks stopped."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -142,6 +142,9 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if around.launcher_signal is not None:
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
             return failed(said, retry=True, kind="killed")
+        if around.node_left and 0 < len(missing) < around.world_size:
+            said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
+            return failed(said, retry=True, kind="no record")
         if missing:
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"

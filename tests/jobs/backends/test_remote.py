@@ -187,6 +187,13 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     assert cluster.launcher.poll() is None
     cluster.ended(0, 1)
     assert cluster.launcher.poll() == 1
+    # With the real trainer the peers are first: their connections to it are closed.
+    ends = {rank: ExitRecord(rank, 0, 10.0, 1, None, "failed", 6, "connection reset") for rank in (0, 1)}
+    verdict = judge(ends, Circumstances(world_size=4, node_left=cluster.launcher.last_words))
+    assert verdict.retry and verdict.cause == (
+        "node node1 is gone: nothing was heard of its agent for 31 s (backend.node_timeout_seconds = 30); no "
+        "record from ranks 2, 3"
+    )
 
 
 def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:

@@ -73,6 +73,23 @@ def test_a_sender_and_its_receiver_are_together():
     assert [one.rank for one in culprits(everyone)] == [0, 1]
 
 
+def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart():
+    """All in the same call, on two hosts; or none was ever heard of. Ranks of one machine are all named."""
+    everyone = [rank(number, inside(range(4), 5), host=f"host{number // 2}") for number in range(4)]
+    assert report(everyone) == (
+        "all ranks wait in all_reduce no. 5 of data_parallel ranks 0-3, for 30 s, and none is behind: the "
+        "network between host0, host1 may be down"
+    )
+    assert report([rank(number, spoke=False) for number in range(4)]) == (
+        "no rank was ever heard of, for 30 s: none was started, or their machines do not reach each other; "
+        "see logs/"
+    )
+    here = [rank(number, inside(range(2), 5)) for number in range(2)]
+    assert report(here).startswith("rank 0 stopped: last heard of at step 6, 30 s ago")
+    here[1] = rank(1, inside(range(2), 6), host="b")
+    assert report(here).startswith("rank 0 stopped: last heard of at step 6, 30 s ago")
+
+
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
     """Rank 2 waits for both others, and these are together in a call of their own that does not end."""
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]

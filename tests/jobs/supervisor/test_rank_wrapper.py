@@ -98,6 +98,12 @@ def test_a_finished_rank(job, wrap):
         ),
         ("import os; os.kill(os.getpid(), 9)", {}, ("killed", None, 9, "killed by SIGKILL")),
         (
+            # Asked for its stacks while it was ending.
+            "import os, signal; os.kill(os.getpid(), signal.SIGUSR2)",
+            {"outcome": "failed", "message": "connection closed by peer"},
+            ("failed", None, 12, "connection closed by peer"),
+        ),
+        (
             "raise SystemExit(4)",
             {"outcome": "failed", "message": "no room"},
             ("failed", 4, None, "no room"),

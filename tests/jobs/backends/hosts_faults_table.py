@@ -43,7 +43,7 @@ FAR_RANK = 3
 FOREIGN = """\
 import os, sys, time
 while True:
-    with open(f"{sys.argv[1]}/alive-{os.environ['RANK']}", "w") as stream:
+    with open(f"{sys.argv[-1]}/alive-{os.environ['RANK']}", "w") as stream:
         stream.write(str(time.time()))
     time.sleep(0.2)
 """
@@ -123,8 +123,8 @@ def loss_is_nan(scene: Scene) -> Row:
     """A rollback that a rank of the other host asks for."""
     job = scene.submit(24, fake=False, env=ordered("nan"), **{"stability.on_nan": "rollback"})
     assert scene.end()[0] == SUCCEEDED, scene.seen
-    [rollback] = files.read_json(job.run.rollbacks_json)["rollbacks"]
-    assert scene.record.restarts == 0 and rollback["step"] == 12, rollback
+    [rollback] = files.read_json(job.run.rollbacks_json)
+    assert scene.record.restarts == 0 and (rollback["step"], rollback["checkpoint_step"]) == (12, 8), rollback
     certificate = files.read_json(job.path / "resume.json")
     assert certificate is not None
     scene.fault_at = scene.record.attempts[0].ended_at
@@ -157,21 +157,25 @@ def host_killed(scene: Scene) -> Row:
     assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 2"), causes
     assert "agents of nodes 0, 1 (of 2) did not report: hostb is there, and nothing listens" in causes[1]
     assert not scene.bad_states and scene.record.attempts[-1].resumed_from_step
-    return Row(causes[0], scene.seconds(), f"each restart asks for it: {causes[1]}")
+    waits = causes[1].partition("did not report: ")[2].partition(";")[0]
+    return Row(causes[0], scene.seconds(), f"each restart asks for it ({waits}) until it is back")
 
 
 def host_lost(scene: Scene) -> Row:
     """With the trainer, which goes on with half of the ranks: the same steps, samples and losses."""
     steps = 24
-    straight = scene.submit(steps, fake=False, name="straight")
+    # Another number of ranks draws other dropout.
+    plain = {"model.hidden_dropout": 0.0}
+    straight = scene.submit(steps, fake=False, name="straight", **plain)
     assert scene.end()[0] == SUCCEEDED, scene.seen
     scene.seen = []
-    job = scene.submit(steps, fake=False, env=ordered("sleep"), **{"backend.elastic": True})
+    job = scene.submit(steps, fake=False, env=ordered("sleep"), **plain, **{"backend.elastic": True})
     scene.until_step(11)
     scene.fault()
     scene.pair.kill_host("hostb")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert not scene.bad_states
+    assert scene.causes()[0].startswith("node hostb is gone: nothing was heard of its agent for 2")
     first, last = scene.record.attempts[0], scene.record.attempts[-1]
     assert (first.world_size, first.nodes, last.world_size, last.nodes) == (4, 2, 2, 1)
     differs(trace(job.run), trace(straight.run))
@@ -238,8 +242,15 @@ def link_down(scene: Scene) -> Row:
     scene.until(lambda: scene.record.attempts[-1].running_at and scene.record.restarts > 1, "training")
     assert scene.record.attempts[-1].resumed_from_step > 0 and not scene.bad_states
     causes, seconds = scene.causes(), scene.seconds()
+    assert causes[0].startswith("all ranks wait in "), causes
+    assert causes[0].endswith("and none is behind: the network between hosta, hostb may be down"), causes
     cancel(job, now=True)
-    return Row(causes[0], seconds, f"ends by itself; each restart asks for it: {causes[1]}")
+    return Row(
+        causes[0],
+        seconds,
+        "ends by itself, and goes on from the newest checkpoint once the link is up; here the disk stays in "
+        f"sight, so that an attempt meanwhile ends with: {causes[1]}",
+    )
 
 
 def supervisor_killed(scene: Scene) -> Row:
@@ -251,7 +262,7 @@ def supervisor_killed(scene: Scene) -> Row:
     state, cause = scene.end()
     assert state == LOST, scene.seen
     scene.job = resume(job.run, {"backend.env": {**_env(job), "FAKE_STEPS": "200"}}, command=(FAKE_RANK,))
-    scene.until(lambda: scene.record.attempts, "an attempt")
+    scene.until(lambda: scene.job.control_launch.exists(), "the order to start ranks")
     assert end_job.marked(job.job_id) == {}, "ranks of two jobs at once"
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.attempts[0].resumed_from_step >= 20
@@ -316,7 +327,8 @@ def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
         yield alive
     finally:
         # Its ranks end with their hosts.
-        os.killpg(runner.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(runner.pid, signal.SIGKILL)
         runner.wait()
 
 

@@ -115,9 +115,9 @@ def imports_of(path: Path) -> Iterator[str]:
     """Dotted names that a file imports, in functions too. Imports for types do not count."""
 
     def walk(node: ast.AST) -> Iterator[str]:
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-                continue  # no expression holds a statement
+        # Where statements stand: no expression holds one, and most nodes are expressions.
+        blocks = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases"))
+        for child in itertools.chain(*blocks):
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 continue
             if isinstance(child, ast.Import):

@@ -31,6 +31,7 @@ def test_each_verb_has_help(verb, capsys):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
+@pytest.mark.slow
 def test_prepare_starts_without_threads_that_spin():
     """NumPy is imported and the process has one thread: OpenBLAS' threads would burn CPU time at start."""
     code = (

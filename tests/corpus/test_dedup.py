@@ -227,6 +227,7 @@ def test_many_candidates_are_compared_in_pieces(monkeypatch):
     assert np.concatenate(masks).sum() == 59
 
 
+@pytest.mark.slow
 def test_signatures_are_the_same_in_every_process():
     """Signatures do not depend on PYTHONHASHSEED, but on the seed of the rule."""
     pytest.importorskip("rensa")

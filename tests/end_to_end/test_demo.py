@@ -12,14 +12,17 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 
 from nbtrain.api.run import open_run
 from nbtrain.cli.demo import DEMO_NOTEBOOKS, DemoSummary
 from nbtrain.cli.notebook_runner import run_notebook
 from nbtrain.dataset.look.baselines import baselines
+
+if TYPE_CHECKING:
+    import nbformat
 
 # A tenth of the tokens in 120 steps of 1,024, an eighth of the layers' parameters, an eighth of the text.
 A_TENTH = (
@@ -52,7 +55,7 @@ def demo(workspace, overrides) -> str:
     return done.stdout
 
 
-def texts(notebook: nbformat.NotebookNode) -> str:
+def texts(notebook: "nbformat.NotebookNode") -> str:
     """Everything that an executed notebook shows, as one text; what its last cell shows is static."""
     outputs = [cell.get("outputs", []) for cell in notebook.cells if cell.cell_type == "code"]
     assert outputs[-1], "the last cell shows nothing"
@@ -88,6 +91,8 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     assert f"validation loss    {loss:.4f}" in summary
     assert f"bigram model       {base.bigram_nats:.4f}" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
+
+    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
 
     folder, shown = run.directory.notebooks, {}
     for name in DEMO_NOTEBOOKS:

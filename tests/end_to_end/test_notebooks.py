@@ -11,8 +11,8 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 
 from nbtrain.api.verbs import launch, load
@@ -25,6 +25,9 @@ from tests.corpus import made
 from tests.corpus.wiki.conftest import dump_xml
 
 from ..config.conftest import UPSTREAM
+
+if TYPE_CHECKING:
+    import nbformat
 
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -142,7 +145,7 @@ def trial(tmp_path_factory):
         yield folder
 
 
-def execute(notebook: str, output: Path, **parameters) -> nbformat.NotebookNode:
+def execute(notebook: str, output: Path, **parameters) -> "nbformat.NotebookNode":
     from papermill.execute import execute_notebook
 
     with warnings.catch_warnings():
@@ -156,7 +159,7 @@ def execute(notebook: str, output: Path, **parameters) -> nbformat.NotebookNode:
         )
 
 
-def texts(notebook: nbformat.NotebookNode) -> str:
+def texts(notebook: "nbformat.NotebookNode") -> str:
     """Everything an executed notebook shows, as one text."""
     shown = []
     for cell in notebook.cells:
@@ -203,6 +206,8 @@ def test_the_plain_papermill_command(trial, tmp_path):
     words = [word for name, value in parameters.items() for word in ("-p", name, value)]
     done = subprocess.run([*command, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
+
     shown = texts(nbformat.read(output, 4))
     assert "12,8" in shown
     # The what-if page, the search and what fits at all are static where nobody watches.

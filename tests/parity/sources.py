@@ -66,6 +66,7 @@ def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Itera
     Raises ValueError if an entry point is not there.
     """
     left, found, skipped = list(entry_points), set(), tuple(without)
+    seen = set(left)
     for name in left:
         if _file(name, root) is None:
             raise ValueError(
@@ -77,7 +78,8 @@ def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Itera
         leave_out = any(name == other or name.startswith(f"{other}.") for other in skipped)
         if path is not None and path not in found and not leave_out:
             found.add(path)
-            left += _imported(path.read_text())
+            left += (names := set(_imported(path.read_text())) - seen)
+            seen |= names
     return sorted(path.relative_to(root) for path in found)
 
 

@@ -76,6 +76,7 @@ def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
     report_outcome("finished", 7, "finished at step 7")
 
 
+@pytest.mark.slow
 def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
     """A rank whose log lies on a full disk still says why it failed, and by which exit code."""
     reader, writer = os.pipe()

@@ -3,11 +3,13 @@
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    import jsonschema
 
 HERE = Path(__file__).parent
 CRDS = HERE.parents[4] / "shared" / "crds"
@@ -40,8 +42,10 @@ def _crd(kind: str) -> Any:
 
 
 @functools.cache
-def validator(kind: str) -> jsonschema.Draft7Validator:
+def validator(kind: str) -> "jsonschema.Draft7Validator":
     """Of a kind; skips the test if its CRD is not there."""
+    import jsonschema  # its import takes seconds, and every process of the tests collects this file
+
     if kind == "DeepSpeedJob":
         schema = json.loads((HERE / "deepspeedjob.schema.json").read_text())
         if (CRDS / FILES["PyTorchJob"]).is_file():

@@ -113,6 +113,8 @@ class Run:
         Raises JobFailed, with the cause and the end of the log, if it ended in FAILED or LOST, and JobError
         if `timeout_seconds` passed first (the job goes on).
         """
+        from nbtrain.lab.engine_watch import look_after
+
         if timeout_seconds is not None:
             timeout_seconds = number("timeout_seconds", timeout_seconds)
         started = time.monotonic()
@@ -120,6 +122,7 @@ class Run:
         printed: ResumeCertificate | None = None
         waited = self.state in jobstate.ACTIVE
         while self.state in jobstate.ACTIVE:
+            look_after(self.job)
             printed = self._print_resume(printed)
             now = time.monotonic()
             if timeout_seconds is not None and now - started > timeout_seconds:
@@ -213,13 +216,22 @@ class Run:
     def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
         """The last lines of a log of the newest job: a rank's, "supervisor" or a machine's ("node0")."""
         from nbtrain.jobs.backends.base import backend_of_job
-        from nbtrain.monitor.logs import NODE, SUPERVISOR
 
-        lines = whole("lines", lines)
-        if not isinstance(rank, str) or not (rank == SUPERVISOR or NODE.fullmatch(rank)):
-            rank = whole("rank", rank)
+        lines, rank = whole("lines", lines), self._whose(rank)
         job = self._job(job_id) if job_id else self.directory.newest_job()
         return backend_of_job(job).logs(job, rank, lines) if job else []
+
+    def follow(self, rank: int | str = 0) -> Iterator[str]:
+        """The lines that are added to such a log of the newest job from now to its end, as they come."""
+        from nbtrain.jobs.backends.base import backend_of_job
+
+        return backend_of_job(self.job).follow(self.job, self._whose(rank))
+
+    def _whose(self, rank: int | str) -> int | str:
+        from nbtrain.monitor.logs import NODE, SUPERVISOR
+
+        named = isinstance(rank, str) and (rank == SUPERVISOR or NODE.fullmatch(rank))
+        return rank if named else whole("rank", rank)
 
     @property
     def events(self) -> list[dict[str, Any]]:

@@ -22,11 +22,13 @@
         nodes/<k>.<attempt>.json  the same agent: how its ranks ended
         handle.json             submit      the engine's own name of the job (Slurm, Kubernetes)
         engine.json             who asked   what the engine said last
+        kubernetes.json         who asked   a cluster's pods, conditions and events of the job
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
         logs/supervisor.log     supervisor  its own words and torchrun's
-        logs/node<k>.log        the agent of node k: its own words and torchrun's
+        logs/node<k>.log        the agent of node k: its own words and torchrun's; of a pod that ended before
+                                its agent could write, what the pod said
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
         resources/<node>.<number>.<level>.bin  that node: its CPU, memory, GPUs, network and disks over time
       tensorboard/              rank 0      event files
@@ -157,6 +159,7 @@ class JobDir:
         self.control_signals = path / "control" / "signals.json"
         self.handle_json = path / "handle.json"
         self.engine_json = path / "engine.json"
+        self.kubernetes_json = path / "kubernetes.json"
         self.supervisor_log = path / "logs" / "supervisor.log"
         self.events = path / "events"
         self.resources = path / "resources"

@@ -210,7 +210,6 @@ def logs(options: argparse.Namespace) -> None:
     from nbtrain.base.jobstate import FAILED
     from nbtrain.jobs.backends.base import status_of
     from nbtrain.monitor.job_page import job_of
-    from nbtrain.monitor.logs import follow
     from nbtrain.monitor.tracebacks import failed_rank
 
     run = run_of(options)
@@ -242,7 +241,7 @@ def logs(options: argparse.Namespace) -> None:
     for line in run.log(lines, rank, options.job):
         print(line)
     if options.follow:
-        for line in follow(run.directory, rank):
+        for line in run.follow(rank):
             print(line, flush=True)
         print(run.progress_line())
 

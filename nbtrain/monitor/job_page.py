@@ -17,15 +17,16 @@ from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.usage import FIGURES, rank_subject
+from nbtrain.base.usage import rank_subject
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
 from nbtrain.monitor.logs import log_attempts
+from nbtrain.monitor.pods import Pod, cluster_events, pods_of
 from nbtrain.monitor.runs import record_with_end
 from nbtrain.monitor.snapshot import finite
-from nbtrain.monitor.usage import NodeUsage, read_usage
+from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
 
 PAGE_SCHEMA_VERSION = 1
 # Figures of the whole machine or pod that stand beside its replica's, which nobody measures.
@@ -117,6 +118,7 @@ class Replica:
     address: str
     phase: str
     restarts: int
+    """Of its ranks; those of its pod are in `pod`."""
     message: str
     labels: dict[str, str]
     image: str | None
@@ -125,6 +127,8 @@ class Replica:
     """Of the replica itself; of its ranks: ranks."""
     use: dict[str, Use]
     gpus: dict[str, Gpu] = field(default_factory=dict)
+    pod: Pod | None = None
+    """As its cluster saw it last; None on other backends."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         command=record.command,
         yaml=run.config_yaml.read_text(encoding="utf-8"),
         conditions=conditions(events, record.created_at, (state, cause, since, _reason(state, replicas))),
-        events=job_events(events),
+        events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,
         usage=usage,
     )
@@ -267,16 +271,19 @@ def _replicas(
     job: JobDir, record: JobRecord, config: RunConfig, usage: list[NodeUsage], state: str
 ) -> list[Replica]:
     measured = {node.node: node for node in usage}
-    said = _node_records(job)
-    ranks_of = _ranks_of(job, record, measured, said)
+    said, pods = _node_records(job), pods_of(job)
+    ranks_of: dict[int, list[int]] = {index: [] for index in pods}
+    ranks_of |= _ranks_of(job, record, measured, said)
     logs = log_attempts(job)
     found = []
     for index in sorted(ranks_of):
-        node, words = measured.get(index), said.get(index, {})
+        node, words, pod = measured.get(index), said.get(index, {}), pods.get(index)
         single = len(ranks_of[index]) == 1
         rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
         bad = [row for row in rows if row.phase == "Error"]
-        host = str(words.get("host") or (node.host if node else "") or _host(job, rows) or "")
+        seen = words.get("host") or (node.host if node else "") or _host(job, rows)
+        # The machine, where an agent knows its pod's name alone.
+        host = str((pod.host if pod else "") or seen or "")
         own_log = job.path / "logs" / f"node{index}.log"
         first_log = job.supervisor_log if index == 0 else own_log
         found.append(
@@ -285,15 +292,19 @@ def _replicas(
                 name=f"worker {index}",
                 host=host,
                 address=str(words.get("address") or ""),
-                phase=_replica_phase(rows, state),
+                phase=pod.phase if pod and not rows else _replica_phase(rows, state),
                 restarts=record.restarts,
-                message="; ".join(f"rank {row.rank}: {row.message}" for row in bad[:3]),
+                message="; ".join(
+                    [f"rank {row.rank}: {row.message}" for row in bad[:3]]
+                    + ([pod.reason] if pod and pod.reason else [])
+                ),
                 labels={"role": "worker", "index": str(index)},
                 image=config.resources.image,
                 ranks=rows,
                 logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
                 use=_uses(node, "replica") | _uses(node, "node", OF_NODES),
                 gpus=_gpus(node),
+                pod=pod,
             )
         )
     return found
@@ -422,22 +433,3 @@ def _reason(state: str, replicas: list[Replica]) -> str | None:
     codes = (row.exit_code for one in replicas for row in one.ranks if row.phase == "Error")
     code = next((code for code in codes if code is not None), None)
     return None if code is None else f"ExitCode{code}"
-
-
-def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
-    """The curves of one replica: {subject: {figure: {unit, times, mean, max}}}."""
-    curves: dict[str, Any] = {}
-    for subject in node.subjects():
-        for name in node.figures(subject):
-            points = node.points(subject, name).thinned(most_points)
-            if not len(points):
-                continue
-            curves.setdefault(subject, {})[name] = {
-                "unit": FIGURES[name].unit if name in FIGURES else "",
-                "times": [round(at, 1) for at in points.times],
-                # Six digits are more than a picture shows.
-                "mean": [float(f"{value:.6g}") for value in points.means],
-                "max": [float(f"{value:.6g}") for value in points.maxima],
-            }
-    about = {key: node.about.get(key) or {} for key in ("requests", "limits", "gpus")}
-    return {"replica": node.node, "host": node.host, **about, "curves": curves}

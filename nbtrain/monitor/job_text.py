@@ -108,7 +108,8 @@ def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
             replica.name,
             replica.host or UNKNOWN,
             replica.phase,
-            str(replica.restarts),
+            str(replica.restarts)
+            + (f", pod {pod.restarts}" if (pod := replica.pod) and pod.restarts else ""),
             *_pair(replica.use),
             replica.message,
         )

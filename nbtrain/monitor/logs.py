@@ -88,10 +88,11 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
     return lines[-num_lines:] if num_lines > 0 else []
 
 
-def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
+def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterator[str]:
     """Lines added to a rank's log from now to the newest job's end; a new log is followed from its start.
 
-    At most READ_LIMIT_BYTES are held at a time, however much was added; a longer line comes in pieces.
+    With `from_start` the first one is too. At most READ_LIMIT_BYTES are held at a time, however much was
+    added; a longer line comes in pieces.
     """
     path, offset = None, 0
     while (job := run.newest_job()) is not None:
@@ -99,7 +100,8 @@ def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
         active = read_state(job, time.time())[0] in ACTIVE
         newest = log_path(job, rank)
         if newest != path:
-            offset = read_log(newest, limit_bytes=1).size_bytes if path is None else 0
+            skips = path is None and not from_start
+            offset = read_log(newest, limit_bytes=1).size_bytes if skips else 0
             path = newest
         while content := _added(path, offset, to_the_end=not active):
             offset += len(content)

@@ -259,10 +259,14 @@ class RunView:
         return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
-        """The end of rank 0's log, or of the supervisor's while rank 0 has written nothing."""
+        """The end of rank 0's log; of the supervisor's or of node 0's while rank 0 has written nothing."""
         if job is None:
             return {"source": None, "lines": []}
         lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
         if lines or state == "RUNNING":
             return {"source": "rank 0", "lines": lines}
-        return {"source": logs.SUPERVISOR, "lines": logs.tail_lines(job.supervisor_log, LOG_LINES)}
+        lines = logs.tail_lines(job.supervisor_log, LOG_LINES)
+        if not lines and (said := logs.tail_lines(job.node_log(0), LOG_LINES)):
+            # Of a pod that ended before it could start the supervisor.
+            return {"source": "node 0", "lines": said}
+        return {"source": logs.SUPERVISOR, "lines": lines}

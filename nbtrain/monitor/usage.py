@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.usage import LEVELS
+from nbtrain.base.usage import FIGURES, LEVELS
 from nbtrain.base.usage_files import Segment, listed, nodes_in, read_segment
 
 
@@ -152,3 +152,22 @@ def read_usage(folder: Path) -> list[NodeUsage]:
         if segments := [segment for segment in read if segment is not None]:
             found.append(NodeUsage(node, segments))
     return found
+
+
+def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
+    """The curves of one replica: {subject: {figure: {unit, times, mean, max}}}."""
+    curves: dict[str, Any] = {}
+    for subject in node.subjects():
+        for name in node.figures(subject):
+            points = node.points(subject, name).thinned(most_points)
+            if not len(points):
+                continue
+            curves.setdefault(subject, {})[name] = {
+                "unit": FIGURES[name].unit if name in FIGURES else "",
+                "times": [round(at, 1) for at in points.times],
+                # Six digits are more than a picture shows.
+                "mean": [float(f"{value:.6g}") for value in points.means],
+                "max": [float(f"{value:.6g}") for value in points.maxima],
+            }
+    about = {key: node.about.get(key) or {} for key in ("requests", "limits", "gpus")}
+    return {"replica": node.node, "host": node.host, **about, "curves": curves}

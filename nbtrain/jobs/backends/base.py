@@ -110,6 +110,12 @@ class Backend(Protocol):
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """The last lines of a rank's log, or of "supervisor"."""
 
+    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
+        """The lines that are added to a rank's log from now to the newest job's end."""
+
+    def next_change(self, job: JobDir, seconds: float) -> None:
+        """Wait until the engine says something new, if it can tell; at most `seconds`."""
+
     def events(self, job: JobDir) -> list[dict[str, Any]]:
         """All events of the job, by time."""
 

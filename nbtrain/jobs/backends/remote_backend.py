@@ -21,7 +21,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.obstacle import Obstacle
-from nbtrain.monitor.logs import log_path, tail_lines
+from nbtrain.monitor.logs import follow, log_path, tail_lines
 
 # An engine is asked about one job at most so often, whoever asks.
 ASK_SECONDS = 5.0
@@ -135,6 +135,14 @@ class RemoteBackend:
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """From the run directory."""
         return tail_lines(log_path(job, rank), lines)
+
+    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
+        """From the run directory."""
+        return follow(job.run, rank)
+
+    def next_change(self, job: JobDir, seconds: float) -> None:
+        """Nothing tells it."""
+        time.sleep(seconds)
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
         """From the run directory."""

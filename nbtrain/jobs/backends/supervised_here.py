@@ -25,7 +25,7 @@ from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor import processes
-from nbtrain.monitor.logs import SUPERVISOR, log_path, tail_lines
+from nbtrain.monitor.logs import SUPERVISOR, follow, log_path, tail_lines
 
 # From the submission until the supervisor has said who it is.
 SUPERVISOR_START_SECONDS = 60.0
@@ -103,6 +103,14 @@ class SupervisedHere:
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """From the run directory."""
         return tail_lines(log_path(job, rank), lines)
+
+    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
+        """From the run directory."""
+        return follow(job.run, rank)
+
+    def next_change(self, job: JobDir, seconds: float) -> None:
+        """Nothing tells it."""
+        time.sleep(seconds)
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
         """From the run directory."""

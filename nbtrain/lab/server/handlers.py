@@ -71,7 +71,11 @@ class RunHandler(NbtrainHandler):
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
+        from nbtrain.lab.engine_watch import look_after
+
         view = await self.view(name)
+        if view.job is not None:
+            await asyncio.to_thread(look_after, view.job)
         self.finish(await asyncio.to_thread(view.snapshot))
 
 

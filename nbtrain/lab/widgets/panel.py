@@ -65,11 +65,15 @@ class RunPanel(anywidget.AnyWidget):
         super().close()
 
     def _push(self) -> None:
+        from nbtrain.lab.engine_watch import look_after
+
         while not self._closed.wait(PUSH_SECONDS):
             if self.served:
                 if self.view.state not in ACTIVE:
                     return
                 continue
+            if (job := self.view.job) is not None:
+                look_after(job)
             snapshot = self.view.snapshot()
             if self._closed.is_set():
                 return

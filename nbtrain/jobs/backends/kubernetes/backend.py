@@ -12,16 +12,22 @@ from dataclasses import replace
 from typing import Any
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, QUEUED
+from nbtrain.base.jobstate import ACTIVE, CANCELLED, QUEUED
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight
-from nbtrain.jobs.backends.kubernetes.cluster import Cluster
+from nbtrain.jobs.backends.kubernetes.cluster import READ_SECONDS, Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
-from nbtrain.jobs.backends.kubernetes.engine import ask, details_path, engine_events, own_uid
+from nbtrain.jobs.backends.kubernetes.engine import (
+    KubernetesDetails,
+    ask,
+    keep_last_words,
+    own_uid,
+    speaker,
+)
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, debug_patch, write
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
@@ -31,6 +37,11 @@ from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineUnseen, RemoteBackend
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.obstacle import Obstacle
+from nbtrain.monitor.logs import NODE, follow, log_path, tail_lines
+from nbtrain.monitor.pods import cluster_events
+
+# A stream is left so often, to see whether the rank has a log of its own by now.
+FOLLOW_SECONDS = 5.0
 
 
 class KubernetesBackend(RemoteBackend):
@@ -66,17 +77,19 @@ class KubernetesBackend(RemoteBackend):
         handle = KubernetesHandle.read(job.handle_json)
         if handle is None:
             return EngineWord(None, "", time.time(), engine="Kubernetes")
-        before = EngineWord.read(job.engine_json)
+        before, known = EngineWord.read(job.engine_json), KubernetesDetails.read(job.kubernetes_json)
         try:
-            last = before.state if before and before.state else QUEUED
-            word, details = ask(_cluster(handle), handle, job.job_id, last)
+            cluster, last = _cluster(handle), before.state if before and before.state else QUEUED
+            word, details = ask(cluster, handle, job.job_id, last, known)
         except JobError as error:
             raise EngineUnseen(str(error)) from error
         if word.state is None and (asked := Ask.read(job.control_ask)) and asked.action.startswith("stop"):
             return replace(word, state=CANCELLED, reason="cancelled on request; its object is deleted")
         # The disk may be full, or read-only here; and the supervisor sweeps temporary files.
         with contextlib.suppress(OSError):
-            details.write(details_path(job))
+            details.write(job.kubernetes_json)
+            if known is None or known.replicas != details.replicas:
+                keep_last_words(job, cluster, KINDS[handle.kind], details.replicas)
         return word
 
     def end_in_engine(self, job: JobDir) -> None:
@@ -121,31 +134,57 @@ class KubernetesBackend(RemoteBackend):
         self._patch(job, handle, debug_patch(on))
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """From the run directory; if a rank has written none, the log of the pod that should run it."""
-        handle = KubernetesHandle.read(job.handle_json)
-        if (found := super().logs(job, rank, lines)) or handle is None:
+        """From the run directory; if a rank has written none, of its pod, or what was kept of that."""
+        if found := super().logs(job, rank, lines):
             return found
-        config = load_resolved(job.run.config_yaml)
-        node = rank // config.ranks_per_node if isinstance(rank, int) else 0
-        try:
-            cluster = _cluster(handle)
-            names = sorted(pod["metadata"]["name"] for pod in cluster.pods(job.job_id))
-            # An MPIJob's launcher runs no rank.
-            trains = [name for name in names if "-launcher" not in name.removeprefix(handle.name)]
-            return list(cluster.log(trains[node], None, tail_lines=lines)) if node < len(trains) else []
-        except JobError:
-            return []
+        with contextlib.suppress(JobError):
+            found = list(self._pod_log(job, rank, tail_lines=lines))
+        return found or tail_lines(job.node_log(_node_of(job, rank)), lines)
+
+    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
+        """Of its pod until the rank has a log, then of the rank."""
+        path = log_path(job, rank)
+        waited = not path.exists()
+
+        def waits() -> bool:
+            return not path.exists() and self.status(job)[0] in ACTIVE
+
+        while waits():
+            # Without a container yet, or without an answer, there is nothing to read.
+            with contextlib.suppress(JobError):
+                yield from self._pod_log(job, rank, read_seconds=FOLLOW_SECONDS, follow=waits)
+            time.sleep(FOLLOW_SECONDS / 5)
+        yield from follow(job.run, rank, from_start=waited)
+
+    def next_change(self, job: JobDir, seconds: float) -> None:
+        """Wait until the object changes, at most `seconds`, and write the engine's word down."""
+        deadline, handle = time.monotonic() + seconds, KubernetesHandle.read(job.handle_json)
+        with contextlib.suppress(JobError):
+            if handle is not None:
+                changes = _cluster(handle).watch(KINDS[handle.kind], handle.name, seconds)
+                next(changes, None)
+                if next(changes, handle) is not handle:
+                    self.engine_word(job, at_once=True)
+                    return
+        time.sleep(max(0.0, deadline - time.monotonic()))
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """The job's own and the cluster's, by time; the own alone if the cluster cannot be seen."""
-        own, handle = super().events(job), KubernetesHandle.read(job.handle_json)
-        if handle is None:
-            return own
-        try:
-            theirs = engine_events(_cluster(handle), handle)
-        except JobError:
-            return own
-        return sorted(own + theirs, key=lambda event: event["time"])
+        """The job's own and the cluster's, by time."""
+        self.status(job)
+        return sorted(super().events(job) + cluster_events(job), key=lambda event: event["time"])
+
+    def _pod_log(
+        self, job: JobDir, rank: int | str, read_seconds: float = READ_SECONDS, **how: Any
+    ) -> Iterator[str]:
+        """Raises JobError if the cluster or the container cannot be asked."""
+        handle = KubernetesHandle.read(job.handle_json)
+        self.engine_word(job)
+        details = KubernetesDetails.read(job.kubernetes_json)
+        if handle is None or details is None:
+            return
+        kind = KINDS[handle.kind]
+        if pod := speaker(kind, details.replicas, _node_of(job, rank)):
+            yield from _cluster(handle, read_seconds).log(pod, kind.container, **how)
 
     def _patch(self, job: JobDir, handle: KubernetesHandle, change: Manifest) -> None:
         _cluster(handle).patch(KINDS[handle.kind], handle.name, change)
@@ -183,8 +222,15 @@ def _handle(job: JobDir) -> KubernetesHandle:
     return handle
 
 
-def _cluster(handle: KubernetesHandle) -> Cluster:
-    return Cluster(connect(handle.context, handle.namespace))
+def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cluster:
+    return Cluster(connect(handle.context, handle.namespace), read_seconds=read_seconds)
+
+
+def _node_of(job: JobDir, rank: int | str) -> int:
+    """Of a rank, or of a node's own log; the supervisor is on node 0."""
+    if isinstance(rank, str):
+        return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
+    return rank // load_resolved(job.run.config_yaml).ranks_per_node
 
 
 BACKEND = KubernetesBackend()

@@ -6,6 +6,7 @@ seen last; if the server has forgotten it (410), the object is listed anew.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -138,12 +139,14 @@ class Cluster:
         ]
         return sorted(found, key=event_time)
 
-    def watch(self, kind: Kind, name: str) -> Iterator[Manifest | None]:
-        """The object now and after each change, however often the stream breaks; None once it is deleted."""
+    def watch(self, kind: Kind, name: str, seconds: float = math.inf) -> Iterator[Manifest | None]:
+        """The object now and after each change, however often the stream breaks; None once it is deleted.
+
+        Ends after `seconds`."""
         path, what = self._path(kind), f"watch {kind.name} {checked(name)}"
         selector = {"fieldSelector": f"metadata.name={name}"}
-        version = ""
-        while True:
+        version, deadline = "", time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
             if not version:
                 listed = self._json("GET", path, what, query=selector)
                 version = listed["metadata"]["resourceVersion"]
@@ -155,11 +158,11 @@ class Cluster:
                 **selector,
                 "watch": "true",
                 "resourceVersion": version,
-                "timeoutSeconds": str(WATCH_SECONDS),
+                "timeoutSeconds": str(math.ceil(min(WATCH_SECONDS, left))),
                 "allowWatchBookmarks": "true",
             }
             try:
-                for line in self._lines(path, what, query, WATCH_SECONDS + self._read_seconds):
+                for line in self._lines(path, what, query, min(WATCH_SECONDS, left) + self._read_seconds):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
                         raise refusal(

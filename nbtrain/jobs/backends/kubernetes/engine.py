@@ -1,22 +1,34 @@
-"""What the cluster says of a job: its word in engine.json, and conditions and pods in kubernetes.json."""
+"""What the cluster says of a job: its word in engine.json; conditions, pods and events in kubernetes.json.
 
+The job's page is made from these files, so that what a cluster said can be read after its objects are gone.
+"""
+
+import contextlib
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import FAILED, QUEUED
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import Record
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster, event_time
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
-from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Kind, Manifest
 from nbtrain.jobs.backends.kubernetes.names import JOB_ID
+from nbtrain.jobs.backends.kubernetes.refusals import Refused
 from nbtrain.jobs.backends.kubernetes.replicas import failure_words, replica, waiting_words
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
+
+# Events are those of the whole namespace: they are asked for if something changed, else once in so long.
+EVENTS_SECONDS = 60.0
+MOST_EVENTS = 200
+# Of the log of a pod that is kept.
+MOST_LINES = 1000
 
 
 @dataclass
@@ -28,22 +40,23 @@ class KubernetesDetails(Record):
     restarts: int = 0
     conditions: list[dict[str, str]] = field(default_factory=list)
     replicas: list[dict[str, Any]] = field(default_factory=list)
-
-
-def details_path(job: JobDir) -> Path:
-    return job.path / "kubernetes.json"
+    events: list[dict[str, Any]] = field(default_factory=list)
+    events_at: float = 0.0
+    """When the events were asked for; seconds since the epoch."""
 
 
 def ask(
-    cluster: Cluster, handle: KubernetesHandle, job_id: str, last: str = QUEUED
+    cluster: Cluster, handle: KubernetesHandle, job_id: str, last: str, before: KubernetesDetails | None
 ) -> tuple[EngineWord, KubernetesDetails]:
-    """The object's and its pods' state now. Raises Unanswered, Refused."""
+    """The object's and its pods' state now, after what was known `before`. Raises Unanswered, Refused."""
+    before = before or KubernetesDetails()
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"
     now = time.time()
     if item is None or item["metadata"].get("uid") != (handle.uid or own_uid(item, job_id)):
-        return EngineWord(None, "", now, engine=name), KubernetesDetails()
+        return EngineWord(None, "", now, engine=name), before
     word = object_word(item, last)
-    pods = [replica(pod) for pod in cluster.pods(job_id)]
+    has_master = "Master" in mapping(mapping(item.get("spec")).get("pytorchReplicaSpecs"))
+    pods = [replica(pod, has_master) for pod in cluster.pods(job_id)]
     reason = word.reason
     if word.state == FAILED:
         reason = "; ".join(words for words in (failure_words(pods), word.reason) if words)
@@ -51,6 +64,13 @@ def ask(
         reason = waiting_words(pods) or word.reason
     found = [pod.to_dict() for pod in pods]
     details = KubernetesDetails(word.known, restarts(item), conditions_table(item), found)
+    same = (before.conditions, before.replicas) == (details.conditions, details.replicas)
+    details.events, details.events_at = before.events, before.events_at
+    if not same or not 0 <= now - before.events_at < EVENTS_SECONDS:
+        # A right that a page can do without.
+        with contextlib.suppress(Refused):
+            details.events = engine_events(cluster, handle)[-MOST_EVENTS:]
+        details.events_at = now
     return EngineWord(word.state, reason, now, engine=name), details
 
 
@@ -58,6 +78,25 @@ def own_uid(item: Manifest | None, job_id: str) -> str:
     """The uid of an object if it is this job's, for a submit that did not live to hear it; else ""."""
     metadata = mapping((item or {}).get("metadata"))
     return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""
+
+
+def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
+    """The newest pod in whose log the agent of a node speaks; "" if there is none."""
+    if kind.launcher == "launcher":
+        pods = [one for one in replicas if one["node"] is None]
+    else:
+        pods = [one for one in replicas if one["node"] == (0 if kind.launcher else node)]
+    return max(pods, key=lambda one: one["created"])["pod"] if pods else ""
+
+
+def keep_last_words(job: JobDir, cluster: Cluster, kind: Kind, replicas: list[dict[str, Any]]) -> None:
+    """Write down what a pod said that ended before its agent could write into the run directory itself."""
+    for one in replicas:
+        path = job.node_log(one["node"] or 0)
+        if one["exit_code"] and not path.exists():
+            with contextlib.suppress(JobError):
+                lines = cluster.log(one["pod"], kind.container, tail_lines=MOST_LINES)
+                files.write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, Any]]:

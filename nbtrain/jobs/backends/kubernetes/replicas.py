@@ -1,6 +1,7 @@
 """The pods of a job as replicas: host, phase, restarts, and in words why one waits or how it ended."""
 
 import contextlib
+import re
 import signal
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,14 @@ WAITING = {
     "PodInitializing": "its init containers run",
 }
 SIGNALLED = 128
+# {label with a pod's number, the surest first}; without one, its name says it.
+INDEX_LABELS = (
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+    "replica-index",
+)
+ROLE_LABEL = "training.kubeflow.org/replica-type"
+NUMBERED_NAME = re.compile(r"-(worker|master|node-\d+)-(\d+)(-[a-z0-9]+)?$")
 
 
 @dataclass(frozen=True)
@@ -32,12 +41,30 @@ class Replica:
     """Of its container that ended last; None if none has."""
     reason: str
     """Why it waits or how it ended; "" while it runs."""
+    node: int | None = None
+    """The node whose agent runs in it; None of an MPIJob's launcher, or if nothing says it."""
+    created: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def replica(pod: dict[str, Any]) -> Replica:
+def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
+    """The number of a pod's node: a PyTorchJob's master is 0, and its workers follow."""
+    metadata = mapping(pod.get("metadata"))
+    labels, name = mapping(metadata.get("labels")), str(metadata.get("name") or "")
+    named = NUMBERED_NAME.search(name)
+    role = str(labels.get(ROLE_LABEL) or (named[1] if named else "")).lower()
+    if role == "launcher":
+        return None
+    texts = [str(labels.get(label, "")) for label in INDEX_LABELS]
+    text = next((one for one in texts if one.isdigit()), named[2] if named else "")
+    if not text.isdigit():
+        return None
+    return int(text) + (has_master and role == "worker")
+
+
+def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
     """A pod, read tolerantly."""
     status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
     containers = [mapping(one) for one in items(status.get("containerStatuses"))]
@@ -52,6 +79,8 @@ def replica(pod: dict[str, Any]) -> Replica:
         restarts=sum(number(one.get("restartCount")) for one in containers),
         exit_code=code,
         reason=why or evicted,
+        node=node_of(pod, has_master),
+        created=str(mapping(pod.get("metadata")).get("creationTimestamp") or ""),
     )
 
 

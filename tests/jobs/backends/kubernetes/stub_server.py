@@ -31,6 +31,8 @@ class StubServer:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.logs: dict[str, list[str]] = {}
         self.following = True
+        self.watches = 0
+        """How many watches were opened."""
         self.namespaces = {"research"}
         self.present = {("persistentvolumeclaims", "workspace")}
         """Objects of core/v1 that are there, by plural and name."""
@@ -144,6 +146,7 @@ class StubServer:
     def changes(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
         """The events of a watch, until its time is over."""
         seen, deadline = int(query["resourceVersion"]), time.monotonic() + float(query["timeoutSeconds"])
+        self.watches += 1
         if seen < self._oldest:
             yield {"type": "ERROR", "object": GONE}
             return

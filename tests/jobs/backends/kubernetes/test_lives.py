@@ -1,6 +1,7 @@
 """A whole life of each kind, through the backend, the official client and an API server on loopback."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -11,18 +12,29 @@ from nbtrain.base.jobstate import QUEUED, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.kubernetes import backend as module
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
-from nbtrain.jobs.backends.kubernetes.engine import KubernetesDetails, details_path
+from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
+from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_text import job_text
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 
 PODS = "/api/v1/namespaces/research/pods"
 EVENTS = "/api/v1/namespaces/research/events"
+# {kind: how its operator names the pod of node 0 and labels it}; an MPIJob's launcher has what agents say.
+FIRST_PODS = {
+    "DeepSpeedJob": ("ab12c-worker-0", {"replica-index": "0"}),
+    "TrainJob": ("node-0-0-x7k2p", {"batch.kubernetes.io/job-completion-index": "0"}),
+    "MPIJob": ("worker-0", {"training.kubeflow.org/replica-type": "worker"}),
+    "PyTorchJob": ("master-0", {"training.kubeflow.org/replica-type": "master"}),
+}
+LAUNCHER = ("launcher-q9x2v", {"training.kubeflow.org/replica-type": "launcher"})
 KUBEFLOW = dict(waits="Created", runs="Running", pauses="Suspended", restarts="Restarting", fails="Failed")
 
 
@@ -48,6 +60,8 @@ def job(workspace):
     job.make_folders()
     identity = {"schema_version": 1, "run_id": RUN_ID, "name": run.name, "parent": None, "created_at": 1}
     files.write_json(run.run_json, identity)
+    backend = {"kind": "kubernetes", "kubernetes": PLAIN}
+    files.write_text(run.config_yaml, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
     record = JobRecord(JOB_ID, RUN_ID, run.name, QUEUED, time.time() - 3600, 8, backend="kubernetes")
     record.write(job.job_json)
     return job
@@ -57,7 +71,10 @@ def job(workspace):
 def life(stub, cluster, job, work_with, monkeypatch):
     """Creates the object and returns (backend, path of the objects, its name)."""
     monkeypatch.setattr(remote_backend, "ASK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_cluster", lambda handle: cluster)
+    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.5)
+    monkeypatch.setattr(
+        module, "_cluster", lambda handle, read_seconds=300: Cluster(connect(), (0.01, 0.01), read_seconds)
+    )
 
     def begin(kind):
         manifest = write(work_with(kind), "research")
@@ -69,8 +86,9 @@ def life(stub, cluster, job, work_with, monkeypatch):
     return begin
 
 
-def set_pod(stub, name, phase, **status):
-    item = {"metadata": {"name": name, "labels": {"nbtrain/job-id": JOB_ID}}, "spec": {"nodeName": "n1"}}
+def set_pod(stub, name, phase, labels=None, **status):
+    labels = {"nbtrain/job-id": JOB_ID, **(labels or {})}
+    item = {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": "n1"}}
     stub.put(PODS, {**item, "status": {"phase": phase, **status}})
 
 
@@ -82,25 +100,48 @@ def supervisor_writes(job, state):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub):
-    """Pending with its reason, running, paused, resumed, restarted, killed for memory."""
+def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
+    """Pending with its reason, running, paused, resumed, killed for memory; page and log."""
     backend, path, name = life(kind)
+    pod, labels = f"{name}-{FIRST_PODS[kind][0]}", FIRST_PODS[kind][1]
+    speaker = pod
+    if kind == "MPIJob":
+        speaker = f"{name}-{LAUNCHER[0]}"
+        set_pod(stub, speaker, "Pending", LAUNCHER[1])
     nowhere = {"type": "PodScheduled", "status": "False", "message": "insufficient nvidia.com/gpu"}
-    set_pod(stub, f"{name}-worker-0", "Pending", conditions=[nowhere])
+    set_pod(stub, pod, "Pending", labels, conditions=[nowhere])
+    event = {"involvedObject": {"kind": "Pod", "name": pod}, "reason": "FailedScheduling", "type": "Warning"}
+    stamp = "2026-11-21T03:15:00Z"
+    stub.put(EVENTS, {"metadata": {"name": "e"}, **event, "message": "no node", "lastTimestamp": stamp})
     stub.set_status(path, name, status_of(kind, "waits"))
-    assert backend.status(job) == (
-        "QUEUED",
-        f"{name}-worker-0: no node takes it: insufficient nvidia.com/gpu",
-    )
-    set_pod(stub, f"{name}-worker-0", "Running")
+    nowhere = "no node takes it: insufficient nvidia.com/gpu"
+    assert backend.status(job) == ("QUEUED", f"{pod}: {nowhere}")
+    page = job_page(job.run)
+    assert (page.phase, page.replicas[0].phase, page.replicas[0].message) == ("Pending", "Pending", nowhere)
+    seen = [(one.type, one.reason, one.object, one.writer) for one in page.events]
+    assert seen == [("Warning", "FailedScheduling", f"Pod/{pod}", "kubernetes")]
+
+    printed = []
+    follower = threading.Thread(target=cli.main, args=(["logs", "-f", job.run.name],), daemon=True)
+    follower.start()
+
+    def prints(words):
+        printed.append(capsys.readouterr().out)
+        return words in "".join(printed)
+
+    stub.logs[speaker] = [f"{stamp} node 0: attempt 0: starts 4 ranks"]
+    set_pod(stub, pod, "Running", labels)
     stub.set_status(path, name, status_of(kind, "runs"))
     assert backend.status(job)[0] == "QUEUED", "until its supervisor has started"
+    wait_until(lambda: prints("node 0: attempt 0: starts 4 ranks\n"), "the pod's log")
     supervisor_writes(job, RUNNING)
     assert backend.status(job) == ("RUNNING", None)
+    job.log(0, 0).write_text("step 1 loss 9.0\n")
+    wait_until(lambda: prints("step 1 loss 9.0\n"), "the rank's log")
     backend.pause(job)
     assert backend.status(job)[0] == "RUNNING", "until its pods are gone"
     stub.set_status(path, name, status_of(kind, "pauses"))
-    assert backend.status(job)[0] == "SUSPENDED"
+    assert backend.status(job)[0] == "SUSPENDED" and job_page(job.run).phase == "Suspended"
     backend.unpause(job)
     stub.set_status(path, name, status_of(kind, "runs"))
     assert backend.status(job) == ("RUNNING", None)
@@ -108,17 +149,22 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub):
         stub.set_status(path, name, status_of(kind, "restarts"))
         backend.status(job)
         assert EngineWord.read(job.engine_json).state == "RESTARTING"
-    end = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
-    set_pod(stub, f"{name}-worker-0", "Failed", containerStatuses=[end])
+    end = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "restartCount": 2}
+    set_pod(stub, pod, "Failed", labels, containerStatuses=[end])
     stub.set_status(path, name, status_of(kind, "fails"))
     assert backend.status(job) == ("RUNNING", None), "its supervisor may yet say more"
     os.utime(job.job_json, (time.time() - 3600,) * 2)
     state, cause = backend.status(job)
-    assert state == "LOST" and cause.split("; ")[1] == (
-        f"{name}-worker-0 on n1: exit code 137 (SIGKILL): the kernel killed it, because "
-        "it was over its memory limit (resources.memory_per_node_bytes)"
+    killed = (
+        "exit code 137 (SIGKILL): the kernel killed it, because it was over its memory limit "
+        "(resources.memory_per_node_bytes)"
     )
-    assert KubernetesDetails.read(details_path(job)).replicas[0]["exit_code"] == 137
+    assert state == "LOST" and cause.split("; ")[1] == f"{pod} on n1: {killed}"
+    follower.join(600)
+    assert prints(f"{job.run.name} LOST")
+    (replica,) = job_page(job.run).replicas
+    assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
+    assert replica.pod.exit_code == 137 and "  0, pod 2  " in job_text(job_page(job.run))
     supervisor_writes(job, SUCCEEDED)
     assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
 
@@ -195,7 +241,7 @@ def submitted(stub, cluster, job, monkeypatch):
     def submit(**fields):
         backend = {"kind": "kubernetes", "kubernetes": {**PLAIN, **fields}}
         files.write_text(job.run.config_yaml, to_yaml(load("gpt-125m-4xdp", {"backend": backend})))
-        monkeypatch.setattr(module, "_cluster", lambda handle: cluster)
+        monkeypatch.setattr(module, "_cluster", lambda handle, *_: cluster)
         KubernetesBackend().submit(job)
         return KubernetesHandle.read(job.handle_json)
 
@@ -245,9 +291,53 @@ def test_a_job_whose_submission_was_killed_is_found_by_its_name(submitted, clust
 
 
 def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, stub):
-    """Four ranks of a node share its pod's log."""
+    """Four ranks of a node share its pod's log, by number: tenth nodes sort before second ones."""
     name = submitted().name
-    set_pod(stub, f"{name}-node-0-0", "Running")
-    stub.logs[f"{name}-node-0-0"] = ["2026-11-21T03:15:00Z no module named nbtrain"]
-    assert KubernetesBackend().logs(job, 3, 10) == ["no module named nbtrain"]
-    assert KubernetesBackend().logs(job, 4, 10) == []
+    for node in (10, 2, 0):
+        pod = f"{name}-node-0-{node}-x7k2p"
+        set_pod(stub, pod, "Running", {"batch.kubernetes.io/job-completion-index": str(node)})
+        stub.logs[pod] = [f"2026-11-21T03:15:00Z words of node {node}"]
+    backend = KubernetesBackend()
+    assert backend.logs(job, 3, 10) == ["words of node 0"] and backend.logs(job, 8, 10) == ["words of node 2"]
+    assert backend.logs(job, 4, 10) == []
+
+
+def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submitted, job, stub):
+    """The cluster forgets it with the pod; a pod whose agent has written has its own words."""
+    name = submitted().name
+    end = {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]}
+    for node in (0, 1):
+        pod = f"{name}-node-0-{node}-x7k2p"
+        stub.logs[pod] = ["2026-11-21T03:15:00Z No module named nbtrain"]
+        set_pod(stub, pod, "Failed", {"batch.kubernetes.io/job-completion-index": str(node)}, **end)
+    job.node_log(1).write_text("its own\n")
+    KubernetesBackend().status(job)
+    stub.objects.clear()
+    assert (
+        job.node_log(0).read_text() == "No module named nbtrain\n"
+        and job.node_log(1).read_text() == "its own\n"
+    )
+    assert KubernetesBackend().logs(job, 0, 10) == ["No module named nbtrain"]
+    assert job_page(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
+
+
+def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
+    """By one thread, which a change of the object wakes; it ends with the job."""
+    from nbtrain.lab.engine_watch import look_after
+
+    def askers():
+        return [one for one in threading.enumerate() if one.name == "nbtrain-engine"]
+
+    _, path, name = life("MPIJob")
+    monkeypatch.setattr(remote_backend, "ASK_SECONDS", 1e6)
+    look_after(job)
+    look_after(job)
+    assert len(askers()) == 1
+    wait_until(lambda: stub.watches, "the watch")
+    stub.set_status(path, name, status_of("MPIJob", "runs"))
+    wait_until(lambda: EngineWord.read(job.engine_json).state == "RUNNING", "the change")
+    supervisor_writes(job, SUCCEEDED)
+    stub.set_status(path, name, {"conditions": [{"type": "Succeeded", "status": "True"}]})
+    wait_until(lambda: not askers(), "the end of the thread")
+    look_after(job)
+    assert askers() == []

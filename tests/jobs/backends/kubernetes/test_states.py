@@ -3,7 +3,13 @@
 import pytest
 
 from nbtrain.base.jobstate import RUNNING
-from nbtrain.jobs.backends.kubernetes.replicas import exit_words, failure_words, replica, waiting_words
+from nbtrain.jobs.backends.kubernetes.replicas import (
+    exit_words,
+    failure_words,
+    node_of,
+    replica,
+    waiting_words,
+)
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts, task_pods
 
 
@@ -96,3 +102,21 @@ def test_why_a_pod_waits_in_words():
     assert replica(pod(phase="Pending", containerStatuses=waiting)).reason == (
         "the image cannot be pulled (ImagePullBackOff): not found"
     )
+
+
+def test_which_node_a_pod_is():
+    """By its operator's label, else by its name; a PyTorchJob's master comes before its workers."""
+    kubeflow, job = "training.kubeflow.org/replica-", "batch.kubernetes.io/job-completion-index"
+    for name, labels, has_master, node in (
+        ("gpt-node-0-12-x7k2p", {job: "12"}, False, 12),
+        ("gpt-node-0-12-x7k2p", {}, False, 12),
+        ("gpt-ab12c-worker-3", {"job-role": "worker", "replica-index": "3"}, False, 3),
+        ("gpt-master-0", {f"{kubeflow}type": "master", f"{kubeflow}index": "0"}, True, 0),
+        ("gpt-worker-10", {f"{kubeflow}type": "worker", f"{kubeflow}index": "10"}, True, 11),
+        ("gpt-worker-1", {f"{kubeflow}type": "Worker"}, True, 2),
+        ("gpt-worker-1", {f"{kubeflow}index": "1"}, False, 1),
+        ("gpt-launcher-q9x2v", {f"{kubeflow}type": "launcher", f"{kubeflow}index": "0"}, False, None),
+        ("odd", {"replica-index": "first"}, False, None),
+    ):
+        assert node_of({"metadata": {"name": name, "labels": labels}}, has_master) == node, name
+    assert node_of({"metadata": "odd"}, False) is None

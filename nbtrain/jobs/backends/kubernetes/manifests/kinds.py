@@ -26,6 +26,9 @@ class Kind:
     """The merge patch that pauses (True) or resumes (False)."""
     container: str
     """The container that trains, whose log counts."""
+    launcher: str = ""
+    """If one process starts the agents of all pods, and has what they say: `launcher`, a pod's name, or `0`,
+    the pod of node 0."""
 
 
 def _suspend(on: bool) -> Manifest:
@@ -47,10 +50,12 @@ KINDS = {
             *("DeepSpeedJob", "batch.tensorstack.dev", "v1beta1", "deepspeedjobs"),
             deepspeed_job,
             _pause_mode,
-            "worker",
+            *("worker", "0"),
         ),
         Kind("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", train_job, _suspend, "node"),
-        Kind("MPIJob", "kubeflow.org", "v2beta1", "mpijobs", mpi_job, _suspend_policy, "worker"),
+        Kind(
+            "MPIJob", "kubeflow.org", "v2beta1", "mpijobs", mpi_job, _suspend_policy, "launcher", "launcher"
+        ),
         Kind("PyTorchJob", "kubeflow.org", "v1", "pytorchjobs", pytorch_job, _suspend_policy, "pytorch"),
     )
 }

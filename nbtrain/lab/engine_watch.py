@@ -1,0 +1,50 @@
+"""An engine asked in the background while somebody looks at its job: one thread for each job and process.
+
+panel, wait -> look_after(job) -> thread: Backend.next_change, status -> engine.json -> every reader
+"""
+
+import contextlib
+import threading
+import time
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.jobstate import ACTIVE, ENGINES
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir
+from nbtrain.jobs.backends.base import backend_of
+
+# As often as an engine may be asked.
+ASK_SECONDS = 5.0
+# A panel asks for its figures once a second, unless its page is hidden.
+FORGET_SECONDS = 30.0
+
+_looked_at: dict[str, float] = {}
+_lock = threading.Lock()
+
+
+def look_after(job: JobDir) -> None:
+    """Have the engine of an active job asked until FORGET_SECONDS after the newest call; returns at once."""
+    key, now = str(job.path), time.monotonic()
+    with _lock:
+        watched = key in _looked_at
+        if watched:
+            _looked_at[key] = now
+            return
+        record = JobRecord.read(job.job_json)
+        if record is None or record.backend not in ENGINES or record.state not in ACTIVE:
+            return
+        _looked_at[key] = now
+    thread = threading.Thread(
+        target=_ask, args=(job, key, record.backend), name="nbtrain-engine", daemon=True
+    )
+    thread.start()
+
+
+def _ask(job: JobDir, key: str, kind: str) -> None:
+    # What is wrong with a record is said to whoever reads it.
+    with contextlib.suppress(NbtrainError):
+        backend = backend_of(kind)
+        while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:
+            backend.next_change(job, ASK_SECONDS)
+    with _lock:
+        del _looked_at[key]

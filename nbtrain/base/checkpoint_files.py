@@ -1,15 +1,100 @@
-"""What makes a checkpoint folder whole, and which whole one is the newest: the one answer of both wings."""
+"""What makes a checkpoint folder whole, and which whole one is the newest: the one answer of both wings.
+
+Also the list of those that lie on the nodes' own disks (checkpoint.local_dir), model/local.json: such a one
+counts once it has been copied to the run directory, or when a resume has found all of its parts.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbtrain.base import files
+from nbtrain.base.records import Record, Rollback
 from nbtrain.base.rundir import MANIFEST, RunDir
 
 # In place of the manifest, once the trainer has read the contents and refused them.
 REJECTED = "rejected.json"
 
 MANIFEST_VERSIONS = (1, 2)
+
+# In checkpoint.local_dir: the node's number and its name.
+PLACEHOLDERS = ("{node}", "{host}")
+# Older ones are pruned on every node long before.
+LISTED_LOCAL_SAVES = 50
+
+
+@dataclass
+class LocalSave(Record):
+    """One entry of model/local.json: a checkpoint whose parts every rank has written to its node's disk."""
+
+    step: int
+    save_id: str
+    """What its parts carry: parts of two saves of one step are never taken for one checkpoint."""
+    hosts: list[str]
+    job_id: str
+    attempt: int
+    time: float
+    copied: bool = False
+    """Whether it has come to count in model/."""
+
+    def before(self, rollback: Rollback) -> bool:
+        """Whether a rollback has decided from which older checkpoint the run goes on."""
+        return (self.job_id, self.attempt) <= (rollback.job_id, rollback.attempt)
+
+
+@dataclass
+class LocalSaves(Record):
+    """model/local.json."""
+
+    saves: list[LocalSave] = field(default_factory=list)
+    """Oldest first."""
+    job_id: str = ""
+    """The newest attempt that has begun to train; parts of earlier ones count only if they are listed."""
+    attempt: int = 0
+
+    @classmethod
+    def of(cls, run: RunDir) -> "LocalSaves":
+        """The run's list; empty if it has none."""
+        return cls.read(run.local_json) or cls()
+
+    def keep(self, run: RunDir) -> None:
+        """Replace the run's list."""
+        self.saves = self.saves[-LISTED_LOCAL_SAVES:]
+        run.model.mkdir(parents=True, exist_ok=True)
+        self.write(run.local_json)
+
+
+def only_on_nodes(run: RunDir) -> LocalSave | None:
+    """The newest checkpoint on the nodes' disks, if none in model/ is as new and no rollback came after it.
+
+    Nobody has looked whether the nodes and their disks are still there.
+    """
+    newest = next(reversed(LocalSaves.of(run).saves), None)
+    if newest is None or newest.copied or newest.step <= (newest_checkpoint_step(run) or 0):
+        return None
+    rolled_back = any(newest.before(rollback) for rollback in Rollback.read_all(run.rollbacks_json))
+    return None if rolled_back else newest
+
+
+def newest_saved_step(run: RunDir) -> int | None:
+    """The step that a resume goes on from if every node still has its part; None if nothing is saved."""
+    save = only_on_nodes(run)
+    return newest_checkpoint_step(run) if save is None else save.step
+
+
+def on_nodes_words(run: RunDir) -> str:
+    """ "step 120 lies on the disks of a, b alone ...", for the end of a job; "" if nothing does."""
+    if (save := only_on_nodes(run)) is None:
+        return ""
+    return (
+        f"step {save.step} lies on the disks of {', '.join(save.hosts)} alone (checkpoint.local_dir): a "
+        "resume on these nodes goes on from it"
+    )
+
+
+def local_folder(local_dir: str, node: int, host: str) -> Path:
+    """checkpoint.local_dir on one node."""
+    return Path(local_dir.replace("{node}", str(node)).replace("{host}", host))
 
 
 def checkpoint_problem(folder: Path) -> str | None:

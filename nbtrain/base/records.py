@@ -353,11 +353,16 @@ class ResumeCertificate(Record):
     next_batch_sha256: str | None
     """Over positions and tokens of the next global batch; None if there is none."""
     checked_at: float
+    attempt: int | None = None
+    """Of the job; None in records of nbtrain 0.1."""
+    source: str = ""
+    """Which disk the checkpoint was taken from, and why; "" without checkpoint.local_dir."""
 
     def __str__(self) -> str:
         batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
         reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"resume from step {self.step:,} is {self.kind}{batch}{reasons}"
+        source = f"; taken from {self.source}" if self.source else ""
+        return f"resume from step {self.step:,} is {self.kind}{batch}{reasons}{source}"
 
 
 @dataclass

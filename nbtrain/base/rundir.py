@@ -34,6 +34,7 @@
       tensorboard/              rank 0      event files
       model/global_step<N>/     the ranks   a checkpoint; counts if its manifest.json (written last) is whole
       model/latest              rank 0      a hint, never the truth
+      model/local.json          rank 0      what lies on the nodes' own disks (checkpoint.local_dir)
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       profiling/  export/  notebooks/
       .lock                     on network file systems that lock no folder: the run's lock
@@ -80,6 +81,7 @@ class RunDir:
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
         self.latest = self.model / "latest"
+        self.local_json = self.model / "local.json"
         self.universal = path / "universal"
         self.profiling = path / "profiling"
         self.export = path / "export"

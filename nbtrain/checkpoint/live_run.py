@@ -52,6 +52,8 @@ class LiveRun:
     """The training split, for the hash of the next batch."""
     stream: TensorParallelStream | None = None
     """The random stream of the tensor-parallel dropout."""
+    attempt: int = 0
+    """Of its job."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event; nothing on ranks that write none."""

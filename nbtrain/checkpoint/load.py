@@ -65,14 +65,17 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
     return None
 
 
-def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState:
+def load(
+    live: LiveRun, manifest: dict[str, Any], data: DataState, folder: Path | None = None, source: str = ""
+) -> TrainState:
     """Load the checkpoint of `manifest`, and report what the resume keeps. Called by all ranks together.
 
-    `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError if the
-    checkpoint does not fit the run.
+    `data` is the data state of a fresh run on the dataset that is there. `folder`: where this rank's files
+    are, if not in model/; `source`: why it was chosen. Raises CheckpointError if the checkpoint does not fit
+    the run.
     """
     step, config = manifest["step"], live.config
-    folder = live.run.checkpoint(step)
+    folder = folder or live.run.checkpoint(step)
     check_fits(live, folder, manifest, data)
     changes = layout_changes(live, manifest)
     saved = _load_reshaped(live, folder) if changes else _load_native(live, folder)
@@ -87,7 +90,7 @@ def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState
         live.restore_random(saved["random"][live.world.rank])
     live.tell("checkpoint", message, step=step, saved_layout=manifest["layout"], layout=layout(config))
     if live.world.rank == 0:
-        _certify(live, manifest, state, reseeded=bool(changes))
+        _certify(live, manifest, state, bool(changes), source)
     return state
 
 
@@ -144,7 +147,7 @@ def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
     clip_grad = getattr(optimizer, "clip_grad", None)
     with quiet():
         _, client_state = live.engine.load_checkpoint(
-            str(live.run.model), tag=folder.name, load_lr_scheduler_states=False
+            str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
         )
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group.update(own)
@@ -160,16 +163,17 @@ def _load_reshaped(live: LiveRun, folder: Path) -> dict[str, Any]:
     return store.client_state
 
 
-def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool) -> None:
+def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool, source: str) -> None:
     # What a rollback passes over changes the next batch.
     data = pass_bad_samples(live.run, state.data)
     made = certificate.certify(
         manifest, live.config, layout(live.config), live.world.device, live.next_batch_sha256(data), reseeded
     )
+    made.source, made.attempt = source, live.attempt
     logger.info("%s", made)
     live.tell(
         "certificate", str(made), step=made.step, resume=made.kind, reasons=made.reasons,
-        next_batch_sha256=made.next_batch_sha256,
+        next_batch_sha256=made.next_batch_sha256, source=source,
     )  # fmt: skip
     if (job := live.run.newest_job()) is not None:
         made.write(job.resume_json)

@@ -3,12 +3,15 @@
     room on the disk? -> DeepSpeed's files, hashed while they are written -> manifest.json -> latest -> prune
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
-(writer.py). Beside the engine's state a checkpoint holds the data state and every rank's random state, so
-that a resumed run makes the same steps bit for bit, and universal_checkpoint_info for DeepSpeed's converter.
+(writer.py). With checkpoint.local_dir the files go to the node's own disk first and are copied to the run
+directory in the background, or stay there (local_save.py). Beside the engine's state a checkpoint holds the
+data state and every rank's random state, so that a resumed run makes the same steps bit for bit, and
+universal_checkpoint_info for DeepSpeed's converter.
 """
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import describe
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
+from nbtrain.checkpoint.local_disk import LocalDisk
+from nbtrain.checkpoint.local_save import LocalPart, NodeSaves
 from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.schema import RunConfig
@@ -46,14 +51,17 @@ class Saved:
 class Saver:
     """Saves the checkpoints of one run, one after the other: the one in flight, and those that count."""
 
-    def __init__(self, live: LiveRun):
+    def __init__(self, live: LiveRun, disk: LocalDisk | None = None):
         self.live = live
+        self.disk = disk
+        """This node's own, for checkpoint.local_dir."""
         self.writer = CheckpointWriter(background=live.config.checkpoint.async_save)
         """What DeepSpeed hands its files to (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
         self._saved: Saved | None = None
         self._announced: Saved | None = None
         self._parameters: dict[str, Any] | None = None
+        self._local: NodeSaves | None = None if disk is None else NodeSaves(disk, live)
 
     def wish(self) -> int:
         """SAVE if this rank's part of a background save has failed, so that all learn it; else NOTHING."""
@@ -79,32 +87,105 @@ class Saver:
             raise CheckpointError(str(agreed))
         if broadcast_object(manifests.size_problem(folder)) is None:
             return time.monotonic() - started
-        write_state(live, state, folder)
-        manifest = self._manifest(state)
-        if self.writer.background:
+        part = None if self._local is None else self._local.begin(step, self.writer, folder)
+        if part is None:
+            write_state(live, state, folder)
+        else:
+            self._write_part(state, part)
+        manifest = self._manifest(state, part)
+        if part is None and not self.writer.background:
+            shares = dict(enumerate(gather_objects(self.writer.described)))
+            if live.world.rank == 0:
+                self._saved = publish(live, step, manifest, shares, started, None)
+                self._announce()
+            return time.monotonic() - started
+        self.writer.wait_for_copies()
+        if part is not None:
+            self._keep(part, manifest)
+        stall = time.monotonic() - started
+
+        def publish_shares(shares: dict[int, Described]) -> None:
+            # In the background thread. `state` goes on with the training by now; events have one writer,
+            # the main thread.
+            self._saved = publish(live, step, manifest, shares, started, stall)
+            if part is not None:
+                part.note_copied()
+
+        self._in_flight = BackgroundSave(
+            self.writer,
+            folder,
+            live.world.rank,
+            live.world.size,
+            publish_shares,
+            keep=part.keep if part is not None and self.writer.background else None,
+            copy=part.copy if part is not None else None,
+        )
+        return stall
+
+    def save_locally(self, state: TrainState) -> float:
+        """Write the checkpoint of `state.step` to the nodes' own disks, where it stays; the seconds it took.
+
+        A disk that does not take it is an event, and the run goes on. Raises CheckpointError on other errors.
+        """
+        started = time.monotonic()
+        assert self._local is not None
+        self._confirm()
+        if (part := self._local.begin(state.step, self.writer, None)) is not None:
+            self._write_part(state, part)
+            manifest = self._manifest(state, part)
             self.writer.wait_for_copies()
-            stall = time.monotonic() - started
-
-            def publish_shares(shares: dict[int, Described]) -> None:
-                # In the background thread. `state` goes on with the training by now; events have one writer,
-                # the main thread.
-                self._saved = publish(live, step, manifest, shares, started, stall)
-
-            self._in_flight = BackgroundSave(
-                self.writer, folder, live.world.rank, live.world.size, publish_shares
-            )
-            return stall
-        shares = dict(enumerate(gather_objects(self.writer.described)))
-        if live.world.rank == 0:
-            self._saved = publish(live, step, manifest, shares, started, None)
-            self._announce()
+            self._keep(part, manifest)
+            if self.writer.background:
+                self._local.keep_in_background(self.writer, part)
         return time.monotonic() - started
+
+    def complete(
+        self, step: int, save_id: str, manifest: dict[str, Any], copy: Callable[[], Described]
+    ) -> None:
+        """Copy the rest of a checkpoint that was used on the nodes' disks, in the background."""
+        assert self._local is not None
+        local, live, started = self._local, self.live, time.monotonic()
+        local.copying(step)
+
+        def publish_rest(shares: dict[int, Described]) -> None:
+            publish_manifest(live.run, step, manifest)
+            self._saved = pruned(live, step, manifest["files"], started, 0.0)
+            local.note(step, save_id, copied=True)
+
+        folder = live.run.checkpoint(step)
+        self._in_flight = BackgroundSave(
+            self.writer, folder, live.world.rank, live.world.size, publish_rest, copy=copy
+        )
+
+    def clear(self) -> None:
+        """The run is finished: nothing of it stays on the nodes' own disks."""
+        if self.disk is not None and self.disk.is_lead:
+            self.disk.clear()
+
+    def _write_part(self, state: TrainState, part: LocalPart) -> None:
+        with part.written_by(self.live.engine):
+            write_state(self.live, state, part.target)
+
+    def _keep(self, part: LocalPart, manifest: dict[str, Any]) -> None:
+        """Have the part's record written: now, or, with async_save, in the background."""
+        part.describe(self.writer, manifest)
+        if not self.writer.background:
+            part.keep()
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Wait until the writer is free, and learn of the newest checkpoint on the nodes' disks."""
+        if self._local is not None:
+            if self._in_flight is not None:
+                self._in_flight.wait_kept()
+            self._local.confirm()
 
     def finish(self) -> None:
         """Wait until the checkpoint in flight counts; nothing if there is none.
 
         Raises CheckpointError, on all ranks, if it could not be written; its folder is removed.
         """
+        self._confirm()
         saving, self._in_flight = self._in_flight, None
         if saving is None:
             return
@@ -123,11 +204,12 @@ class Saver:
             )
         self._announce()
 
-    def _manifest(self, state: TrainState) -> dict[str, Any]:
-        """All but the files; {} on other ranks than rank 0."""
+    def _manifest(self, state: TrainState, part: LocalPart | None) -> dict[str, Any]:
+        """All but the files; {} on ranks that write none."""
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)
-        return describe.manifest_of(self.live, state, self._parameters) if self.live.world.rank == 0 else {}
+        writes = self.live.world.rank == 0 or (part is not None and part.is_copy)
+        return describe.manifest_of(self.live, state, self._parameters) if writes else {}
 
     def _announce(self) -> None:
         saved, self._saved = self._saved, None
@@ -153,7 +235,10 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
 
 
 def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
-    """DeepSpeed's files, or their copies in memory. Called by all ranks together. Raises CheckpointError."""
+    """DeepSpeed's files in `folder`, or their copies in memory. Called by all ranks together.
+
+    Raises CheckpointError.
+    """
     client_state = {
         "nbtrain": {
             "state": {**vars(state), "data": state.data.to_dict()},
@@ -165,7 +250,7 @@ def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
     try:
         with quiet():
             live.engine.save_checkpoint(
-                str(live.run.model), tag=folder.name, client_state=client_state, save_latest=False
+                str(folder.parent), tag=folder.name, client_state=client_state, save_latest=False
             )
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error
@@ -184,7 +269,7 @@ def publish(
     `shares`: what each rank has written. stall_seconds None: training stood still all the time since
     `started`.
     """
-    folder, options = live.run.checkpoint(step), live.config.checkpoint
+    folder = live.run.checkpoint(step)
     coordinate = live.config.topology.coordinate
     described = {
         name: {**entry, "rank": list(coordinate(rank))}
@@ -194,9 +279,23 @@ def publish(
     swapped = [name for name in manifests.payload(folder) if name.parts[0] == SWAPPED]
     for name, entry in manifests.describe(folder, swapped).items():
         described[name] = {**entry, "rank": None}
-    files.write_json(folder / manifests.MANIFEST, {**manifest, "files": dict(sorted(described.items()))})
-    files.write_text(live.run.latest, folder.name)
+    publish_manifest(live.run, step, {**manifest, "files": dict(sorted(described.items()))})
+    return pruned(live, step, described, started, stall_seconds)
+
+
+def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
+    """Rank 0: from here on the checkpoint counts."""
+    folder = run.checkpoint(step)
+    files.write_json(folder / manifests.MANIFEST, manifest)
+    files.write_text(run.latest, folder.name)
     shutil.rmtree(folder / SHARES, ignore_errors=True)
+
+
+def pruned(
+    live: LiveRun, step: int, described: Described, started: float, stall_seconds: float | None
+) -> Saved:
+    """Rank 0: remove checkpoints that are older than the new one of `step` and need not stay."""
+    options = live.config.checkpoint
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
     seconds = time.monotonic() - started
     size = sum(entry["bytes"] for entry in described.values())

@@ -2,6 +2,8 @@
 
     DeepSpeed says save(state, path)   now:         file, its SHA-256 taken on the way
                                        background:  copy in host memory ... later, in a thread: file
+    checkpoint.local_dir               `path` is on the node's disk: the part's record, and, in a thread,
+                                       copies of the files in model/; a full disk is passed over
     every rank                         says in shares/<rank>.json what it wrote, or why it could not
     rank 0                             when all have said so: publish (the manifest, by rename)
 
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.torch_files import load_file, write_file
 
 SHARES = "shares"
@@ -41,8 +44,22 @@ class CheckpointWriter:
         self.background = background
         self.described: Described = {}
         """What has been written since create()."""
+        self.refused = ""
+        """Why the node's own disk took no more of this checkpoint; "" if it did, or if none is used."""
+        self.direct: set[str] = set()
+        """Names of files that were written to `_instead`, because the node's own disk refused them."""
+        self._is_local = False
+        self._instead: Path | None = None
         self._copies: list[tuple[Path, Any]] = []
         self._host = _HostMemory()
+
+    def aim(self, is_local: bool = False, instead: Path | None = None) -> None:
+        """Say where the next checkpoint goes, before DeepSpeed begins it.
+
+        `is_local`: to the node's own disk, whose errors end nothing. A file that it refuses is written into
+        the folder `instead`, or to no place if that is None.
+        """
+        self._is_local, self._instead, self.refused, self.direct = is_local, instead, "", set()
 
     def create(self, info: Any) -> None:
         """DeepSpeed begins a checkpoint."""
@@ -54,7 +71,7 @@ class CheckpointWriter:
         if self.background:
             self._copies.append((Path(path), _mapped(state_dict, self._host.copy)))
         else:
-            self.described[Path(path).name] = write_file(Path(path), _mapped(state_dict, _apart))
+            self._write(Path(path), _mapped(state_dict, _apart))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """DeepSpeed reads one file: to the CPU, whatever it asks for, and copies it to the GPU itself."""
@@ -88,7 +105,21 @@ class CheckpointWriter:
         """Write what save() has copied; in the background thread."""
         while self._copies:
             path, state = self._copies.pop(0)
-            self.described[path.name] = write_file(path, state)
+            self._write(path, state)
+
+    def _write(self, path: Path, state: Any) -> None:
+        if self._is_local:
+            if not self.refused:
+                try:
+                    self.described[path.name] = write_file(path, state)
+                    return
+                except CheckpointError as error:
+                    self.refused = str(error)
+            if self._instead is None:
+                return
+            path = self._instead / path.name
+            self.direct.add(path.name)
+        self.described[path.name] = write_file(path, state)
 
 
 class BackgroundSave:
@@ -100,17 +131,31 @@ class BackgroundSave:
         folder: Path,
         rank: int,
         size: int,
-        publish: Callable[[dict[int, Described]], None],
+        publish: Callable[[dict[int, Described]], None] | None,
+        keep: Callable[[], None] | None = None,
+        copy: Callable[[], Described] | None = None,
     ):
+        """`keep` and `copy` are called in the thread, one after the other, once the files are written.
+
+        keep() ends the part on the node's own disk, copy() copies its files to `folder` and returns this
+        rank's files there. publish None: the checkpoint stays on the nodes.
+        """
         self.folder = folder
         self.error: str | None = None
         """Why this rank could not write its files, or rank 0 not publish; one line."""
         self._writer, self._rank, self._size, self._publish = writer, rank, size, publish
+        self._keep, self._copy = keep, copy
+        self._kept = threading.Event()
         self._written = threading.Event()
         self._cancelled = threading.Event()
         # A daemon: a rank that fails must not wait for the disk; an unpublished folder does not count.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
+
+    def wait_kept(self) -> str | None:
+        """Wait until the writer may be used again; the error, if what it held could not be written."""
+        self._kept.wait()
+        return self.error
 
     def wait_written(self) -> str | None:
         """Wait until this rank's files are on the disk; its error."""
@@ -130,15 +175,25 @@ class BackgroundSave:
     def _run(self) -> None:
         try:
             self._writer.write_copies()
+            if self._keep is not None:
+                self._keep()
+            # Another checkpoint, of the nodes' own disks, may take the writer from here on.
+            described = self._writer.described
+            self._kept.set()
+            if self._publish is None:
+                return
+            if self._copy is not None:
+                described = self._copy()
             share = self.folder / SHARES / f"{self._rank}.json"
-            share.parent.mkdir(exist_ok=True)
-            files.write_json(share, self._writer.described)
+            share.parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(share, described)
             self._written.set()
             if self._rank == 0 and (shares := self._all_shares()) is not None:
                 self._publish(shares)
         except Exception as error:  # reported at the next step boundary, on all ranks
             self.error = " ".join(f"{error}".split()) or type(error).__name__
         finally:
+            self._kept.set()
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:

@@ -51,6 +51,8 @@ def _with_step(one: Parser) -> Parser:
 
 
 def list_checkpoints(options: argparse.Namespace) -> None:
+    from nbtrain.base.checkpoint_files import on_nodes_words
+
     run = run_of(options).directory
     found = [summary(run, step) for step in run.checkpoint_steps()]
     if options.json:
@@ -66,6 +68,8 @@ def list_checkpoints(options: argparse.Namespace) -> None:
         state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
         rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
     print("\n".join(aligned(rows)))
+    if words := on_nodes_words(run):
+        print(f"{words[0].upper()}{words[1:]}.")
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:

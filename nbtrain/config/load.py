@@ -29,6 +29,7 @@ from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.config.watch_section import CheckpointConfig
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.config.yaml_source import (
     Located,
@@ -78,6 +79,7 @@ ADDED_LATER = frozenset(
     {
         "labels",
         "tokenizer.max_unknown_fraction",
+        *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
         "backend.deadline_seconds",
         "backend.priority",
         "backend.share_devices",

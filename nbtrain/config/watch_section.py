@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Fraction, PositiveSteps, Steps
+from nbtrain.config.fields import ConfigModel, Fraction, PathText, PositiveBytes, PositiveSteps, Steps
 
 
 class CheckpointConfig(ConfigModel):
@@ -20,6 +20,17 @@ class CheckpointConfig(ConfigModel):
     """Keep the checkpoint with the lowest validation loss too; a step needs both to count."""
     async_save: bool = False
     """Copy the state to host memory, which must hold it, and write it from there while training goes on."""
+    local_dir: PathText | None = None
+    """A folder on a disk of each node's own, such as /local/nvme/nbtrain: a checkpoint is written there first
+    and copied to the run directory while training goes on. {node} stands for the node's number, {host} for
+    its name. null writes to the run directory at once."""
+    local_save_interval_steps: PositiveSteps | None = None
+    """Steps between checkpoints that stay on the nodes' disks (local_dir), beside those that are copied to
+    the run directory every save_interval_steps; null makes none."""
+    local_keep_last: PositiveSteps = 1
+    """How many of the newest checkpoints stay on the nodes' disks; one more is being written or copied."""
+    local_copy_bytes_per_second: PositiveBytes | None = None
+    """Most bytes per second that each node copies from local_dir to the run directory; null sets no limit."""
 
 
 class EvaluationConfig(ConfigModel):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, ENGINES, QUEUED, SUSPENDED
 from nbtrain.base.records import ControlRequest
@@ -54,7 +54,7 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
 def advice_to_resume(run: RunDir) -> str:
     """What `nbtrain resume` does with a run that has stopped, in one sentence."""
     does = "goes on from its newest checkpoint"
-    if newest_checkpoint_step(run) is None:
+    if newest_saved_step(run) is None:
         does = (
             "finds no whole checkpoint to go on from"
             if run.checkpoint_steps()

@@ -30,6 +30,7 @@ from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, data_problem, gib, m
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
+    local_dir_is_ready,
     nvme_is_ready,
     packages_are_there,
 )
@@ -275,6 +276,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     notification_is_possible,
     output_is_writable,
     disk_holds_checkpoints,
+    local_dir_is_ready,
     compiler_is_there,
     nvme_is_ready,
     extensions_can_be_built,
@@ -286,6 +288,7 @@ SHARED_CHECKS = (
     notification_is_possible,
     output_is_writable,
     disk_holds_checkpoints,
+    local_dir_is_ready,
     data_is_whole,
 )
 """What holds wherever the ranks run, because all machines see the same folders."""

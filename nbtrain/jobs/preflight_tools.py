@@ -1,5 +1,5 @@
 """What a run needs of this machine beside its data and its memory: compilers for what is built on first use,
-and the disk of NVMe offloading. Each check is one of preflight.py's.
+the disk of NVMe offloading and that of local checkpoints. Each check is one of preflight.py's.
 """
 
 import importlib.util
@@ -9,12 +9,15 @@ import shutil
 import sys
 from pathlib import Path
 
+from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.files import is_read_only
+from nbtrain.base.workspace import display, output_root
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake, shortage, size
+from nbtrain.planner.disk import local_bytes
 from nbtrain.planner.memory import estimate_memory
 
 
@@ -71,6 +74,32 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
                 f"{size(needed)}.",
                 "Free space, or name a folder on a larger disk.",
             )
+
+
+def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
+    """checkpoint.local_dir lies outside the run directory; on this machine it can be made, and has room."""
+    if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
+        return
+    folder = local_folder(local_dir, 0, machine.host)
+    found = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {local_dir}"
+    if folder.is_relative_to(output_root()):
+        yield mistake(
+            f"{found} lies in {display(output_root())}, where the checkpoints are copied to.",
+            "Name a folder on a disk of each node's own.",
+        )
+    if config.backend.kind != "local":
+        return
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
+        yield mistake(f"{found} cannot be made: {there} cannot be written.", "Name a folder that can be.")
+        return
+    taken = sum(path.stat().st_size for path in folder.glob(f"{config.name}-*/*/*") if path.is_file())
+    needed, free = local_bytes(config), shutil.disk_usage(there).free
+    if free + taken < needed:
+        yield shortage(
+            f"{found}: the disk has {size(free)} free, and the checkpoints on it need {size(needed)}.",
+            "Free space, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
+        )
 
 
 def _on_nvme(config: RunConfig) -> list[str]:

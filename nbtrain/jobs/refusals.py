@@ -3,7 +3,7 @@
 import os
 
 from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
+from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.locks import LOCK_FILE
@@ -129,7 +129,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError if there are checkpoints, and none is whole by names and sizes."""
-    if config.mode == "perf" or newest_checkpoint_step(run) is not None:
+    if config.mode == "perf" or newest_saved_step(run) is not None:
         return
     torn = [
         f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"

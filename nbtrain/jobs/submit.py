@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base import amounts, files
 from nbtrain.base.addresses import without_secrets
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step, only_on_nodes
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED
@@ -288,8 +288,10 @@ def _write_job(
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         events = EventWriter(job, "submit")
-        step = newest_checkpoint_step(run)
+        step = newest_saved_step(run)
         start = f"from the checkpoint of step {step}" if step else "from the beginning"
+        if only_on_nodes(run):
+            start += ", if the nodes that hold it are here again"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         for finding in plan.findings:
             if finding.cost.fatal:

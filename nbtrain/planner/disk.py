@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.planner.dataset_size import DatasetSize, dataset_size
@@ -22,6 +22,8 @@ class DiskEstimate:
     """None if the dataset is not prepared."""
     dataset: DatasetSize | None = None
     """None if the dataset is not prepared."""
+    local_bytes: int = 0
+    """Checkpoints on each node's own disk (checkpoint.local_dir); beside the others."""
 
     @property
     def checkpoints_bytes(self) -> int:
@@ -43,7 +45,17 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
         num_checkpoints=num_checkpoints(config),
         dataset_bytes=sum(entry["bytes"] for entry in manifest.files.values()) if manifest else None,
         dataset=dataset_size(config),
+        local_bytes=local_bytes(config),
     )
+
+
+def local_bytes(config: RunConfig) -> int:
+    """Most bytes on one node's own disk: what is kept, the one being written and the one being copied."""
+    checkpoint = config.checkpoint
+    if config.mode != "full" or checkpoint.local_dir is None:
+        return 0
+    busy = 1 if checkpoint.local_save_interval_steps is None else 2
+    return (checkpoint.local_keep_last + busy) * node_checkpoint_bytes(config, config.resources.nodes)
 
 
 def num_checkpoints(config: RunConfig) -> int:

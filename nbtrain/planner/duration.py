@@ -12,10 +12,11 @@ A run that has been tried before is planned with its own measured rate (measured
 of this machine's cores (time/cores.py).
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 from nbtrain.base import amounts
-from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.calibrated_rates import calibrated_rates
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
@@ -70,7 +71,7 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
                 what = ", ".join(found.differences)
                 basis += f" with other {what}; times {scale:.3g}, the ratio of both setups' planned rates"
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
-    parts.update(_checkpoints(config, rates))
+    parts.update(_checkpoints(config, rates, parts.get("steps", 0.0)))
     rate = setup.tokens_per_step / step.seconds / factor
     return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts)
 
@@ -132,15 +133,30 @@ def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
     return low
 
 
-def _checkpoints(config: RunConfig, rates: Rates) -> dict[str, float]:
-    """Seconds that the run waits for its checkpoints; those written in the background cost a host copy."""
+def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[str, float]:
+    """Seconds that the run waits for its checkpoints; those written in the background cost a host copy.
+
+    With checkpoint.local_dir each is written to the nodes' own disks; the run waits for a copy to the run
+    directory at its end, and before a save if the copy takes longer than the steps between two.
+    """
     if config.mode == "eval":
         return {}
-    saves = -(-config.train_steps // config.checkpoint.save_interval_steps) if config.mode == "full" else 0
-    written = checkpoint_bytes(config) / config.resources.nodes
+    checkpoint, steps, nodes = config.checkpoint, config.train_steps, config.resources.nodes
+    saves = -(-steps // checkpoint.save_interval_steps) if config.mode == "full" else 0
+    shared = checkpoint_bytes(config) / nodes / rates.disk_bytes_per_second
     copied = checkpoint_bytes(config) / config.world_size / rates.host_bytes_per_second
-    background = config.checkpoint.async_save
-    return {"checkpoints": saves * (copied if background else written / rates.disk_bytes_per_second)}
+    if checkpoint.local_dir is None or not saves:
+        return {"checkpoints": saves * (copied if checkpoint.async_save else shared)}
+    pause = copied
+    if not checkpoint.async_save:
+        pause = node_checkpoint_bytes(config, nodes) / rates.nvme_bytes_per_second
+    stay = 0
+    if (often := checkpoint.local_save_interval_steps) is not None:
+        stay = steps // often - steps // math.lcm(often, checkpoint.save_interval_steps)
+    if checkpoint.local_copy_bytes_per_second:
+        shared = max(shared, checkpoint_bytes(config) / nodes / checkpoint.local_copy_bytes_per_second)
+    late = max(0.0, shared - steps_seconds / saves)
+    return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
 
 
 def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:

@@ -191,6 +191,7 @@ class Plan:
         disk_rows = {
             "checkpoint": amounts.size(disk.checkpoint_bytes),
             "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
+            **({"on each node": amounts.size(disk.local_bytes)} if disk.local_bytes else {}),
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
         if sent := traffic(setup_of(config)):

@@ -17,7 +17,9 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
-from nbtrain.checkpoint.load import choose, load
+from nbtrain.checkpoint.load import load
+from nbtrain.checkpoint.local_disk import LocalDisk
+from nbtrain.checkpoint.local_resume import Start, choose_start
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.store import DTYPES
@@ -33,6 +35,7 @@ from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
+from nbtrain.train.attempt import find_job, this_attempt_number
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import build_optimizer
 from nbtrain.train.engine.patches import install_patches
@@ -52,14 +55,18 @@ class Built:
     saver: Saver
     guard: StepGuard
     state: TrainState
-    manifest: dict[str, Any] | None
-    """Of the checkpoint that the run resumes from; None if it starts fresh."""
+    start: Start
+    """The checkpoint that the run resumes from, if there is one."""
 
     def load(self) -> None:
         """Load the checkpoint, if there is one. Called by all ranks together."""
-        if self.manifest is not None:
-            self.state = load(self.saver.live, self.manifest, self.state.data)
+        start = self.start
+        if start.manifest is not None:
+            live = self.saver.live
+            self.state = load(live, start.manifest, self.state.data, start.folder, start.source)
             self.guard.history.load_state_dict(self.state.stability)
+            if start.rest is not None:
+                self.saver.complete(**vars(start.rest))
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
 
@@ -119,7 +126,12 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
         )
     _refuse_format(config)
     refuse_backend(config, world)
-    manifest = choose(run, world, events)
+    job_id, attempt = find_job(run).job_id, this_attempt_number()
+    disk = None
+    if config.checkpoint.local_dir is not None and config.mode == "full":
+        disk = LocalDisk(config, run, world, job_id, attempt)
+    start = choose_start(run, world, events, disk, job_id, attempt)
+    manifest = start.manifest
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
     ulysses, timeout = (
@@ -130,14 +142,14 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     stream = _tensor_parallel_stream(config, groups)
     engine = build_engine(config, groups, stream)
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
-    live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream)
+    live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream, attempt)
     # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
     # they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
-    guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live)
+    guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live, disk)
     install_patches(saver, guard)
     state = TrainState(0, datasets.state)
-    return Built(run, events, engine, datasets, saver, guard, state, manifest)
+    return Built(run, events, engine, datasets, saver, guard, state, start)
 
 
 def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> TensorParallelStream | None:

@@ -104,6 +104,8 @@ class Trainer:
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
+            # Its manifest must be there.
+            self._finish_saving()
             add_validation(self.saver.live, self.state)
         with self.heartbeat.phase("train"), self._training_batches() as batches:
             self._clock()
@@ -121,14 +123,20 @@ class Trainer:
                     self._evaluate()
                 if wish != NOTHING or done or self._save_due():
                     self._save()
+                    if wish != NOTHING and self.saver.disk is not None:
+                        # Whoever asked wants it in the run directory.
+                        self._finish_saving()
                     # A stop that came while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
+                elif self._local_save_due():
+                    self._save(locally=True)
                 self.requests.acknowledge(self.state.step)
                 if wish >= LEAVE and (not done or self._evaluation_due()):
                     self._tell_leaving()
                     self._finish_saving()
                     return "stopped"
         self._finish_saving()
+        self.saver.clear()
         if self.perf is not None and self.perf.result is not None and self.report is not None:
             self.report.add_throughput(self.state, self.perf.result)
         self._test()
@@ -202,10 +210,15 @@ class Trainer:
     def _save_due(self) -> bool:
         return self.state.step % self.config.checkpoint.save_interval_steps == 0
 
-    def _save(self) -> None:
-        """Save a checkpoint of this step. Raises if the step or a weight is NaN or Inf.
+    def _local_save_due(self) -> bool:
+        interval = self.config.checkpoint.local_save_interval_steps
+        return self.saver.disk is not None and interval is not None and self.state.step % interval == 0
 
-        A skipped step has left the weights as they were: they may be saved.
+    def _save(self, locally: bool = False) -> None:
+        """Save a checkpoint of this step; `locally`: on the nodes' own disks alone.
+
+        Raises if the step or a weight is NaN or Inf. A skipped step has left the weights as they were: they
+        may be saved.
         """
         if self.perf is not None:
             return
@@ -213,14 +226,14 @@ class Trainer:
         self.guard.check_weights()
         self.state.stability = self.guard.history.state_dict()
         with self.heartbeat.phase("save"):
-            stall_seconds = self.saver.save(self.state)
+            stall_seconds = (self.saver.save_locally if locally else self.saver.save)(self.state)
         if self.report is not None:
             self.report.add_checkpoint(self.state, stall_seconds)
         self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:
         """Wait until the checkpoint that is being written in the background counts."""
-        if self.config.checkpoint.async_save:
+        if self.config.checkpoint.async_save or self.saver.disk is not None:
             with self.heartbeat.phase("save"):
                 self.saver.finish()
             self._tell_written(self.saver.poll())

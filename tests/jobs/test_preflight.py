@@ -223,6 +223,29 @@ def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, ki
     assert expected in message
 
 
+def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
+    """Inside the run directory, without the right to write, and too small for what is kept and written."""
+    assert found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/{{host}}/new"})) == []
+    inside = str(tools_checks.output_root() / "local")
+    [(kind, message)] = found(tiny(**{"checkpoint.local_dir": inside}))
+    assert kind == "error"
+    assert message.endswith(
+        "where the checkpoints are copied to. Name a folder on a disk of each node's own."
+    )
+    (tmp_path / "file").write_text("")
+    [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/file/x"}))
+    assert kind == "error"
+    assert message.endswith(f"cannot be made: {tmp_path}/file cannot be written. Name a folder that can be.")
+    usage, small = shutil.disk_usage("/"), str(tmp_path)
+
+    def with_free(path):
+        return usage._replace(free=1000 if str(path) == small else 10**12)
+
+    monkeypatch.setattr(tools_checks.shutil, "disk_usage", with_free)
+    [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
+    assert kind == "resource" and "the disk has 0.00 MB free, and the checkpoints on it need 1." in message
+
+
 def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
     """The offloaded state of all ranks is counted."""
     usage = shutil.disk_usage("/")

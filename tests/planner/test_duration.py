@@ -133,6 +133,20 @@ def test_checkpoints_in_the_background_take_a_host_copy():
     assert copies["checkpoints"] == pytest.approx(48 * size / 25e9)
 
 
+def test_checkpoints_on_the_nodes_disks():
+    """3 GB/s of NVMe for each; the volume's 0.18 GB/s once, at the end, or where a copy is too slow."""
+    local = ["checkpoint.local_dir=/nvme", "checkpoint.local_save_interval_steps=10"]
+    config = load("gpt-125m", local, check=False)
+    parts = estimate_duration(config).parts
+    size = checkpoint_bytes(config)
+    assert parts["checkpoints"] == pytest.approx((48 + 476 - 47) * size / 3e9 + size / 0.18e9)
+    slow = load("gpt-125m", [*local, "checkpoint.local_copy_bytes_per_second=1000000"], check=False)
+    late = size / 1e6 - parts["steps"] / 48
+    assert estimate_duration(slow).parts["checkpoints"] == pytest.approx(
+        (48 + 476 - 47) * size / 3e9 + 47 * late + size / 1e6
+    )
+
+
 def test_an_evaluation_takes_a_third_of_its_steps():
     """Validation and test: 2 * eval_iters batches, forward only."""
     config = load("gpt-125m", ["mode=eval", "evaluation.eval_iters=6"], check=False)

@@ -369,6 +369,7 @@ def test_every_rule_finds_something_in_a_case():
         "dataset_is_not_repeated_too_often",
         "dataset_counts_agree",
         "decay_ends_with_the_run",
+        "local_checkpoints_are_apart",
     }
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
 
@@ -425,6 +426,20 @@ def test_every_rule_finds_something_in_a_case():
 )
 def test_what_just_passes_is_no_finding(run, overrides, rule):
     assert rule not in {one.rule for one in findings(run, overrides)}
+
+
+def test_local_checkpoints_on_the_disk_of_the_others(workspace):
+    """Only where it can be seen: on this machine, or if the folder is here."""
+    folder, rule = workspace / "local", "local_checkpoints_are_apart"
+    found = finding("gpt-tiny", [f"checkpoint.local_dir={folder}"], rule)
+    assert (found.level, found.message, found.fix) == (
+        "warning",
+        f"checkpoint.local_dir = {folder} lies on the same file system as output: every checkpoint is "
+        "written there twice.",
+        "Name a folder on a disk of each node's own, or set local_dir: null.",
+    )
+    overrides = [f"checkpoint.local_dir={folder}", "backend.kind=slurm"]
+    assert rule not in {one.rule for one in findings("gpt-tiny", overrides)}
 
 
 def test_the_share_of_time_of_a_finding_is_its_cost():

@@ -63,6 +63,22 @@ def checkpoint_bytes(config: RunConfig) -> int:
     return state_bytes(config) + _description_bytes(config)
 
 
+def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
+    """Most bytes that one of `nodes` nodes writes of one checkpoint to its own disk (checkpoint.local_dir).
+
+    ZeRO cuts the optimizer's state over all data ranks. Weights are written by the first of these alone,
+    which may all be on one node; with ZeRO 0 every node writes everything.
+    """
+    whole = checkpoint_bytes(config)
+    if config.parallel.zero_stage == 0:
+        return whole
+    cut = optimizer_bytes_per_parameter(config) / (
+        optimizer_bytes_per_parameter(config) + weight_bytes(config)
+    )
+    share = cut if config.parallel.zero_stage < 3 else 1.0
+    return int(whole * (1 - share + share / nodes))
+
+
 def checkpoint_room_bytes(config: RunConfig) -> int:
     """Free bytes without which the trainer begins no checkpoint."""
     return checkpoint_bytes(config) + SPARE_BYTES

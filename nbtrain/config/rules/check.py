@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 
 from nbtrain.base.addresses import redacted
+from nbtrain.base.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
@@ -223,6 +224,45 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         )
 
 
+def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
+    """A folder that is each node's own, by an absolute path, for state that is written in files of ranks."""
+    checkpoint, key = config.checkpoint, "checkpoint.local_dir"
+    if (folder := checkpoint.local_dir) is None:
+        for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):
+            if getattr(checkpoint, name) is not None:
+                yield (
+                    f"{found(config, f'checkpoint.{name}')}\n"
+                    "  is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set "
+                    f"local_dir, /local/nvme/nbtrain for example, or {name}: null."
+                )
+        return
+    if not folder.startswith("/"):
+        yield (
+            f"{found(config, key)}\n"
+            "  must be absolute, because it is looked up on every node; /local/nvme/nbtrain for example."
+        )
+    if unknown := sorted(set(re.findall(r"\{[^{}]*\}|[{}]", folder)) - set(PLACEHOLDERS)):
+        yield (
+            f"{found(config, key)}\n"
+            f"  has {', '.join(unknown)}; in braces stand {' or '.join(PLACEHOLDERS)}: the node's number or "
+            "name."
+        )
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(config.parallel, name).device == "nvme":
+            yield (
+                f"{found(config, key)}\n"
+                f"  does not go with parallel.{name}.device = nvme: DeepSpeed copies its swap files into the "
+                "checkpoint as they are. Set local_dir: null, or device: cpu."
+            )
+    interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
+    if local is not None and local >= interval:
+        yield (
+            f"{found(config, 'checkpoint.local_save_interval_steps')}\n"
+            f"  must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
+            f"nodes' disks anyway. Set {max(interval // 10, 1)} for example, or null."
+        )
+
+
 def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
     """A rollback needs a checkpoint that is written before the run ends."""
     interval = config.checkpoint.save_interval_steps
@@ -349,6 +389,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     decay_style_has_its_amounts,
     weight_decay_has_its_start,
     kept_checkpoints_exist,
+    local_checkpoints_have_a_place,
     rollback_has_a_checkpoint,
     mode_has_work,
     profile_fits_run,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, last_words
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import (
@@ -32,6 +32,7 @@ from nbtrain.base.records import (
     Heartbeat,
     JobRecord,
     ProcessIdentity,
+    ResumeCertificate,
     Rollback,
 )
 from nbtrain.base.rundir import JobDir
@@ -193,7 +194,7 @@ class Journal:
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
         """STARTING: the ranks read their attempt in job.json. Raises OSError if that cannot be written."""
         self.record.world_size = config.world_size
-        found = newest_checkpoint_step(self.job.run)
+        found = newest_saved_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
         self.record.attempts.append(attempt)
         self.set_state(STARTING)
@@ -208,6 +209,10 @@ class Journal:
         steps = [step for step in (found, loaded) if step is not None]
         self.record.resumed_from_step = min(steps, default=None) if found else None
         now = self.record.attempts[-1]
+        made = ResumeCertificate.read(self.job.resume_json)
+        if made is not None and made.source and made.attempt == now.attempt:
+            # The nodes' own disks may hold more, or less, than anyone here could see.
+            self.record.resumed_from_step = made.step
         now.running_at, now.resumed_from_step = time.time(), self.record.resumed_from_step
         # Only now is it known how much the attempt before has lost.
         if len(self.record.attempts) > 1 and (before := self.record.attempts[-2]).reached_step is not None:
@@ -242,12 +247,13 @@ class Journal:
         self.record.restarts += restart
 
     def _tell_lost(self, verdict: Verdict) -> tuple[str, int]:
-        saved = newest_checkpoint_step(self.job.run) or 0
+        saved = newest_saved_step(self.job.run) or 0
+        on_nodes = " on the nodes' own disks" if only_on_nodes(self.job.run) else ""
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
         tokens = self._tokens_between(saved, reached)
         lost = amounts.counted(max(0, reached - saved), "step")
         verb = "is" if reached - saved == 1 else "are"
-        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved} {verb} lost"
+        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved}{on_nodes} {verb} lost"
         if not saved:
             text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
         self.event(
@@ -270,6 +276,8 @@ class Journal:
                 cause += f" of {config.scheduled_steps:,} ({by} ends it here)"
         if verdict.state == FAILED:
             cause += disk_note(self.job.run.path)
+        if words := on_nodes_words(self.job.run):
+            cause += f"; {words}"
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
         self.record.mark("ended_at")
         if self.reserve is not None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbtrain.base import files, last_words
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import CANCELLED, FAILED, FINAL, RESTARTING, STARTING, SUCCEEDED
 from nbtrain.base.node_records import Ask
@@ -202,7 +202,8 @@ def send_notifications(journal: Journal) -> None:
 def saved_words(job: JobDir) -> str:
     """What is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
-    return "nothing is saved yet" if step is None else f"saved at step {step}"
+    said = "nothing is saved yet" if step is None else f"saved at step {step}"
+    return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:

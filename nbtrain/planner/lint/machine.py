@@ -1,12 +1,14 @@
 """Findings about machines and disks: loader processes, checkpoints, folders, devices, the run's name."""
 
 import math
+import platform
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base import amounts
+from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -102,9 +104,34 @@ def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def local_checkpoints_are_apart(subject: Subject) -> Iterator[Finding]:
+    """A folder on the disk of the run directory makes each checkpoint twice there and none faster."""
+    config = subject.config
+    if (local_dir := config.checkpoint.local_dir) is None or not local_dir.startswith("/"):
+        return
+    folder = local_folder(local_dir, 0, platform.node())
+    # On other machines the path may be another disk's.
+    if config.backend.kind != "local" and not folder.is_dir():
+        return
+    here, there = _existing(folder), _existing(output_root())
+    if here and there and here.stat().st_dev == there.stat().st_dev:
+        yield finding_of(
+            config,
+            "local_checkpoints_are_apart",
+            "checkpoint.local_dir",
+            f"checkpoint.local_dir = {local_dir} lies on the same file system as {display(output_root())}: "
+            "every checkpoint is written there twice.",
+            "Name a folder on a disk of each node's own, or set local_dir: null.",
+            Cost(words="twice the writing"),
+        )
+
+
+def _existing(folder: Path) -> Path | None:
+    return next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+
+
 def _free_bytes() -> int | None:
-    root = output_root()
-    folder = next((folder for folder in (root, *root.parents) if folder.is_dir()), None)
+    folder = _existing(output_root())
     return shutil.disk_usage(folder).free if folder else None
 
 
@@ -233,6 +260,7 @@ MACHINE_RULES = (
     checkpoints_fit_the_disk,
     a_checkpoint_comes_before_the_end,
     best_is_looked_for_often,
+    local_checkpoints_are_apart,
     nvme_folder_is_here,
     device_trains_here,
     name_says_its_size,

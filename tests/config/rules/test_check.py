@@ -453,6 +453,44 @@ BROKEN = {
         "so that there is no moment at which all of it can be copied.\n"
         "  Set async_save: false, or device: cpu.",
     ),
+    "a local folder that is not absolute": (
+        "gpt-125m",
+        ["checkpoint.local_dir=nvme/{host}"],
+        "@: checkpoint.local_dir = nvme/{host}\n"
+        "  must be absolute, because it is looked up on every node; /local/nvme/nbtrain for example.",
+    ),
+    "a local folder of an unknown placeholder": (
+        "gpt-125m",
+        ["checkpoint.local_dir=/nvme/{rank}/{host}"],
+        "@: checkpoint.local_dir = /nvme/{rank}/{host}\n"
+        "  has {rank}; in braces stand {node} or {host}: the node's number or name.",
+    ),
+    "swap files on a local disk": (
+        "gpt-125m",
+        [
+            "checkpoint.local_dir=/local",
+            "parallel.offload_optimizer.device=nvme",
+            "parallel.offload_optimizer.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: checkpoint.local_dir = /local\n"
+        "  does not go with parallel.offload_optimizer.device = nvme: DeepSpeed copies its swap files into "
+        "the checkpoint as they are. Set local_dir: null, or device: cpu.",
+    ),
+    "local checkpoints without a place": (
+        "gpt-125m",
+        ["checkpoint.local_save_interval_steps=10"],
+        "@: checkpoint.local_save_interval_steps = 10\n"
+        "  is about checkpoints on the nodes' own disks, and checkpoint.local_dir is null. Set local_dir, "
+        "/local/nvme/nbtrain for example, or local_save_interval_steps: null.",
+    ),
+    "local checkpoints that are rarer": (
+        "gpt-125m",
+        ["checkpoint.local_dir=/local", "checkpoint.local_save_interval_steps=1000"],
+        "@: checkpoint.local_save_interval_steps = 1000\n"
+        "  must be less than save_interval_steps(100), at which a checkpoint is written to the nodes' disks "
+        "anyway. Set 10 for example, or null.",
+    ),
     "Ulysses with tensor ranks": (
         "gpt-13b-4xdp-4xpp-4xtp",
         ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],

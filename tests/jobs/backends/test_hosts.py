@@ -258,6 +258,14 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
         ),
         ({"token": None}, "of its own: a file written here is not seen there, and the ranks share their run"),
         ({"writable": False}, "b may not write to"),
+        (
+            {"local_disk": {"folder": "/nvme", "writable": False, "free": 10**12}},
+            "checkpoint.local_dir = /nvme/x: b may not write to /nvme. Make the folder there",
+        ),
+        (
+            {"local_disk": {"folder": "/nvme", "writable": True, "free": 10**4}},
+            "b has 0.01 MB free on /nvme, and its checkpoints need 0.85 MB. Free space there",
+        ),
         ({"scratch_free": 10**7}, "b: the disk of /tmp has 0.01 GB free, and a run needs 0.25 GB for"),
         (
             {"place": {"address": "127.0.0.1", "port": 1}},
@@ -281,7 +289,8 @@ def test_each_problem_of_a_host_is_named(
         return [answer_of("a", asked), answer_of("b", asked, **changes)]
 
     monkeypatch.setattr(checks, "run_everywhere", answers)
-    found = [str(problem) for problem in checks.obstacles(config())]
+    local = {"checkpoint.local_dir": "/nvme/x"}
+    found = [str(problem) for problem in checks.obstacles(config(**local))]
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from nbtrain.base import files, last_words
+from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import (
@@ -14,6 +15,7 @@ from nbtrain.base.records import (
     Heartbeat,
     JobRecord,
     ProcessIdentity,
+    ResumeCertificate,
     Rollback,
     TrainingProgress,
 )
@@ -401,6 +403,31 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
     assert record.attempts[0].lost_tokens == 5 * 8 * 16
     assert (record.resumed_from_step, record.attempts[1].resumed_from_step) == (4, 4)
     assert JobRecord.read(supervised.job.job_json) == record
+
+
+def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
+    """Until the next attempt has looked: then its certificate says from where it went on."""
+    run, journal, job = supervised.job.run, supervised.journal, supervised.job
+    LocalSaves([LocalSave(8, "id", ["a", "b"], job.job_id, 0, 0.0)]).keep(run)
+    journal.reached_step = 9
+    supervised.verdicts = [failure(retry=True), Verdict("SUCCEEDED", "done")]
+    supervised.run()
+    event = supervised.events("error")[0]
+    assert (event["checkpoint_step"], event["lost_tokens"]) == (8, 8 * 16)
+    said = "1 step (128 tokens) since the checkpoint of step 8 on the nodes' own disks is lost"
+    assert event["message"].endswith(said)
+    newest = AttemptRecord(1, 0.0, 1, 1, first_step=8)
+    journal.record.attempts = [AttemptRecord(0, 0.0, 1, 1, reached_step=9), newest]
+    ResumeCertificate("bit-exact", [], 4, None, 0.0, attempt=1, source="the run directory").write(
+        job.resume_json
+    )
+    journal.attempt_trains(None)
+    assert (newest.resumed_from_step, journal.record.attempts[0].lost_tokens) == (4, 5 * 8 * 16)
+    journal.end(Verdict("CANCELLED", "stopped"))
+    assert JobRecord.read(job.job_json).cause == (
+        "stopped; step 8 lies on the disks of a, b alone (checkpoint.local_dir): a resume on these nodes "
+        "goes on from it"
+    )
 
 
 def left(it, cause="stopped on request at step 4; saved"):

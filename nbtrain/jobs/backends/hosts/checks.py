@@ -20,6 +20,7 @@ from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
 from nbtrain.jobs.environment import package_version
 from nbtrain.jobs.obstacle import Obstacle, mistake, shortage, size
+from nbtrain.planner.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")
 # All hosts at once; a Python on a slow shared disk takes its time.
@@ -130,6 +131,7 @@ def looked_at(
         "token": str(token),
         "device": config.resources.device,
         "interface": config.backend.hosts.network_interface,
+        "local_dir": config.checkpoint.local_dir,
     }
     python_path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
     try:
@@ -156,6 +158,7 @@ def looked_at(
                 *_software(config, answer.host, found),
                 *_folders(answer.host, found, secret, token.parent),
                 *_network(config, answer.host, found),
+                *_local_disk(config, answer.host, found),
                 *_clock(answer.host, found, before, after),
             ]
         )
@@ -256,6 +259,24 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obsta
             f"{config.where('resources.gpus_per_node')}: the run needs {config.ranks_per_node} GPUs on each "
             f"machine; {host} has {len(gpus)}.",
             "Use machines that have them, or lower resources.gpus_per_node.",
+        )
+
+
+def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+    """The disk of checkpoint.local_dir can be written there, and has room."""
+    if (disk := found.get("local_disk")) is None:
+        return
+    where = f"{config.where('checkpoint.local_dir')}: checkpoint.local_dir = {config.checkpoint.local_dir}"
+    if not disk["writable"]:
+        yield mistake(
+            f"{where}: {host} may not write to {disk['folder']}.",
+            "Make the folder there, on a disk of its own, with the right to write, or name another one.",
+        )
+    elif disk["free"] < (needed := local_bytes(config)):
+        yield shortage(
+            f"{where}: {host} has {size(disk['free'])} free on {disk['folder']}, and its checkpoints need "
+            f"{size(needed)}.",
+            "Free space there, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
         )
 
 

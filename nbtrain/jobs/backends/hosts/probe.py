@@ -54,6 +54,16 @@ def gpus():
     return [gpu.name for gpu in visible_gpus()]
 
 
+def local_disk(path):
+    """The nearest folder there is for local checkpoints: {folder, writable, free}; None if none is wanted."""
+    if path is None:
+        return None
+    path = Path(path.replace("{host}", socket.gethostname()))
+    folder = next(one for one in (path, *path.parents) if one.is_dir())
+    writable = os.access(folder, os.W_OK | os.X_OK)
+    return {"folder": str(folder), "writable": writable, "free": shutil.disk_usage(folder).free}
+
+
 def boot_id():
     return (read("/proc/sys/kernel/random/boot_id") or "").strip()
 
@@ -76,6 +86,7 @@ def main(asked):
         "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
         "token": read(asked["token"]),
         "writable": os.access(Path(asked["token"]).parent, os.W_OK | os.X_OK),
+        "local_disk": local_disk(asked.get("local_dir")),
         "scratch": tempfile.gettempdir(),
         "scratch_free": shutil.disk_usage(tempfile.gettempdir()).free,
     }

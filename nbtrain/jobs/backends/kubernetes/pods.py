@@ -5,6 +5,7 @@ from typing import Any
 from nbtrain.jobs.backends.kubernetes.work import PodWork
 
 SHARED_MEMORY = "shared-memory"
+LOCAL_CHECKPOINTS = "local-checkpoints"
 MIB = 1 << 20
 
 
@@ -43,6 +44,9 @@ def volumes(work: PodWork) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "emptyDir": memory}]
     for claim, name in _claims(work).items():
         written.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+    if work.local_dir is not None:
+        # It outlives the container, not the pod.
+        written.append({"name": LOCAL_CHECKPOINTS, "emptyDir": {}})
     for number, secret in enumerate(work.section.secret_files):
         written.append({"name": f"secret-{number}", "secret": {"secretName": secret.secret}})
     return written
@@ -65,6 +69,8 @@ def mounts(work: PodWork) -> list[dict[str, Any]]:
         if mount.read_only:
             one["readOnly"] = True
         written.append(one)
+    if work.local_dir is not None:
+        written.append({"name": LOCAL_CHECKPOINTS, "mountPath": work.local_dir})
     for number, secret in enumerate(work.section.secret_files):
         written.append({"name": f"secret-{number}", "mountPath": secret.mount_path, "readOnly": True})
     return written

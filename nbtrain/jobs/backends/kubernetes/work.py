@@ -31,6 +31,8 @@ class PodWork:
     """Beside nbtrain's own."""
     grace_seconds: int
     """Time from TERM to KILL."""
+    local_dir: str | None = None
+    """The folder of the pod's own for checkpoints (checkpoint.local_dir), which no mount provides."""
 
     @property
     def name(self) -> str:
@@ -93,4 +95,14 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
         section=section,
         extra_labels=config.all_labels,
         grace_seconds=int(config.backend.shutdown_timeout_seconds) + POD_GRACE_SECONDS,
+        local_dir=own_folder(config, section),
     )
+
+
+def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
+    """Where an emptyDir is mounted for checkpoint.local_dir; None if a mount is there, or none is wanted."""
+    if config.checkpoint.local_dir is None:
+        return None
+    folder = config.checkpoint.local_dir.partition("/{")[0]
+    mounted = any(f"{folder}/".startswith(f"{mount.mount_path}/") for mount in section.mounts)
+    return None if mounted or not folder else folder

@@ -34,7 +34,7 @@ URL, TOKEN, CA_CERT = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TO
 def work_with() -> Callable[..., PodWork]:
     """A work of two pods with four GPUs: work_with("MPIJob", queue="gpu", nodes=1)."""
 
-    def make(workload: str, nodes: int = 2, **fields: Any) -> PodWork:
+    def make(workload: str, nodes: int = 2, local_dir: str | None = None, **fields: Any) -> PodWork:
         section = KubernetesConfig(workload=workload, **{**PLAIN, **fields})
         return PodWork(
             run="gpt-125m-4xdp",
@@ -49,6 +49,7 @@ def work_with() -> Callable[..., PodWork]:
             section=section,
             extra_labels=section.labels,
             grace_seconds=90,
+            local_dir=local_dir,
         )
 
     return make

@@ -5,7 +5,10 @@ import json
 import pytest
 import yaml
 
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, debug_patch, write
+from nbtrain.jobs.backends.kubernetes.work import own_folder
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 
 AGENT = (
@@ -124,6 +127,22 @@ def test_what_the_pods_ask_for(work_with):
         text = json.dumps(write(work_with(kind, **EVERYTHING)))
         for part in (*pod["volumes"], *pod["containers"][0]["volumeMounts"], asked, hub, pod["tolerations"]):
             assert json.dumps(part) in text, kind
+
+
+@pytest.mark.parametrize("kind", ["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"])
+def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
+    """Unless a volume is mounted there; {node} and {host} are folders inside."""
+    text = json.dumps(write(work_with(kind, local_dir="/local")))
+    for part in (
+        {"name": "local-checkpoints", "emptyDir": {}},
+        {"name": "local-checkpoints", "mountPath": "/local"},
+    ):
+        assert json.dumps(part) in text
+    assert "local-checkpoints" not in json.dumps(write(work_with(kind)))
+    section = KubernetesConfig(mounts=[{"claim": "nvme", "mount_path": "/nvme"}])
+    for folder, own in (("/local/{host}", "/local"), ("/nvme/x/{node}", None), ("/nvme2", "/nvme2")):
+        config = load("gpt-tiny", {"checkpoint.local_dir": folder})
+        assert own_folder(config, section) == own
 
 
 def test_queue_and_priority_have_their_own_place_in_each_kind(work_with):

@@ -1,0 +1,62 @@
+"""Copying files from a node's disk to the run directory: hashed on the way, at low priority, paced."""
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+
+# Large, so that the copying thread asks for the interpreter some hundred times a gigabyte.
+CHUNK_BYTES = 8 << 20
+# Of 19: training and loaders come first. Linux derives the priority of disk access from it.
+NICENESS = 10
+
+
+class Pace:
+    """Spends bytes no faster than a rate, over all files that are copied with it."""
+
+    def __init__(self, bytes_per_second: float | None):
+        self._rate = bytes_per_second
+        self._began, self._spent = time.monotonic(), 0
+
+    def spend(self, count: int) -> None:
+        """Note `count` bytes, and sleep if they came too early."""
+        if self._rate is None:
+            return
+        self._spent += count
+        early = self._spent / self._rate - (time.monotonic() - self._began)
+        if early > 0:
+            time.sleep(early)
+
+
+def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) -> None:
+    """Copy one file; it appears by rename, when it is on the disk.
+
+    Raises CheckpointError if the source is not what its record says ({bytes, sha256}), or on a disk error.
+    """
+    digest, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(expected["bytes"], 1))))
+    try:
+        with source.open("rb", buffering=0) as read, files.atomic_writer(target) as written:
+            while count := read.readinto(buffer):
+                digest.update(buffer[:count])
+                written.write(buffer[:count])
+                size += count
+                pace.spend(count)
+            if digest.hexdigest() != expected["sha256"]:
+                raise CheckpointError(f"{source}: does not have the SHA-256 that its record says")
+    except OSError as error:
+        raise CheckpointError(
+            f"{source} could not be copied to {target}: {error.strerror or error}"
+        ) from error
+
+
+def lower_priority() -> None:
+    """Of the calling thread alone: on Linux niceness belongs to a thread."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,185 @@
+"""Checkpoints on this node's own disk (checkpoint.local_dir): files of its ranks, part records, what stays.
+
+    <local_dir>/<run>-<run id>/
+      global_step<N>/
+        mp_rank_00_model_states.pt, ...   what this node's ranks wrote
+        parts/<rank>.json                 by rename, when all files of that rank are on the disk
+      view/global_step<N>/                links to the files that a resume reads: here, or in model/
+
+A part without its record does not count. Nothing here knows whether other nodes have theirs: local_resume.py
+asks them all. An OSError of this disk never ends a run: the state can still be written to model/.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.checkpoint_files import LocalSave, LocalSaves, local_folder
+from nbtrain.base.errors import RecordError
+from nbtrain.base.records import Record
+from nbtrain.base.rundir import CHECKPOINT_PATTERN, RunDir
+from nbtrain.checkpoint.copier import Pace
+from nbtrain.checkpoint.writer import Described
+from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES, node_checkpoint_bytes
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.agreement import gather_objects
+from nbtrain.parallel.startup import World
+
+PARTS = "parts"
+VIEW = "view"
+
+
+@dataclass
+class Part(Record):
+    """parts/<rank>.json: what one rank has written of one checkpoint."""
+
+    rank: int
+    world_size: int
+    step: int
+    save_id: str
+    job_id: str
+    attempt: int
+    coordinate: list[int]
+    """[pipeline, data, tensor] of the rank."""
+    files: Described
+    is_whole: bool = False
+    """Whether these files are the whole checkpoint, as every node has it with ZeRO 0."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """Of the whole checkpoint, but for its files; {} in parts that need not say it."""
+
+
+class LocalDisk:
+    """The folder of one run on this node's disk, and which ranks share it."""
+
+    def __init__(self, config: RunConfig, run: RunDir, world: World, job_id: str, attempt: int):
+        """Called by all ranks together. No folder is made."""
+        assert config.checkpoint.local_dir is not None
+        self.config, self.run, self.rank = config, run, world.rank
+        self.job_id, self.attempt = job_id, attempt
+        self.host = socket.gethostname()
+        # torchrun's name for it; a rank that is started by hand is on node 0.
+        self.node = int(os.environ.get("GROUP_RANK", "0"))
+        run_id = (run.record() or {}).get("run_id", "")
+        self.root = local_folder(config.checkpoint.local_dir, self.node, self.host) / f"{run.name}-{run_id}"
+        # Two nodes of one machine have a disk each if their folders differ, as {node} makes them.
+        places: list[tuple[str, str, int]] = gather_objects((self.host, str(self.root), self.node))
+        here = (self.host, str(self.root), self.node)
+        self.ranks_here = [rank for rank, place in enumerate(places) if place == here]
+        self.nodes = len(set(places))
+        self.lead_of = [places.index(place) for place in places]
+        """By rank: the first rank of its node, which acts for it."""
+        self.hosts = list(dict.fromkeys(host for host, _, _ in places))
+
+    @property
+    def is_lead(self) -> bool:
+        return self.lead_of[self.rank] == self.rank
+
+    def checkpoint(self, step: int) -> Path:
+        return self.root / f"global_step{step}"
+
+    def pace(self) -> Pace:
+        """This rank's share of checkpoint.local_copy_bytes_per_second."""
+        limit = self.config.checkpoint.local_copy_bytes_per_second
+        return Pace(limit / len(self.ranks_here) if limit else None)
+
+    def steps(self) -> list[int]:
+        """Steps of every folder here, whole or not, ascending."""
+        with contextlib.suppress(OSError):
+            found = (CHECKPOINT_PATTERN.fullmatch(entry.name) for entry in self.root.iterdir())
+            return sorted(int(match[1]) for match in found if match)
+        return []
+
+    def make_room(self, step: int) -> str:
+        """Remove what an earlier attempt has left of this step; why this disk takes no checkpoint, or "".
+
+        For the node's first rank.
+        """
+        folder = self.checkpoint(step)
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            self.root.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.root).free
+        except OSError as error:
+            return f"{self.host}: {self.root}: {error.strerror or error}"
+        needed = node_checkpoint_bytes(self.config, self.nodes) + SPARE_BYTES
+        if free >= needed:
+            return ""
+        return (
+            f"{self.host}: {self.root}: a node's part of a checkpoint needs {amounts.size(needed)} and "
+            f"{amounts.size(free)} are free"
+        )
+
+    def write_part(self, part: Part) -> None:
+        """From here on this rank's part counts. Raises OSError."""
+        folder = self.checkpoint(part.step) / PARTS
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write(folder / f"{part.rank}.json")
+
+    def parts(self) -> Iterator[Part]:
+        """Every part here whose files have the sizes of its record; what cannot be read is passed over."""
+        for step in self.steps():
+            folder = self.checkpoint(step)
+            for path in sorted((folder / PARTS).glob("*.json")):
+                with contextlib.suppress(OSError, RecordError):
+                    part = Part.read(path)
+                    if part is not None and all(
+                        (folder / name).stat().st_size == entry["bytes"] for name, entry in part.files.items()
+                    ):
+                        yield part
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Remove every checkpoint but those of the steps `keep`. For the node's first rank."""
+        for step in self.steps():
+            if step not in keep:
+                # The records first, so that a half removed part does not count.
+                shutil.rmtree(self.checkpoint(step) / PARTS, ignore_errors=True)
+                shutil.rmtree(self.checkpoint(step), ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove all of the run here: it is finished. For the node's first rank."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def view(self, step: int, names: Collection[str]) -> Path:
+        """The folder of links to the files of a checkpoint: to those here, else to where model/ has them.
+
+        For the node's first rank. Raises OSError.
+        """
+        shutil.rmtree(self.root / VIEW, ignore_errors=True)
+        view, here = self.view_of(step), self.checkpoint(step)
+        view.mkdir(parents=True)
+        for name in names:
+            local = here / name
+            (view / name).symlink_to(local if local.is_file() else self.run.checkpoint(step) / name)
+        return view
+
+    def view_of(self, step: int) -> Path:
+        return self.root / VIEW / f"global_step{step}"
+
+
+def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
+    """Rank 0: list a checkpoint that lies on the disks of all nodes, or (`copied`) counts in model/ now."""
+    listed = LocalSaves.of(disk.run)
+    known = next((save for save in listed.saves if save.save_id == save_id), None)
+    if known is None:
+        # A copy may end after newer local saves; a new save follows a resume from an older step.
+        newer = [save for save in listed.saves if copied and save.step > step]
+        older = [save for save in listed.saves if save.step < step]
+        known = LocalSave(step, save_id, disk.hosts, disk.job_id, disk.attempt, time.time())
+        listed.saves = [*older, known, *newer]
+    known.copied = known.copied or copied
+    listed.keep(disk.run)
+
+
+def note_resumed(run: RunDir, step: int, job_id: str, attempt: int) -> None:
+    """Rank 0: this attempt trains on from `step`; what lies beyond it on any disk is of another past."""
+    if run.local_json.exists():
+        saves = [save for save in LocalSaves.of(run).saves if save.step <= step]
+        LocalSaves(saves, job_id, attempt).keep(run)

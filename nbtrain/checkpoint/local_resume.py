@@ -1,0 +1,320 @@
+"""Which checkpoint on the nodes' own disks a resume goes on from, and how each rank gets what it needs.
+
+    every node lists its parts -> the newest step that is whole over all nodes -> SHA-256 of what is read
+    same layout      what some rank needs of another node is pushed to model/; each rank reads a view of
+                     links, and the rest is copied in the background (Saver.complete)
+    another layout   all is copied to model/, where reshape.py reads it
+
+A part counts wherever it lies: nodes may have changed their numbers. If a part is missing, the step is passed
+over, with an event that says what is missing, and an older one or the newest whole one in model/ is used.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import LocalSaves, newest_checkpoint_step, only_on_nodes
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import certificate
+from nbtrain.checkpoint.copier import copy_file, lower_priority
+from nbtrain.checkpoint.describe import layout
+from nbtrain.checkpoint.load import choose
+from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local, note_resumed
+from nbtrain.checkpoint.save import make_room, publish_manifest
+from nbtrain.checkpoint.store import OPTIMIZER_FILE
+from nbtrain.checkpoint.writer import Described
+from nbtrain.parallel.agreement import broadcast_object, gather_objects
+from nbtrain.parallel.startup import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Start:
+    """What a run goes on from."""
+
+    manifest: dict[str, Any] | None
+    """None: from the beginning."""
+    folder: Path | None = None
+    """Where this rank reads it; None: in model/."""
+    source: str = ""
+    """Which disk was chosen, and why; "" without checkpoint.local_dir."""
+    rest: "Rest | None" = None
+    """What is still to be copied to model/."""
+
+
+@dataclass
+class Rest:
+    """A checkpoint that is used where it lies, and what of it this rank has to copy to model/."""
+
+    step: int
+    save_id: str
+    manifest: dict[str, Any]
+    copy: Callable[[], Described]
+    """Raises CheckpointError."""
+
+
+@dataclass
+class Candidate:
+    """One save of one step, as all nodes together have it."""
+
+    step: int
+    save_id: str
+    parts: dict[int, Part]
+    """By the rank that wrote it."""
+    holders: dict[int, list[int]]
+    """By the same rank: the first ranks of the nodes that have the part now, the rank's own node first."""
+
+    def missing(self) -> str:
+        """Which parts are on none of the nodes, in words; "" if it is whole."""
+        if any(part.is_whole and self.holders[rank] for rank, part in self.parts.items()):
+            return ""
+        size = next(iter(self.parts.values())).world_size
+        lost = [rank for rank in range(size) if not self.holders.get(rank)]
+        if not lost:
+            return ""
+        named = ", ".join(map(str, lost[:8])) + (" and more" if len(lost) > 8 else "")
+        return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is on none of the nodes"
+
+    def chosen(self) -> dict[int, Part]:
+        """The parts that make up the checkpoint, by rank: one that is whole, or all."""
+        for rank, part in sorted(self.parts.items()):
+            if part.is_whole and self.holders[rank]:
+                return {rank: part}
+        return {rank: part for rank, part in sorted(self.parts.items()) if part.files or part.manifest}
+
+
+def choose_start(
+    run: RunDir, world: World, events: EventWriter | None, disk: LocalDisk | None, job_id: str, attempt: int
+) -> Start:
+    """The newest checkpoint that is whole: in model/, or on the nodes' own disks. By all ranks together.
+
+    Raises CheckpointError if there are checkpoints in model/ and none anywhere is whole.
+    """
+    start = Start(choose(run, world, events)) if disk is None else _choose_start(run, world, events, disk)
+    if world.rank == 0:
+        note_resumed(run, start.manifest["step"] if start.manifest else 0, job_id, attempt)
+    return start
+
+
+def _choose_start(run: RunDir, world: World, events: EventWriter | None, disk: LocalDisk) -> Start:
+    passed_over: list[str] = []
+
+    def local(newer_than: int) -> Start | None:
+        return _newest_local(disk, events, newer_than, passed_over)
+
+    shared = broadcast_object((newest_checkpoint_step(run) or 0) if world.rank == 0 else 0)
+    assert isinstance(shared, int)
+    if start := local(shared):
+        return start
+    try:
+        manifest = choose(run, world, events)
+    except CheckpointError:
+        # What lies in model/ is torn; the nodes may have it whole.
+        if start := local(0):
+            return start
+        raise
+    step = manifest["step"] if manifest else 0
+    if step < shared and (start := local(step)):
+        return start
+    source = f"the run directory{''.join(f'; {words}' for words in dict.fromkeys(passed_over))}"
+    return Start(manifest, source=source)
+
+
+def _newest_local(
+    disk: LocalDisk, events: EventWriter | None, newer_than: int, passed_over: list[str]
+) -> Start | None:
+    """The newest checkpoint of the nodes' disks that is whole, if it is newer; else events say why not."""
+    found = _candidates(disk)
+    if disk.rank == 0 and not found and (save := only_on_nodes(disk.run)) and save.step > newer_than:
+        hosts, now = ", ".join(save.hosts), ", ".join(disk.hosts)
+        words = f"it was saved on {hosts}, and no part of it is on {now}"
+        _pass_over(save.step, words, events, passed_over)
+    for candidate in found:
+        if candidate.step <= newer_than:
+            continue
+        void = broadcast_object(_why_void(disk.run, candidate) if disk.rank == 0 else "")
+        reason = str(void) or candidate.missing() or _check_contents(disk, candidate)
+        if not reason:
+            _make_room(disk, candidate.step)
+            try:
+                start = _fetch(disk, candidate, newer_than)
+            except CheckpointError as error:
+                reason = str(error)
+                if disk.rank == 0:
+                    shutil.rmtree(disk.run.checkpoint(candidate.step), ignore_errors=True)
+            else:
+                if events is not None:
+                    logger.info("goes on from %s", start.source)
+                    events.write("checkpoint", f"goes on from {start.source}", step=candidate.step)
+                return start
+        _pass_over(candidate.step, reason, events, passed_over)
+    return None
+
+
+def _make_room(disk: LocalDisk, step: int) -> None:
+    """The run directory must take the checkpoint, torn folders of it removed. Raises CheckpointError."""
+    problem = None
+    if disk.rank == 0:
+        problem = make_room(disk.run, disk.config, disk.run.checkpoint(step))
+    if agreed := broadcast_object(problem):
+        raise CheckpointError(str(agreed))
+
+
+def _pass_over(step: int, reason: str, events: EventWriter | None, passed_over: list[str]) -> None:
+    words = f"step {step} of the nodes' own disks is not used: {reason}"
+    if words not in passed_over and events is not None:
+        logger.warning("%s", words)
+        events.write("warning", words, step=step)
+    passed_over.append(words)
+
+
+def _candidates(disk: LocalDisk) -> list[Candidate]:
+    """Every save of which a node has a part, the newest step first; the same on all ranks."""
+    listed = gather_objects([asdict(part) for part in disk.parts()] if disk.is_lead else [])
+    found: dict[tuple[int, str], Candidate] = {}
+    for lead, parts in enumerate(listed):
+        for part in (Part(**fields) for fields in parts):
+            key = part.step, part.save_id
+            candidate = found.setdefault(key, Candidate(*key, {}, {}))
+            candidate.parts.setdefault(part.rank, part)
+            candidate.holders.setdefault(part.rank, []).append(lead)
+    for candidate in found.values():
+        for rank, leads in candidate.holders.items():
+            own = disk.lead_of[rank] if rank < len(disk.lead_of) else -1
+            leads.sort(key=lambda lead: (lead != own, lead))
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def _why_void(run: RunDir, candidate: Candidate) -> str:
+    """Rank 0: why a save must not be used, although it may be whole; "" if it may."""
+    known = LocalSaves.of(run)
+    listed = next((save for save in known.saves if save.save_id == candidate.save_id), None)
+    part = next(iter(candidate.parts.values()))
+    made = part.job_id, part.attempt
+    if any(made <= (one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)):
+        return "a rollback came after it"
+    if listed is None and made < (known.job_id, known.attempt):
+        return "the run has gone on from another checkpoint since"
+    if listed is not None and listed.copied and not run.checkpoint(candidate.step).exists():
+        return f"its copy {run.checkpoint(candidate.step).name} was removed from the run directory"
+    return ""
+
+
+def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
+    """Read what every node has of it, all ranks a share; copies that are damaged count no more."""
+    damaged: list[tuple[int, int, str]] = []
+    lead, folder = disk.lead_of[disk.rank], disk.checkpoint(candidate.step)
+    here = [
+        (rank, name, part.files[name]["sha256"])
+        for rank, part in sorted(candidate.parts.items())
+        if lead in candidate.holders[rank]
+        for name in sorted(part.files)
+    ]
+    own = disk.ranks_here.index(disk.rank)
+    for rank, name, expected in here[own :: len(disk.ranks_here)]:
+        try:
+            sound = files.sha256_of(folder / name) == expected
+        except OSError:
+            sound = False
+        if not sound:
+            damaged.append(
+                (rank, lead, f"{disk.host}: {folder / name} does not have the SHA-256 of its record")
+            )
+    words = ""
+    for rank, holder, said in (one for share in gather_objects(damaged) for one in share):
+        words = words or said
+        if holder in candidate.holders[rank]:
+            candidate.holders[rank].remove(holder)
+    return words if words and candidate.missing() else ""
+
+
+def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
+    """Bring to every rank what it needs. Raises CheckpointError, on all ranks."""
+    config, run, step = disk.config, disk.run, candidate.step
+    chosen = candidate.chosen()
+    body = next(part.manifest for part in chosen.values() if part.manifest)
+    described = {
+        name: {**entry, "rank": part.coordinate}
+        for part in chosen.values()
+        for name, entry in part.files.items()
+    }
+    manifest = {**body, "files": dict(sorted(described.items()))}
+    same = (
+        not certificate.layout_words(manifest["layout"], layout(config))
+        and manifest["padded_vocab_size"] == config.padded_vocab_size
+    )
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    first, later = _shares(disk, candidate, chosen, same)
+    _agree(lambda: _copy(disk, step, first, folder))
+    nodes = amounts.counted(disk.nodes, "node")
+    newer = f"newer than step {shared} in the run directory" if shared else "the run directory has none"
+    source = f"step {step} on the disks of {nodes} ({', '.join(disk.hosts)}), {newer}"
+    if not same:
+        if disk.rank == 0:
+            publish_manifest(run, step, manifest)
+            note_local(disk, step, candidate.save_id, copied=True)
+        broadcast_object(None)
+        return Start(manifest, source=f"{source}; copied to it, because the layout has changed")
+    _agree(lambda: disk.view(step, manifest["files"]) if disk.is_lead else None)
+
+    def copy_rest() -> Described:
+        lower_priority()
+        _copy(disk, step, later, folder)
+        return {}
+
+    return Start(manifest, disk.view_of(step), source, Rest(step, candidate.save_id, manifest, copy_rest))
+
+
+def _shares(
+    disk: LocalDisk, candidate: Candidate, chosen: dict[int, Part], same: bool
+) -> tuple[Described, Described]:
+    """The files that this rank copies before anything is read, and those that have time."""
+    first: Described = {}
+    later: Described = {}
+    leads = sorted(set(disk.lead_of))
+    for rank, part in chosen.items():
+        holder = candidate.holders[rank][0]
+        copiers = [one for one, lead in enumerate(disk.lead_of) if lead == holder]
+        if copiers[rank % len(copiers)] != disk.rank:
+            continue
+        for name, entry in part.files.items():
+            # The optimizer's state is read by the rank that wrote it, anything else by others too.
+            own = OPTIMIZER_FILE.search(name) is not None
+            readers = [disk.lead_of[rank]] if own and same else leads
+            at_hand = [one for one in leads if _has(candidate, one, name)]
+            wave = later if same and set(readers) <= set(at_hand) else first
+            wave[name] = entry
+    return first, later
+
+
+def _has(candidate: Candidate, lead: int, name: str) -> bool:
+    """Whether a node has a file of this name, of whichever rank."""
+    return any(
+        lead in candidate.holders[rank] and name in part.files for rank, part in candidate.parts.items()
+    )
+
+
+def _copy(disk: LocalDisk, step: int, wanted: Described, folder: Path) -> None:
+    pace = disk.pace()
+    for name, entry in wanted.items():
+        copy_file(disk.checkpoint(step) / name, folder / name, entry, pace)
+
+
+def _agree(work: Callable[[], object]) -> None:
+    """Do this rank's share of something; if it fails on any rank, CheckpointError on all."""
+    said = ""
+    try:
+        work()
+    except (CheckpointError, OSError) as error:
+        said = str(error)
+    if errors := [one for one in gather_objects(said) if one]:
+        raise CheckpointError(errors[0])

@@ -1,0 +1,196 @@
+"""Saving to the nodes' own disks first (checkpoint.local_dir), and copying from there to the run directory.
+
+    begin    is there room on every node? -> where this rank's files go
+    keep     this rank's part record: from here on its part counts on its node
+    confirm  all ranks: has every one its part? -> model/local.json, then prune
+    copy     this rank's files to model/, in the background
+
+A disk that takes no more costs its node's ranks the local part, never the run: their files go to model/ at
+once; a save that was to stay on the nodes is left out. Both are an event.
+"""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.checkpoint.copier import copy_file, lower_priority
+from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.local_disk import LocalDisk, Part, note_local
+from nbtrain.checkpoint.writer import BackgroundSave, CheckpointWriter, Described
+from nbtrain.parallel.agreement import broadcast_object, gather_objects
+
+
+class LocalPart:
+    """This rank's part of one checkpoint: first on its node's disk, then, if `folder` is one, in model/."""
+
+    def __init__(self, saves: "NodeSaves", step: int, save_id: str, folder: Path | None, refused: str):
+        self._saves, self._disk = saves, saves.disk
+        self.step, self.save_id, self.folder = step, save_id, folder
+        self.refused = refused
+        """Why the part is not on the node's disk; "" if it is, or may still come there."""
+        self.target = folder if refused and folder is not None else self._disk.checkpoint(step)
+        """Where DeepSpeed's files of this rank go."""
+        disk = self._disk
+        uncut = disk.config.parallel.zero_stage == 0
+        self.is_copy = uncut and disk.is_lead and disk.rank != 0 and not refused
+        """Whether this rank writes a whole checkpoint too, so that its node alone is enough: ZeRO 0."""
+        self._manifest: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def written_by(self, engine: Any) -> Iterator[None]:
+        """Have DeepSpeed's `engine` write what the node is to have; of a copy nothing goes to model/."""
+        if not self.is_copy:
+            yield
+            return
+        before, engine.save_non_zero_checkpoint = engine.save_non_zero_checkpoint, True
+        try:
+            yield
+        finally:
+            engine.save_non_zero_checkpoint = before
+
+    def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
+        """Once DeepSpeed has begun to save: the writer's lists, and the manifest ({} on most ranks)."""
+        self._writer, self._manifest = writer, manifest
+        # The next save has lists of its own; these may still be filled in the background.
+        self._files, self._direct = writer.described, writer.direct
+
+    def keep(self) -> None:
+        """Write the part's record, if the files are on the node's disk."""
+        self.refused = self.refused or self._writer.refused
+        if self.refused:
+            return
+        disk, topology = self._disk, self._disk.config.topology
+        is_whole = disk.config.parallel.zero_stage == 0 and bool(self._files)
+        try:
+            disk.write_part(
+                Part(
+                    rank=disk.rank,
+                    world_size=self._saves.live.world.size,
+                    step=self.step,
+                    save_id=self.save_id,
+                    job_id=disk.job_id,
+                    attempt=disk.attempt,
+                    coordinate=list(topology.coordinate(0 if is_whole else disk.rank)),
+                    files=self._files,
+                    is_whole=is_whole,
+                    manifest=self._manifest,
+                )
+            )
+        except OSError as error:
+            self.refused = f"{disk.host}: {error}"
+
+    def copy(self) -> Described:
+        """Copy to model/ what is not there; this rank's files. Raises CheckpointError."""
+        assert self.folder is not None
+        if self.is_copy:
+            return {}
+        wanted = {} if self.target == self.folder else self._files
+        source = self._disk.checkpoint(self.step)
+        lower_priority()
+        pace = self._disk.pace()
+        for name, entry in wanted.items():
+            if name not in self._direct:
+                copy_file(source / name, self.folder / name, entry, pace)
+        return self._files
+
+    def note_copied(self) -> None:
+        """Rank 0: the checkpoint counts in model/."""
+        self._saves.note(self.step, self.save_id, copied=True)
+
+
+class NodeSaves:
+    """The checkpoints of one run on the nodes' disks, as this rank makes them."""
+
+    def __init__(self, disk: LocalDisk, live: LiveRun):
+        self.disk, self.live = disk, live
+        self._pending: LocalPart | None = None
+        self._keeping: BackgroundSave | None = None
+        self._confirmed: list[int] = []
+        self._copying: int | None = None
+        self._is_refused = False
+        self._listing = threading.Lock()
+
+    def copying(self, step: int) -> None:
+        """The checkpoint of `step` stays until it is in model/."""
+        self._copying = step
+
+    def begin(self, step: int, writer: CheckpointWriter, folder: Path | None) -> LocalPart | None:
+        """The part to write of the checkpoint of `step`; `folder` None: it stays on the nodes.
+
+        None if it is to stay on the nodes and one of them has no room. Called by all ranks together.
+        """
+        save_id = str(broadcast_object(secrets.token_hex(8)))
+        refusals = gather_objects(self.disk.make_room(step) if self.disk.is_lead else "")
+        refused = next(filter(None, refusals), "")
+        if refused:
+            self._tell_refused(step, refused, folder)
+        if folder is None and refused:
+            return None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.copying(step)
+        mine = refusals[self.disk.lead_of[self.disk.rank]]
+        self._pending = part = LocalPart(self, step, save_id, folder, mine)
+        writer.aim(is_local=not mine, instead=None if part.is_copy else folder)
+        return part
+
+    def keep_in_background(self, writer: CheckpointWriter, part: LocalPart) -> None:
+        """Write what the writer has copied to the node's disk while training goes on."""
+        self._keeping = BackgroundSave(
+            writer, part.target, self.disk.rank, self.live.world.size, None, keep=part.keep
+        )
+
+    def confirm(self) -> None:
+        """Learn whether all ranks have their parts of the newest checkpoint; then older ones go.
+
+        Called by all ranks together, once its files are written or are being written by
+        keep_in_background().
+        """
+        part, self._pending = self._pending, None
+        keeping, self._keeping = self._keeping, None
+        if part is None:
+            return
+        if keeping is not None:
+            part.refused = part.refused or keeping.wait_kept() or ""
+        disk, step = self.disk, part.step
+        refused = next(filter(None, gather_objects(part.refused)), "")
+        if refused:
+            self._tell_refused(step, refused, part.folder)
+        else:
+            self._is_refused = False
+            self._confirmed.append(step)
+            if disk.rank == 0:
+                # On a full disk it is missing from the list; the next resume looks at the disks themselves.
+                with contextlib.suppress(OSError):
+                    self.note(step, part.save_id, copied=False)
+                where = f"saved on the disks of {amounts.counted(disk.nodes, 'node')}"
+                then = "" if part.folder is None else ", from where it is copied to the run directory"
+                self.live.tell(
+                    "checkpoint", f"checkpoint of step {step} {where}{then}", step=step, local=True
+                )
+        if disk.is_lead:
+            disk.prune(self._kept())
+
+    def note(self, step: int, save_id: str, copied: bool) -> None:
+        """Rank 0: list a checkpoint in model/local.json; from the main thread and the copying one."""
+        with self._listing:
+            note_local(self.disk, step, save_id, copied)
+
+    def _kept(self) -> set[int]:
+        kept = set(self._confirmed[-self.disk.config.checkpoint.local_keep_last :])
+        if self._copying is not None and not self.disk.run.checkpoint_manifest(self._copying).exists():
+            kept.add(self._copying)
+        return kept
+
+    def _tell_refused(self, step: int, refused: str, folder: Path | None) -> None:
+        """Every copy to model/ that goes another way, but the same trouble of local saves once."""
+        if folder is None and self._is_refused:
+            return
+        self._is_refused = True
+        instead = "it is not saved" if folder is None else "it is written to the run directory instead"
+        message = f"checkpoint of step {step}: {refused}; {instead}"
+        self.live.tell("warning", message, step=step)

@@ -1,0 +1,72 @@
+"""What lies on the nodes' own disks (model/local.json), as every reader of a run directory understands it."""
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import (
+    LISTED_LOCAL_SAVES,
+    LocalSave,
+    LocalSaves,
+    local_folder,
+    newest_saved_step,
+    on_nodes_words,
+    only_on_nodes,
+)
+from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import RunDir
+
+JOB = "20261121-031500-a1b2"
+
+
+def save(step: int, attempt: int = 0, copied: bool = False) -> LocalSave:
+    return LocalSave(step, f"id{step}", ["node-a", "node-b"], JOB, attempt, 0.0, copied)
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDir:
+    """A run whose step 10 counts in model/."""
+    run = RunDir(tmp_path / "run")
+    run.checkpoint(10).mkdir(parents=True)
+    files.write_json(run.checkpoint_manifest(10), {"schema_version": 2, "files": {}})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("saves", "newest"),
+    [
+        ([], 10),
+        ([save(8)], 10),
+        ([save(10)], 10),
+        ([save(10, copied=True), save(12)], 12),
+        ([save(12, copied=True)], 10),
+    ],
+)
+def test_the_newest_step_that_a_resume_may_find(run, saves, newest):
+    """On the nodes if it is newer than all in model/ and was not copied: its removal there was meant."""
+    LocalSaves(saves).keep(run)
+    assert newest_saved_step(run) == newest
+    assert (only_on_nodes(run) is None) == (newest == 10)
+
+
+def test_a_rollback_goes_back_to_what_counts(run):
+    """What the nodes saved before it is void, what they save in a later attempt is not."""
+    rollback = Rollback(JOB, 1, 0.0, 13, 10, 40, 52, "NaN")
+    rollback.append(run.rollbacks_json)
+    LocalSaves([save(12, attempt=1)]).keep(run)
+    assert only_on_nodes(run) is None and on_nodes_words(run) == ""
+    LocalSaves([save(12, attempt=2)]).keep(run)
+    assert on_nodes_words(run) == (
+        "step 12 lies on the disks of node-a, node-b alone (checkpoint.local_dir): a resume on these nodes "
+        "goes on from it"
+    )
+
+
+def test_the_list_is_bounded(run):
+    """The newest stay."""
+    LocalSaves([save(step) for step in range(20, 200)]).keep(run)
+    assert [one.step for one in LocalSaves.of(run).saves] == list(range(200 - LISTED_LOCAL_SAVES, 200))
+
+
+def test_the_folder_of_a_node():
+    """Number and name are filled in."""
+    assert str(local_folder("/nvme/{host}/n{node}", 3, "gpu-7")) == "/nvme/gpu-7/n3"

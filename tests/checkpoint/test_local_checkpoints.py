@@ -1,0 +1,242 @@
+"""checkpoint.local_dir: saved on the nodes' disks first; a resume takes the newest that is whole."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.checkpoint_files import LocalSaves, newest_checkpoint_step, on_nodes_words, only_on_nodes
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import manifest as manifests
+from tests.train import launch
+
+pytestmark = pytest.mark.slow
+
+STEPS = 8
+# Dropout is on: a resume must restore it.
+RUN = {
+    "model.hidden_size": 32,
+    "batch.train_tokens": STEPS * 4 * 32,
+    "checkpoint.save_interval_steps": 4,
+    "parallel.data_parallel_size": 2,
+    "evaluation.eval_iters": 0,
+}
+
+
+class Nodes:
+    """Two ranks, each on a node of its own, which is a folder of its own."""
+
+    def __init__(self, server, data_home: Path, root: Path):
+        self.server, self.data_home, self.root = server, data_home, root
+
+    def make(self, name: str, **overrides) -> RunDir:
+        local = {
+            "checkpoint.local_dir": f"{self.root}/local/{{node}}",
+            "checkpoint.local_save_interval_steps": 1,
+        }
+        return launch.make_run(self.root, {**RUN, **local, **overrides}, name)
+
+    def local(self, run: RunDir, node: int) -> Path:
+        """The folder of a run on a node's disk."""
+        return self.root / "local" / str(node) / f"{run.name}-{run.record()['run_id']}"
+
+    def steps(self, run: RunDir, node: int) -> set[int]:
+        """Steps with a record of the node's rank."""
+        records = self.local(run, node).glob(f"global_step*/parts/{node}.json")
+        return {int(path.parents[1].name.removeprefix("global_step")) for path in records}
+
+    def start(self, run: RunDir, *what, ranks: int = 2):
+        job = run.newest_job()
+        return self.server.start(
+            ranks,
+            "tests.train.node_rank:main",
+            [str(run.path), *what],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={"NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id},
+            sys_path=[launch.REPOSITORY],
+            timeout_seconds=900,
+        )
+
+    def train(self, run: RunDir, *what, ranks: int = 2) -> None:
+        ended = self.server.wait(self.start(run, *what, ranks=ranks))
+        assert ended.succeeded, ended.last_words(40)
+
+    def kill(self, run: RunDir, step: int, kept: set[int]) -> None:
+        """Train until the copy of `step` hangs and both nodes hold the steps `kept`; then kill -9.
+
+        Training hangs in the step after the last of these.
+        """
+        launch.order_faults(run, {"step": max(kept) + 1, "do": "hang", "rank": 0})
+        started = self.start(run, "hang", step)
+        deadline = time.monotonic() + 600
+        half = run.checkpoint(step)
+        while any(self.steps(run, node) != kept for node in (0, 1)) or not list(half.glob(".*.half.tmp")):
+            assert time.monotonic() < deadline and Path(f"/proc/{started.pids[0]}/exe").exists()
+            time.sleep(0.05)
+        for pid in started.pids:
+            os.kill(pid, signal.SIGKILL)
+        self.server.wait(started)
+
+
+@pytest.fixture
+def nodes(fork_server, data_home, tmp_path) -> Nodes:
+    return Nodes(fork_server, data_home, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def interrupted(fork_server, data_home, tmp_path_factory):
+    """(the losses of a run that nobody interrupted, a folder with one that was killed after step 6).
+
+    Killed with -9 while step 6 was being copied: both nodes hold 5 and 6, the run directory holds 3.
+    """
+    nodes = Nodes(fork_server, data_home, tmp_path_factory.mktemp("killed"))
+    straight = launch.make_run(nodes.root, RUN, "straight")
+    nodes.train(straight)
+    run = nodes.make("run", **{"checkpoint.save_interval_steps": 3, "checkpoint.local_keep_last": 2})
+    nodes.kill(run, 6, {5, 6})
+    return launch.trace(straight), nodes.root
+
+
+@pytest.fixture
+def killed(interrupted, nodes) -> RunDir:
+    """A copy of the killed run and of its nodes' disks, with a new job."""
+    _, before = interrupted
+    shutil.copytree(before, nodes.root, dirs_exist_ok=True)
+    run = RunDir(nodes.root / "output" / "run")
+    text = run.config_yaml.read_text()
+    run.config_yaml.write_text(text.replace(str(before), str(nodes.root)))
+    launch.new_job(run)
+    return run
+
+
+def events(run: RunDir, kind: str, newest: bool = True) -> list[str]:
+    jobs = [run.newest_job()] if newest else [run.job(job) for job in run.job_ids()]
+    return [event["message"] for job in jobs for event in read_events(job) if event["kind"] == kind]
+
+
+def resumed(run: RunDir) -> ResumeCertificate:
+    made = ResumeCertificate.read(run.newest_job().resume_json)
+    assert made is not None
+    return made
+
+
+def damage(path: Path) -> None:
+    """Another byte in the middle of a file, of the same size."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, nodes, killed):
+    """Each node still has its part: used where it lies, copied behind, bit for bit the uninterrupted run."""
+    host = os.uname().nodename
+    assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
+    assert on_nodes_words(killed) == (
+        f"step 6 lies on the disks of {host} alone (checkpoint.local_dir): a resume on these nodes goes on "
+        "from it"
+    )
+    nodes.train(killed)
+    straight, _ = interrupted
+    assert launch.trace(killed) == straight
+    made = resumed(killed)
+    assert (made.kind, made.reasons, made.step) == ("bit-exact", [], 6)
+    assert made.source == f"step 6 on the disks of 2 nodes ({host}), newer than step 3 in the run directory"
+    assert events(killed, "warning") == []
+    saved = "checkpoint of step {} saved"
+    assert [said for said in events(killed, "checkpoint") if said.endswith("saved")] == [
+        saved.format(6), saved.format(8)
+    ]  # fmt: skip
+    assert killed.checkpoint_steps() == [6, 8] and only_on_nodes(killed) is None
+    assert [manifests.problem(killed.checkpoint(step)) for step in (6, 8)] == [None, None]
+    # Finished: nothing of the run stays on the nodes.
+    assert [nodes.local(killed, node).exists() for node in (0, 1)] == [False, False]
+
+
+def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
+    """What its rank wrote is on no node: the newest whole one that was copied is used, with the reason."""
+    shutil.rmtree(nodes.root / "local" / "1")
+    nodes.train(killed)
+    straight, _ = interrupted
+    assert launch.trace(killed) == straight
+    reason = "is not used: what rank 1 wrote is on none of the nodes"
+    assert events(killed, "warning") == [
+        *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
+        "checkpoint global_step6 is not used: it has no manifest.json: its writing was cut off; trying the "
+        "one before it",
+    ]
+    made = resumed(killed)
+    assert (made.kind, made.step) == ("bit-exact", 3)
+    assert made.source.startswith(f"the run directory; step 6 of the nodes' own disks {reason}")
+
+
+def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
+    """The nodes have changed their numbers: each pushes what the other needs. Damaged parts do not count."""
+    local = nodes.root / "local"
+    for before, now in ((0, "x"), (1, 0), ("x", 1)):
+        (local / str(before)).rename(local / str(now))
+    damage(next(nodes.local(killed, 0).glob("global_step6/*optim_states.pt")))
+    nodes.train(killed)
+    straight, _ = interrupted
+    assert launch.trace(killed) == straight
+    [said] = events(killed, "warning")
+    assert "step 6 of the nodes' own disks is not used" in said
+    assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 of its record")
+    assert resumed(killed).step == 5
+
+
+def test_another_layout_reads_them_too(nodes, killed):
+    """One rank on one node, which sees both parts: all is copied first, then read as from any layout."""
+    both = nodes.root / "local"
+    shutil.copytree(both / "1", both / "0", dirs_exist_ok=True)
+    text = killed.config_yaml.read_text()
+    killed.config_yaml.write_text(text.replace("data_parallel_size: 2", "data_parallel_size: 1"))
+    launch.new_job(killed)
+    nodes.train(killed, ranks=1)
+    made = resumed(killed)
+    assert (made.kind, made.step) == ("data-exact", 6)
+    assert made.source.endswith("; copied to it, because the layout has changed")
+    assert manifests.problem(killed.checkpoint(6)) is None
+
+
+def test_with_zero_0_one_node_is_enough(nodes):
+    """Every node holds a whole copy; also of a run that saves from host memory in the background."""
+    overrides = {"parallel.zero_stage": 0, "checkpoint.async_save": True, "checkpoint.save_interval_steps": 5}
+    run = nodes.make("copies", **overrides)
+    nodes.kill(run, 5, {5, 6})
+    shutil.rmtree(nodes.root / "local" / "0")
+    launch.new_job(run)
+    nodes.train(run)
+    made = resumed(run)
+    assert (made.kind, made.step) == ("bit-exact", 6)
+    assert run.checkpoint_steps() == [6, STEPS]
+    names = {path.name for path in manifests.payload(run.checkpoint(6))}
+    assert names == {"mp_rank_00_model_states.pt"}
+
+
+def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nodes):
+    """Of that node alone, with a warning; a save that was to stay on the nodes is left out."""
+    run = nodes.make("full")
+    nodes.train(run, "full", 4)
+    straight, _ = interrupted
+    assert launch.trace(run) == straight
+    [said] = events(run, "warning")
+    assert said.startswith("checkpoint of step 4: ") and "File too large" in said
+    assert said.endswith("; it is written to the run directory instead")
+    assert run.checkpoint_steps() == [4, 8] and manifests.problem(run.checkpoint(4)) is None
+    assert [save.step for save in LocalSaves.of(run).saves] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_stop_waits_for_the_copy(nodes):
+    """The last step counts in the run directory, although the next local save was far from a copy."""
+    run = nodes.make("stopped", **{"checkpoint.local_copy_bytes_per_second": 2_000_000})
+    launch.order_faults(run, {"step": 3, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
+    nodes.train(run)
+    reached = max(launch.trace(run))
+    assert reached < STEPS and newest_checkpoint_step(run) == reached and only_on_nodes(run) is None
+    # A stopped run may go on here: the newest stays on the nodes.
+    assert [path.name for path in nodes.local(run, 0).glob("global_step*")] == [f"global_step{reached}"]

@@ -252,6 +252,9 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
     if it.place is not None:
         it.place.give_up()
     ended = hold(it.job, it.journal, it.asked, verdict)
+    if ended is None and it.config.backend.elastic:
+        # Others may have taken devices, or given some back.
+        ended = fit_devices(it, verdict)
     if it.place is not None:
         it.place.queue_again()
     it.paused_seconds += time.monotonic() - since

@@ -351,6 +351,28 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
     ]
 
 
+def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
+    """Some may be gone since; none left for a copy of the model ends the job."""
+    counts = iter([2, 0])
+
+    def stop_within(asked, seconds, meanwhile):
+        control.ask_devices(elastic.job, next(counts))
+        control.ask_pause(elastic.job, False)
+        return False
+
+    monkeypatch.setattr(Asked, "stop_within", stop_within)
+    control.ask_pause(elastic.job, True)
+    assert run_attempts(elastic.it, left) == Verdict("SUCCEEDED", "done")
+    assert (elastic.it.config.parallel.data_parallel_size, elastic.journal.record.restarts) == (2, 0)
+    control.ask_pause(elastic.job, True)
+    verdict = run_attempts(elastic.it, left)
+    assert (verdict.state, verdict.cause) == (
+        "FAILED",
+        "stopped on request at step 4; saved; not tried again: 0 devices are left, and one copy of the model "
+        "needs 1",
+    )
+
+
 def test_machines_are_counted_on_hosts(elastic, monkeypatch):
     """One of two answers, then both: half of the ranks on one machine, and all on both again."""
     resources = elastic.it.config.resources.model_copy(update={"nodes": 2})

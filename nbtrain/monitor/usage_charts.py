@@ -98,10 +98,12 @@ class UsageChart:
 
 
 def usage_charts(page: JobPage, most_points: int = MOST_POINTS) -> list[UsageChart]:
-    """Every chart that has points, in the order of CHARTS."""
+    """Every chart that has a line, in the order of CHARTS."""
     found = []
     for title, (_, figures) in CHARTS.items():
-        if lines := list(_lines(page, title, most_points)):
+        lines = list(_lines(page, title, most_points))
+        # A single point is no line; a job's first figures are a second old when its second ones come.
+        if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
             bounds = list(_bounds(page, figure))

@@ -128,10 +128,9 @@ def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
         title = f'<strong style="font-size:11px">{html.escape(chart["title"])}</strong>'
         picture = _image(chart_svg(chart, chart["curves"], *USAGE_SIZE, left=64), lines)
         cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{title}{picture}</td>')
+    # A table for each row: JupyterLab paints every second row of a table grey.
     rows = ("".join(cells[at : at + USAGE_IN_A_ROW]) for at in range(0, len(cells), USAGE_IN_A_ROW))
-    return (
-        f'<table style="margin:4px 0">{"".join(f"<tr>{row}</tr>" for row in rows)}</table>' if cells else ""
-    )
+    return "".join(f'<table style="margin:4px 0"><tr>{row}</tr></table>' for row in rows)
 
 
 def _conditions(table: Mapping[str, Any]) -> str:

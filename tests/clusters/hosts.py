@@ -25,11 +25,12 @@ ETC = Path("/etc/netns")
 # Of sshd, which refuses to start without it.
 PRIVILEGES = Path("/run/sshd")
 
-# Arguments: name, sshd's configuration, then pairs of a folder and the place that it covers.
+# Arguments: name, sshd's configuration, a control group or "", pairs of a folder and what it covers.
 BOOT = """\
 hostname "$0" || exit 1
-configuration=$1; shift
-while [ $# -gt 0 ]; do mount --bind "$1" "$2" || exit 1; shift 2; done
+configuration=$1; group=$2; shift 2
+[ -z "$group" ] || echo 0 >"$group/cgroup.procs" || exit 1
+while [ $# -gt 0 ]; do mount --rbind "$1" "$2" || exit 1; shift 2; done
 exec "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f "$configuration"
 """
 
@@ -111,17 +112,17 @@ class HostPair:
     def address(self, name: str) -> str:
         return f"{self._net}.{NAMES.index(name) + 2}"
 
-    def start_host(self, name: str, over: Mapping[str, str] | None = None) -> None:
+    def start_host(self, name: str, over: Mapping[str, str] | None = None, group: str = "") -> None:
         """Boot it: a process tree of its own with sshd as its first process.
 
-        `over` lays folders over others, for this host alone."""
+        `over` lays folders over others, for this host alone; `group` is a control group for all of it."""
         mounts = [part for place, folder in (over or {}).items() for part in (folder, place)]
         with (self.folder / f"sshd-{name}.out").open("ab") as log:
             self._hosts[name] = subprocess.Popen(
                 [
                     *("ip", "netns", "exec", self._namespace(name)),
                     *("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"),
-                    *("sh", "-c", BOOT, name, self._sshd_config(name), *mounts),
+                    *("sh", "-c", BOOT, name, self._sshd_config(name), group, *mounts),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

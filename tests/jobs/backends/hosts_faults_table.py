@@ -30,6 +30,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel
+from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.submit import resume
 from tests.clusters.hosts import NAMES, HostPair, missing
 from tests.jobs.backends import fault_tables
@@ -141,6 +142,50 @@ def disk_full(scene: Scene) -> Row:
     restart = next(event for event in read_events(scene.job) if event["kind"] == "restart")
     assert restart["reason"] == "disk", restart
     return Row(scene.causes()[0], scene.seconds(), "waits for room, then all ranks start again")
+
+
+def out_of_memory(scene: Scene) -> Row:
+    """The kernel of the other host kills a rank; its agent reads the counters of its control group."""
+    with little_memory(scene):
+        scene.submit(24, fake=False, env=ordered("memory"))
+        assert scene.end()[0] == SUCCEEDED, scene.seen
+    scene.rank_failed(FAR_RANK)
+    cause = scene.causes()[0]
+    assert f"rank {FAR_RANK} was killed" in cause and "out of host memory: the kernel ended it" in cause, (
+        cause
+    )
+    said = re.sub(r"at most [\d.]+ of", "at most 3.00 of", cause)
+    return Row(said, scene.seconds(), "all ranks start again; not twice at the same step")
+
+
+@contextlib.contextmanager
+def little_memory(scene: Scene) -> Iterator[None]:
+    """The second host has 3 GiB. Raises Impossible without a control group for memory."""
+    own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
+    if own is None:
+        raise Impossible("no control group for memory is visible here")
+    group, seen = own.parent / f"nbtrain-hosts-{os.getpid()}", scene.pair.folder / "cgroup"
+    try:
+        group.mkdir()
+        (group / own.name).write_text(str(3 << 30))
+    except OSError as error:
+        raise Impossible(f"control groups cannot be made here: {error}") from error
+    root = Path("/sys/fs/cgroup")
+    seen.mkdir()
+    # A network namespace has a /sys of its own, without control groups.
+    subprocess.run(["mount", "--rbind", str(root), str(seen)], check=True)
+    try:
+        scene.pair.kill_host("hostb")
+        scene.pair.start_host("hostb", {str(root): str(seen)}, str(seen / group.relative_to(root)))
+        scene.pair.wait_for("hostb")
+        yield
+    finally:
+        scene.pair.kill_host("hostb")
+        subprocess.run(["umount", "-l", str(seen)], check=True)
+        deadline = time.monotonic() + 60
+        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        group.rmdir()
 
 
 def host_killed(scene: Scene) -> Row:
@@ -412,6 +457,7 @@ FAULTS = {
     "rank-hangs": Fault("a rank on the second host sleeps before a collective", rank_hangs),
     "nan": Fault("loss is nan on the second host, `on_nan: rollback`", loss_is_nan),
     "disk-full": Fault("no space left on device, in a rank on the second host", disk_full),
+    "host-memory": Fault("out of host memory on the second host (a control group of 3 GiB)", out_of_memory),
     "host-killed": Fault("the second host is switched off, and comes back", host_killed),
     "host-lost": Fault("the second host is lost for good, `elastic: true`", host_lost),
     "first-host-lost": Fault("the first host is lost, `elastic: true`", first_host_lost),

@@ -38,6 +38,18 @@ def test_only_the_weights_stay():
     assert more == 12 * 2048 * 4 * 8 * 2
 
 
+def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
+    """Four stages: the first one, the fullest with a small vocabulary, holds four micro batches."""
+    shape = Shape(12, 768, 12, 3072, 512, 2048, 12, 64, learned_positions=2048)
+    setup = Setup(
+        shape, device=find_device("A100-40GB"), zero_stage=1, pipeline_parallel_size=4, global_batch_size=8
+    )
+    full, lora = estimate(setup), estimate_lora(setup, 8)
+    assert full.stage == 0 and setup.layers_by_stage[0] == 3
+    more = lora.parts["activations"] - full.parts["activations"]
+    assert more == 4 * 3 * 2048 * 4 * 8 * 2
+
+
 def test_a_model_of_falcons_size_fits_eight_gpus_with_adapters_alone():
     """180B parameters: 42 GiB of weights on each of 8 GPUs; full training would need 375 GiB."""
     device = find_device("A100-80GB")

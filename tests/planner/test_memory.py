@@ -373,6 +373,9 @@ def test_a_cpu_rank_has_its_share_of_the_host():
     alone = estimate_memory(load("gpt-tiny"))
     assert alone.device == "this machine's host memory"
     assert alone.device_bytes > 2**28
+    shared = estimate_memory(load(two, ["resources.memory_per_node_bytes=null"]))
+    assert shared.device == "this machine's host memory / 2 ranks"
+    assert shared.device_bytes == alone.device_bytes // 2
 
 
 def test_an_unknown_gpu_has_no_verdict():

@@ -39,6 +39,7 @@ def test_a_formula_has_its_numbers():
     assert terms["gradients"].formula == (
         "126,638,592 parameters of the rank x 4 bytes (fp32 sums) / 4 ranks"
     )
+    assert terms["master_copy"].formula == "126,638,592 parameters of the rank x 4 bytes (fp32) / 4 ranks"
     assert terms["optimizer"].formula == (
         "126,638,592 parameters of the rank x 8 bytes (two fp32 moments) / 4 ranks + 8: step counts, and "
         "padding of the flat buffers"

@@ -1,6 +1,7 @@
-"""What does not exist at one time is not added: logits and the layer that is recomputed after them."""
+"""Published programs: bytes of their states, and what does not exist at one time, which is not added."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,43 @@ def test_nvfp4_keeps_half_a_byte_and_a_scale_of_each_input():
     saved = activations.layer(eight).total - activations.layer(four).total
     # The inputs of four products: 3 x hidden and the MLP's inner width, 1 byte against 9/16.
     assert saved == 7 / 16 * four.tokens_per_micro_batch * (3 * 2048 + 8192)
+
+
+def bytes_each(engine: str, **changes: Any) -> tuple[float, ...]:
+    """Weights, gradients, masters and moments for each parameter of a rank."""
+    found = estimate(replace(ONE, engine=engine, **changes)).parts
+    parts = ("weights", "gradients", "master_copy", "optimizer")
+    return tuple(found[part] / stage_of(ONE, 0).elements for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "expected"),
+    [
+        # Megatron-LM's README: 18 bytes in bf16; in fp16 20, with the fp32 copy that the step makes.
+        ("megatron-lm", {"dtype": "fp16"}, (2, 2, 4, 8)),
+        ("megatron-lm", {"dtype": "bf16"}, (2, 4, 4, 8)),
+        ("megatron-lm", {"dtype": "fp32"}, (4, 4, 0, 8)),
+        ("megatron-core", {}, (2, 4, 4, 8)),
+        ("megatron-core", {"zero_stage": 1, "data_parallel_size": 4}, (2, 4, 1, 2)),
+        ("megatron-bridge", {}, (2, 2, 4, 8)),
+        ("megatron-deepspeed", {"dtype": "fp16", "zero_stage": 1, "data_parallel_size": 4}, (2, 2, 1, 2)),
+        ("megatron-deepspeed", {"zero_stage": 1, "data_parallel_size": 4}, (2, 6, 1, 2)),
+        ("megatron-deepspeed", {"zero_stage": 2, "data_parallel_size": 4}, (2, 0.5, 1, 2)),
+        ("torchtitan", {"zero_stage": 3, "data_parallel_size": 4}, (1, 1, 0, 2)),
+        ("nanotron", {}, (2, 6, 4, 8)),
+        ("colossalai", {}, (2, 2, 4, 8)),
+    ],
+)
+def test_each_program_keeps_the_bytes_that_it_is_known_for(engine, changes, expected):
+    assert bytes_each(engine, **changes) == pytest.approx(expected, rel=1e-6)
+
+
+def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights():
+    """2 bytes more for each number of a matrix; under ZeRO 3 the gathered copy is the cast one."""
+    cast, plain = (
+        estimate(replace(ONE, engine="composer", autocast=on)).parts["weights"] for on in (True, False)
+    )
+    stage = stage_of(ONE, 0)
+    assert cast - plain == 2 * stage.matrices and 0 < stage.matrices < stage.elements
+    cut = replace(ONE, engine="composer", zero_stage=3, data_parallel_size=4)
+    assert estimate(replace(cut, autocast=True)).parts["weights"] == estimate(cut).parts["weights"]

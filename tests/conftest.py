@@ -1,9 +1,10 @@
 """Fixtures for every test: a workspace of its own, and skips that CI turns into failures."""
 
+import contextlib
 import gc
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,3 +167,27 @@ def root() -> None:
     """Only for root."""
     if os.geteuid() != 0:
         skip_or_fail("NBTRAIN_REQUIRE_ROOT", "needs root")
+
+
+@pytest.fixture
+def another_user(root: None) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which this process has the rights of a user with no files and no processes."""
+
+    @contextlib.contextmanager
+    def rights() -> Iterator[None]:
+        os.setresuid(65534, 65534, 0)
+        try:
+            yield
+        finally:
+            os.setresuid(0, 0, 0)
+
+    return rights
+
+
+@pytest.fixture
+def open_output(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An output root that every user may read; pytest's own folders are closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("NBTRAIN_OUTPUT", folder)
+        yield Path(folder)

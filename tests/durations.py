@@ -14,6 +14,8 @@ NUM_SLOWEST = 20
 NUM_FILES = 15
 # A run of a few tests ends without tables.
 SHORTEST_RUN_SECONDS = 30.0
+# Jobs on a real Slurm, on two hosts, and on a stub of Kubernetes' API server.
+CLUSTERS = tuple(f"tests/jobs/backends/{name}" for name in ("slurm", "kubernetes", "test_hosts_cluster.py"))
 
 
 def folder_of(node_id: str) -> str:
@@ -44,7 +46,7 @@ class Durations:
         for line in self.longest_files():
             terminalreporter.line(line)
         terminalreporter.section("seconds per folder")
-        for line in self.folders():
+        for line in [*self.folders(), *self.clusters()]:
             terminalreporter.line(line)
 
     def slowest(self, number: int = NUM_SLOWEST) -> list[str]:
@@ -70,3 +72,8 @@ class Durations:
             tests[folder_of(test)] += 1
         lines = [f"{sum_:8.1f} s  {tests[name]:6,} tests  {name}" for name, sum_ in seconds.most_common()]
         return [*lines, f"{seconds.total():8.1f} s  {len(self.seconds):6,} tests  in all"]
+
+    def clusters(self) -> list[str]:
+        """One line: the seconds of the tests with a Slurm, two hosts or an API server."""
+        found = [seconds for test, seconds in self.seconds.items() if test.startswith(CLUSTERS)]
+        return [f"{sum(found):8.1f} s  {len(found):6,} tests  of these on clusters: at most 180 s"]

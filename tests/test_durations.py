@@ -15,6 +15,7 @@ def test_the_slowest_tests_and_the_sum_of_each_folder():
         ("tests/data/sources/test_b.py::test_two[x/y]", "call", 4.0),
         ("tests/test_c.py::test_three", "call", 0.5),
         ("tests/test_c.py::test_three", "teardown", 0.25),
+        ("tests/jobs/backends/slurm/test_d.py::test_four", "call", 0.25),
     ]:
         durations.pytest_runtest_logreport(SimpleNamespace(nodeid=test, when=when, duration=seconds))
     assert durations.longest_files(1) == ["     4.0 s  tests/data/sources/test_b.py"]
@@ -25,8 +26,10 @@ def test_the_slowest_tests_and_the_sum_of_each_folder():
     assert durations.folders() == [
         "     7.0 s       2 tests  tests/data",
         "     0.8 s       1 tests  tests",
-        "     7.8 s       3 tests  in all",
+        "     0.2 s       1 tests  tests/jobs",
+        "     8.0 s       4 tests  in all",
     ]
+    assert durations.clusters() == ["     0.2 s       1 tests  of these on clusters: at most 180 s"]
 
 
 def test_folders_of_tests():

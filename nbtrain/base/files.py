@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -86,16 +87,42 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """The JSON value of a file, or None if it does not exist.
 
-    Raises RecordError (a ValueError), naming the file, if the content is not JSON.
+    Raises RecordError (a ValueError), naming the file, if it may not be read or the content is not JSON.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise RecordError(f"{not_allowed(error)}.") from error
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise RecordError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+
+
+def not_allowed(error: OSError) -> str:
+    """What the system refused this user, and whose it is: "PATH: Permission denied; it belongs to ada"."""
+    said = error.strerror or type(error).__name__
+    if not error.filename:
+        return said
+    # Of a file in a closed folder nobody else sees the owner; the folder then says whose it is.
+    for path in (Path(os.fsdecode(error.filename)), *Path(os.fsdecode(error.filename)).parents):
+        with contextlib.suppress(OSError):
+            return f"{error.filename}: {said}; {_whose(path, str(path) == str(error.filename))}"
+    return f"{error.filename}: {said}"
+
+
+def _whose(path: Path, itself: bool) -> str:
+    return f"{'it' if itself else path} belongs to {user_name(path.lstat().st_uid)}"
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or "user 1234" if this machine has none for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def sha256_of(path: Path) -> str:

@@ -24,6 +24,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.version import __version__
 from nbtrain.cli import checkpoint, data, layouts, notebooks, planning, runs, twin
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `nbtrain logs | head`: the reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except PermissionError as error:
+        print(f"{type(error).__name__}: {files.not_allowed(error)}", file=sys.stderr)
+        return 1
     except OSError as error:
         # A full disk, a folder without rights, a FILE that names a folder: the words of the system say which.
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -18,7 +18,8 @@ def _as_list(value: Any) -> Any:
     # Up to nbtrain 0.1 there was one word, and none meant no switch.
     if value == "none":
         return []
-    return [value] if isinstance(value, str) else value
+    # On the command line debug=nccl,distributed is one word.
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 DebugSwitches = Annotated[

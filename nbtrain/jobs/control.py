@@ -3,14 +3,16 @@
 How a job is reached is its backend's matter (backends/base.py).
 """
 
+import functools
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, ENGINES, QUEUED, SUSPENDED
-from nbtrain.base.records import ControlRequest
+from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
@@ -23,6 +25,28 @@ SLOW_POLL_SECONDS = 1.0
 SUPERVISOR_SECONDS = 60.0
 
 
+Action = TypeVar("Action", bound=Callable[..., Any])
+
+
+def by_its_owner(action: Action) -> Action:
+    """What the system refuses another user of the machine is a JobError that names the run's owner."""
+
+    @functools.wraps(action)
+    def wrapped(subject: JobDir | RunDir, *arguments: Any, **named: Any) -> Any:
+        try:
+            return action(subject, *arguments, **named)
+        except PermissionError as error:
+            run = subject.run if isinstance(subject, JobDir) else subject
+            owner = files.user_name(run.path.stat().st_uid)
+            raise JobError(
+                f"{display(run.path)}: the run belongs to {owner}, and this user may not act on it: "
+                f"{error.strerror}. Ask {owner}, or use that account."
+            ) from error
+
+    return cast(Action, wrapped)
+
+
+@by_its_owner
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
@@ -45,10 +69,24 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     if state in ACTIVE:
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} was asked to stop and is still {state} after "
-            f"{wait_seconds:g} s; it goes on saving. `nbtrain cancel --now {job.run.name}` kills it."
+            f"{wait_seconds:g} s; {_harder(job, now)}"
         )
     backend.finish(job, now)
     return state, cause
+
+
+def _harder(job: JobDir, now: bool) -> str:
+    """What ends a job that has not ended when it was asked to, in one sentence."""
+    if not now:
+        return f"it goes on saving. `nbtrain cancel --now {job.run.name}` kills it."
+    record = JobRecord.read(job.job_json)
+    if record is None or record.supervisor is None:
+        return "its supervisor has not started. `nbtrain status` says what it waits for."
+    pid, host = record.supervisor.pid, record.supervisor.host
+    return (
+        f"its supervisor does not answer. `kill -9 {pid}` on {host} ends it; "
+        f"`nbtrain cancel --now {job.run.name}` then ends its ranks."
+    )
 
 
 def advice_to_resume(run: RunDir) -> str:
@@ -85,6 +123,7 @@ def asked_pause(job: JobDir) -> bool:
     return bool(asked and asked["pause"])
 
 
+@by_its_owner
 def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.
 
@@ -119,6 +158,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     return backend.status(job)
 
 
+@by_its_owner
 def unpause(job: JobDir) -> None:
     """Have a paused job go on, and wait until its supervisor has heard of it. Raises JobError."""
     backend = backend_of_job(job)
@@ -130,6 +170,7 @@ def unpause(job: JobDir) -> None:
         time.sleep(POLL_SECONDS)
 
 
+@by_its_owner
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 
@@ -192,6 +233,7 @@ def wait(
         time.sleep(max(0.01, min(pause, left)))
 
 
+@by_its_owner
 def clean(run: RunDir, dry_run: bool = False) -> list[str]:
     """Remove what failed and killed jobs left in a run directory; returns it, one line each.
 

@@ -1,13 +1,14 @@
 """Deleting a run with all its files: what speaks against it, what would go, and how it goes.
 
-    refused      an active job; a folder outside of the output root, or reached by a link; if another run or
-                 a run YAML names a file of the run (unless `force`)
+    refused      an active job; a folder outside of the output root, or reached by a link; unless `force`: a
+                 run with a file that another run or a run YAML names, or with a damaged job.json
     deleted      everything in the run directory; of a link in it the link alone, never what it points to
 
 The folder gets another name first, so that half of a run is never listed as one. Datasets and tokenizers are
 shared by runs and stay.
 """
 
+import contextlib
 import glob
 import os
 import shutil
@@ -20,7 +21,7 @@ from nbtrain.base import amounts, last_words
 from nbtrain.base.errors import ConfigError, JobError, RecordError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.jobs.backends.base import backend_of_job, status_of
@@ -52,7 +53,7 @@ class Deletion:
 def survey(run: RunDir, force: bool = False) -> Deletion:
     """What delete() would remove. Raises JobError with what speaks against it."""
     _refuse_place(run)
-    _refuse_active(run)
+    _refuse_active(run, force)
     if not force:
         _refuse_referred(run)
     size, links = 0, []
@@ -74,14 +75,11 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
     with run.locked(blocking=False) as taken:
         if not taken:
             raise _active(run)
-        _refuse_active(run)
-        if newest := run.newest_job():
-            # A supervisor outlives its last word by the notification that it sends.
-            backend_of_job(newest).finish(newest, True)
-        processes.end_marked(run.job_ids(), 0.0)
+        _refuse_active(run, force)
         for job_id in run.job_ids():
-            if record := JobRecord.read(run.job(job_id).job_json):
-                last_words.forget(record)
+            with contextlib.suppress(RecordError):
+                _let_go(run.job(job_id), newest=job_id == run.job_ids()[-1])
+        processes.end_marked(run.job_ids(), 0.0)
         doomed = run.path.with_name(f".{run.name}.{os.urandom(4).hex()}.deleted")
         try:
             run.path.rename(doomed)
@@ -116,10 +114,27 @@ def _refuse_place(run: RunDir) -> None:
         raise JobError(f"{where}: there is no run to delete. `nbtrain runs` lists the runs.")
 
 
-def _refuse_active(run: RunDir) -> None:
+def _let_go(job: JobDir, newest: bool) -> None:
+    """End what belongs to a job and lies outside of the run directory. Raises RecordError."""
+    if newest:
+        # A supervisor outlives its last word by the notification that it sends.
+        backend_of_job(job).finish(job, True)
+    if record := JobRecord.read(job.job_json):
+        last_words.forget(record)
+
+
+def _refuse_active(run: RunDir, force: bool) -> None:
+    """Raises JobError if a job is active; a damaged record counts as ended only if `force`."""
     newest = run.newest_job()
-    if newest and status_of(newest)[0] in ACTIVE:
-        raise _active(run)
+    try:
+        if newest and status_of(newest)[0] in ACTIVE:
+            raise _active(run)
+    except RecordError as error:
+        if not force:
+            raise JobError(
+                f"{error} So nothing says whether a job is active. If none is, `nbtrain delete --force "
+                f"{run.name}` deletes the run, and ends what runs on this machine with its marker."
+            ) from error
 
 
 def _active(run: RunDir) -> JobError:

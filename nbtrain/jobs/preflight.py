@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import is_read_only
@@ -166,7 +167,14 @@ def notification_is_possible(config: RunConfig, machine: Machine) -> Obstacles:
             f"{config.where('notify.command')}: notify.command: there is no program {notify.command[0]!r}.",
             "Give its path, from the workspace on, or put it on PATH and make it executable.",
         )
-    if notify.url_variable and not os.environ.get(notify.url_variable, "").startswith(SCHEMES):
+    address = os.environ.get(notify.url_variable or "", "")
+    if notify.url_variable and urlsplit(address).username is not None:
+        yield mistake(
+            f"{config.where('notify.url_variable')}: the address in {notify.url_variable} has a user name "
+            "before its @, which is not sent.",
+            "Use an address whose path or query holds the secret, as webhooks have, or notify.command.",
+        )
+    elif notify.url_variable and not address.startswith(SCHEMES):
         yield mistake(
             f"{config.where('notify.url_variable')}: the environment variable {notify.url_variable} is not "
             "set here to an address that begins with https:// or http://.",

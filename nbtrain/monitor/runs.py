@@ -4,6 +4,7 @@ Most runs of a long list have ended, and three small files hold their line (_end
 is read as records (summary_of), which check more and take five times as long.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import last_words
+from nbtrain.base import files, last_words
 from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, read_state
 from nbtrain.base.records import Heartbeat, JobRecord
@@ -93,15 +94,29 @@ def runs_json(entries: Sequence[RunSummary]) -> str:
 def _summary(root: Path, name: str, now: float) -> RunSummary | None:
     """The line of one run; None if the entry of the output root is no run directory."""
     if not os.access(f"{root}/{name}/run.json", os.F_OK):
-        return None
+        return _closed(root, name)
     if ended := _ended_summary(f"{root}/{name}", name):
         return ended
     run = RunDir(root / name)
     try:
         return summary_of(run, now)
-    except RecordError as error:
-        # One damaged file must not hide every other run.
-        return RunSummary(name, DAMAGED, str(error), len(run.job_ids()), run.run_json.stat().st_mtime)
+    except (RecordError, PermissionError) as error:
+        # One damaged file, or one of another user, must not hide every other run.
+        cause = f"{files.not_allowed(error)}." if isinstance(error, PermissionError) else str(error)
+        with contextlib.suppress(PermissionError):
+            return RunSummary(name, DAMAGED, cause, len(run.job_ids()), run.run_json.stat().st_mtime)
+        return RunSummary(name, DAMAGED, cause, 0, run.path.stat().st_mtime)
+
+
+def _closed(root: Path, name: str) -> RunSummary | None:
+    """The line of a folder that this user may not look into; None if it is no run directory."""
+    try:
+        (root / name / "run.json").stat()
+    except PermissionError as error:
+        return RunSummary(name, DAMAGED, f"{files.not_allowed(error)}.", 0, (root / name).stat().st_mtime)
+    except OSError:
+        pass
+    return None
 
 
 def _ended_summary(folder: str, name: str) -> RunSummary | None:

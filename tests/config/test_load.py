@@ -609,7 +609,13 @@ def test_what_is_no_path_is_refused():
 
 @pytest.mark.parametrize(
     ("given", "switches"),
-    [("none", []), ("nccl", ["nccl"]), ("[nccl, anomaly]", ["nccl", "anomaly"]), ("[]", [])],
+    [
+        ("none", []),
+        ("nccl", ["nccl"]),
+        ("[nccl, anomaly]", ["nccl", "anomaly"]),
+        ("[]", []),
+        ("nccl, anomaly", ["nccl", "anomaly"]),
+    ],
 )
 def test_debug_is_one_switch_or_several(given, switches):
     """The single words of earlier run YAMLs stay valid."""

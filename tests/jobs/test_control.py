@@ -1,6 +1,7 @@
 """Cleaning up after jobs that were killed, and acting on jobs that are no more; no job is started."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -227,3 +228,37 @@ def test_wait_returns_at_its_timeout(job):
     seen = []
     assert control.wait(job, 0.3, lambda state, cause: seen.append(state)) == ("RUNNING", None)
     assert seen == ["RUNNING"]
+
+
+@pytest.fixture
+def deaf(job):
+    """A stopped process as the supervisor of the running job."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    os.kill(process.pid, signal.SIGSTOP)
+    identity = ProcessIdentity.of(process.pid)
+    JobRecord(job.job_id, "id", "run", "RUNNING", time.time(), 1, supervisor=identity).write(job.job_json)
+    job.run.config_yaml.write_text(to_yaml(load("gpt-tiny")))
+    yield identity
+    process.kill()
+    process.wait()
+
+
+def test_a_job_of_another_user_is_refused_in_words(open_output, another_user, job, deaf):
+    """Cancel, save and pause name the owner; nothing is left in the folder."""
+    before = sorted(job.path.rglob("*"))
+    for action in (control.cancel, control.request_save, control.pause):
+        with another_user(), pytest.raises(JobError) as refused:
+            action(job)
+        assert "run: the run belongs to root, and this user may not act on it: " in str(refused.value)
+        assert str(refused.value).endswith(". Ask root, or use that account.")
+    assert sorted(job.path.rglob("*")) == before
+
+
+def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
+    """After --now the words do not name --now alone again."""
+    with pytest.raises(JobError) as refused:
+        control.cancel(job, now=True, wait_seconds=0.1)
+    assert str(refused.value).endswith(
+        f"still RUNNING after 0.1 s; its supervisor does not answer. `kill -9 {deaf.pid}` on {deaf.host} "
+        "ends it; `nbtrain cancel --now run` then ends its ranks."
+    )

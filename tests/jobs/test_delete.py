@@ -118,3 +118,15 @@ def test_the_command_asks_first(run, capsys, monkeypatch):
     assert cli.main(["delete", "run", "--yes"]) == 0
     assert capsys.readouterr().out.endswith("run is deleted; 2.0 MiB are free again.\n")
     assert not run.path.exists()
+
+
+def test_a_damaged_record_is_deleted_by_force_alone(run):
+    """Nothing says whether its job is active; the words name the way out."""
+    run.newest_job().job_json.write_text("{")
+    with pytest.raises(
+        JobError, match=r"job\.json:1: not JSON.*So nothing says whether a job is active\. If"
+    ):
+        delete(run)
+    assert run.path.is_dir()
+    delete(run, force=True)
+    assert not run.path.exists()

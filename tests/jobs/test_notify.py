@@ -149,3 +149,7 @@ def test_what_cannot_work_is_refused_before_launch(tiny, monkeypatch):
         assert len(list(notification_is_possible(elsewhere, None))) == found
     monkeypatch.setenv("HOOK", "https://host/s3cret")
     assert list(notification_is_possible(tiny(**{"notify.url_variable": "HOOK"}), None)) == []
+    monkeypatch.setenv("HOOK", "https://me:secret@host/path")
+    [found] = notification_is_possible(tiny(**{"notify.url_variable": "HOOK"}), None)
+    assert "the address in HOOK has a user name before its @, which is not sent" in str(found)
+    assert "secret@" not in str(found)

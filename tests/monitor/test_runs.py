@@ -161,3 +161,25 @@ def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
 def test_a_list_of_runs_shows_as_a_table(workspace):
     """print(nb.runs()) and a cell that ends in it say what `nbtrain runs` says."""
     assert repr(list_runs()) == runs_table([])
+
+
+@pytest.mark.parametrize(("closed", "mode"), [(".", 0o700), ("run.json", 0o600), ("jobs", 0o700)])
+def test_a_run_of_another_user_is_listed_with_its_owner(open_output, another_user, closed, mode, capsys):
+    """Not left out, and no traceback; the other runs stand beside it."""
+    for name in ("mine", "theirs"):
+        (open_output / name / "jobs").mkdir(parents=True)
+        (open_output / name / "run.json").write_text('{"schema_version": 1, "run_id": "ab"}')
+    path = (open_output / "theirs" / closed).resolve()
+    path.chmod(mode)
+    # Imports first: the other user may not be allowed to read this Python's files.
+    assert cli.main(["status", "mine"]) == 0
+    with another_user():
+        found = {entry.name: (entry.state, entry.cause) for entry in list_runs()}
+        assert cli.main(["status", "theirs"]) == 1
+    assert found["mine"] == ("NEW", None)
+    state, cause = found["theirs"]
+    assert state == "DAMAGED"
+    assert cause.startswith(f"{path}")
+    assert "Permission denied" in cause
+    assert cause.endswith("belongs to root.")
+    assert "belongs to root" in capsys.readouterr().err

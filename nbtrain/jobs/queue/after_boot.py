@@ -41,4 +41,7 @@ def start_after_boot(say: Callable[[str], object]) -> None:
                     start_new_session=True,
                 )
             names = ", ".join(ticket.name for ticket in left)
-            say(f"The machine was restarted; started again: {names}. `nbtrain queue` shows them.")
+            say(
+                f"The machine was restarted; its jobs are being started again: {names}. "
+                "`nbtrain queue` shows them."
+            )

@@ -91,15 +91,19 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
     """The lines of `nbtrain queue`, as text in columns."""
     if not entries:
         return "No job of this machine has devices or waits for them."
+    whole: list[str] = []
+    """What the table cuts: the end of a cause is often what to do."""
     rows: list[tuple[str, ...]] = [("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")]
     for entry in entries:
-        cause = shortened(" ".join((entry.cause or "").split()), CAUSE_LENGTH)
+        cause = " ".join((entry.cause or "").split())
+        if (short := shortened(cause, CAUSE_LENGTH)) != cause:
+            whole.append(f"{entry.name}: {cause}")
         since = f"{amounts.elapsed(max(0.0, time.time() - entry.queued_at))} ago"
         place = "-" if entry.place is None else str(entry.place)
         has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in entry.holds)
-        said = has if has and entry.state in ACTIVE else cause
+        said = has if has and entry.state in ACTIVE else short
         rows.append((place, entry.name, entry.state, entry.needs, str(entry.priority), since, said))
-    return "\n".join(aligned(rows))
+    return "\n".join([*aligned(rows), *([""] if whole else []), *whole])
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:

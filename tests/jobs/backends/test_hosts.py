@@ -20,6 +20,7 @@ from nbtrain.config.elastic import fitted
 from nbtrain.config.load import to_yaml
 from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
+from nbtrain.jobs.backends.hosts.hostfile import read_hostfile
 from nbtrain.jobs.backends.hosts.launcher import (
     AGENT_MARKER,
     HostsHandle,
@@ -294,3 +295,10 @@ def test_each_problem_of_a_host_is_named(
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
+
+
+def test_a_hostfile_from_windows(tmp_path: Path) -> None:
+    """A byte order mark and CRLF are no part of a name."""
+    hostfile = tmp_path / "hosts"
+    hostfile.write_bytes("\ufeffnode-a slots=1\r\nnode-b slots=2\r\n".encode())
+    assert read_hostfile(hostfile) == {"node-a": 1, "node-b": 2}

@@ -14,7 +14,7 @@ from nbtrain.base.jobstate import read_state
 from nbtrain.cli.__main__ import main
 from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.queue.listing import list_queue, move, queue_table
+from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
 
@@ -187,3 +187,12 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
         "ConfigError: say what to change: --priority N or --now. `nbtrain queue` alone lists all.\n"
         "ConfigError: --priority and --now need a RUN: `nbtrain queue RUN --priority 5`.\n"
     )
+
+
+def test_a_cause_that_the_table_cuts_stands_below_it():
+    """Its end says what to do."""
+    cause = f"was not started again: {'x' * 100}. Do this."
+    entry = QueueEntry(None, "first", "/output/first", "id", "LOST", "1 core", [], 0, 0.0, cause)
+    *_, row, blank, whole = queue_table([entry]).split("\n")
+    assert row.endswith("xxx...")
+    assert (blank, whole) == ("", f"first: {cause}")

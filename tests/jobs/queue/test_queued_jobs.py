@@ -103,7 +103,10 @@ def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
     for path in (Queue().path / "tickets").iterdir():
         files.write_json(path, {**files.read_json(path), "system": "before", "priority": 3})
     after_boot.start_after_boot(said.append)
-    assert said == ["The machine was restarted; started again: tiny, second. `nbtrain queue` shows them."]
+    assert said == [
+        "The machine was restarted; its jobs are being started again: tiny, second. `nbtrain queue` shows "
+        "them."
+    ]
     again = [wait_until(lambda job=job: successor(job), "a new job") for job in jobs[:2]]
     wait_until(lambda: status_of(again[0])[0] == "RUNNING", "the first one runs again")
     wait_until(lambda: "tiny (RUNNING, 2 cores)" in (status_of(again[1])[1] or ""), "the second one waits")

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import resolve
 from nbtrain.config.schema import RunConfig
@@ -23,8 +24,8 @@ def hosts_of(config: RunConfig) -> list[str]:
         raise ConfigError(f"{where}: {error}") from None
     if len(slots) < nodes:
         raise ConfigError(
-            f"{where}: {section.hostfile} names {len(slots)} machines, and resources.nodes = {nodes}. Add "
-            "machines, or lower nodes."
+            f"{where}: {section.hostfile} names {amounts.counted(len(slots), 'machine')}, and "
+            f"resources.nodes = {nodes}. Add machines, or lower nodes."
         )
     chosen = list(slots)[:nodes]
     for name in chosen:
@@ -39,7 +40,7 @@ def hosts_of(config: RunConfig) -> list[str]:
 def read_hostfile(path: Path) -> dict[str, int]:
     """{name: slots} in the file's order. Raises ConfigError with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"{path} cannot be read: {reason}.") from None

@@ -2,20 +2,24 @@
 
 A user chooses a Backend by `backend.kind`: where the job runs. The supervisor of a job uses a Launcher: how
 the ranks of an attempt are started and reached. To add a backend, write a module with both and a line in
-BACKENDS.
+BACKENDS. What a backend does not write itself is that of a place without an engine.
 """
 
 import importlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.monitor.logs import follow, log_path, tail_lines
 
 
 class Launcher(Protocol):
@@ -78,25 +82,30 @@ class Capabilities:
     """Give its devices up without ending it: its supervisor needs none while it waits."""
 
 
-class Backend(Protocol):
+class Backend:
     """Where jobs run, as a user chooses it; wherever that is, their records come to the run directory."""
 
-    capabilities: Capabilities
+    capabilities = Capabilities(save=True, stop_in_order=True)
 
     def submit(self, job: JobDir) -> None:
         """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
+        raise NotImplementedError
 
     def request_text(self, job: JobDir, config: RunConfig) -> str:
         """What submit() would send to the engine, as a file for the engine's own command; "" without one."""
+        return ""
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
-        """(state, cause): jobstate.py."""
+        """(state, cause), by the job's records: jobstate.py."""
+        return read_state(job, time.time())
 
     def cancel(self, job: JobDir, now: bool) -> bool:
         """Ask the job to save and leave, or to leave at once; False if there is nobody left to ask."""
+        raise NotImplementedError
 
     def save(self, job: JobDir) -> bool:
         """Ask the job for a checkpoint; False if there is nobody left to ask."""
+        raise NotImplementedError
 
     def pause(self, job: JobDir) -> None:
         """Have the engine take the devices of a job whose ranks have saved and left. Raises JobError."""
@@ -106,30 +115,39 @@ class Backend(Protocol):
 
     def finish(self, job: JobDir, now: bool) -> None:
         """End what is left of a job that has ended or is LOST; `now` gives it no time to save."""
+        raise NotImplementedError
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """The last lines of a rank's log, or of "supervisor"."""
+        return tail_lines(log_path(job, rank), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
         """The lines that are added to a rank's log from now to the newest job's end."""
+        return follow(job.run, rank)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
         """Wait until the engine says something new, if it can tell; at most `seconds`."""
+        time.sleep(seconds)
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
         """All events of the job, by time."""
+        return read_events(job)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """What about the place would stop the run, found without starting anything."""
+        yield from ()
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
         """In an allocation that ends: ask for the next one; in words which it is, "" if there is none."""
+        return ""
 
     def starts_again(self, job: JobDir) -> str:
         """In an allocation that the engine ends: whether it will start the job again, in words; "" if not."""
+        return ""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """What the job's supervisor starts its ranks with; a rank runs Python with `command`."""
+        raise NotImplementedError
 
 
 BACKENDS = {

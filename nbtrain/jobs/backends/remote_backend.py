@@ -6,22 +6,16 @@ word is written to engine.json by whoever asked, so that readers see it without 
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, read_state
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
-from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Capabilities, Launcher
-from nbtrain.jobs.obstacle import Obstacle
-from nbtrain.monitor.logs import follow, log_path, tail_lines
+from nbtrain.jobs.backends.base import Backend
 
 # An engine is asked about one job at most so often, whoever asks.
 ASK_SECONDS = 5.0
@@ -37,10 +31,8 @@ class EngineAway(EngineUnseen):
     """This machine cannot ask the engine at all: its commands are not installed."""
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """A job whose supervisor runs where the engine has put it."""
-
-    capabilities = Capabilities(save=True, stop_in_order=True)
 
     def ask_engine(self, job: JobDir) -> EngineWord:
         """What the engine says about the job now. Raises EngineUnseen if it does not answer."""
@@ -48,14 +40,6 @@ class RemoteBackend:
 
     def end_in_engine(self, job: JobDir) -> None:
         """Have the engine end the job. Raises EngineUnseen, JobError."""
-        raise NotImplementedError
-
-    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """What the supervisor starts the ranks with."""
-        raise NotImplementedError
-
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """What the engine is sent."""
         raise NotImplementedError
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
@@ -105,12 +89,6 @@ class RemoteBackend:
         Ask.put(job.control_ask, "save")
         return True
 
-    def pause(self, job: JobDir) -> None:
-        """Nothing can be taken; see capabilities."""
-
-    def unpause(self, job: JobDir) -> None:
-        """Nothing was taken."""
-
     def finish(self, job: JobDir, now: bool) -> None:
         """Wait until the engine knows the job as ended; end it there if it does not end."""
         deadline = time.monotonic() + (0 if now else END_SECONDS)
@@ -131,34 +109,6 @@ class RemoteBackend:
         record.mark("ended_at")
         record.write(job.job_json)
         return SubmitError(f"{display(job.run.path)}: {cause}")
-
-    def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """From the run directory."""
-        return tail_lines(log_path(job, rank), lines)
-
-    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """From the run directory."""
-        return follow(job.run, rank)
-
-    def next_change(self, job: JobDir, seconds: float) -> None:
-        """Nothing tells it."""
-        time.sleep(seconds)
-
-    def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """From the run directory."""
-        return read_events(job)
-
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """None known."""
-        yield from ()
-
-    def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """No further allocation."""
-        return ""
-
-    def starts_again(self, job: JobDir) -> str:
-        """Nothing is known of it."""
-        return ""
 
     def _end_in_engine(self, job: JobDir) -> None:
         """Raises JobError if the engine does not answer."""

@@ -9,23 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST, read_state
+from nbtrain.base.jobstate import ACTIVE, LOST
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
-from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.backends.base import Backend, Capabilities
 from nbtrain.jobs.environment import supervisor_environment
-from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor import processes
-from nbtrain.monitor.logs import SUPERVISOR, follow, log_path, tail_lines
+from nbtrain.monitor.logs import SUPERVISOR
 
 # From the submission until the supervisor has said who it is.
 SUPERVISOR_START_SECONDS = 60.0
@@ -37,7 +32,7 @@ POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10
 
 
-class SupervisedHere:
+class SupervisedHere(Backend):
     """A job whose supervisor is a detached process of the machine where it was submitted."""
 
     capabilities = Capabilities(save=True, stop_in_order=True, pause=True)
@@ -64,14 +59,6 @@ class SupervisedHere:
         log_end = "\n".join(f"  {line}" for line in self.logs(job, SUPERVISOR, LAST_WORDS_LINES))
         raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
 
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """There is no engine."""
-        return ""
-
-    def status(self, job: JobDir) -> tuple[str, str | None]:
-        """From job.json, and whether its writer lives."""
-        return read_state(job, time.time())
-
     def cancel(self, job: JobDir, now: bool) -> bool:
         """TERM, or QUIT to kill, to the supervisor."""
         if now:
@@ -81,12 +68,6 @@ class SupervisedHere:
     def save(self, job: JobDir) -> bool:
         """USR1 to the supervisor."""
         return self._ask_supervisor(job, signal.SIGUSR1, "save")
-
-    def pause(self, job: JobDir) -> None:
-        """The ranks that have left hold nothing."""
-
-    def unpause(self, job: JobDir) -> None:
-        """The supervisor waits for no more than to be asked."""
 
     def finish(self, job: JobDir, now: bool) -> None:
         """End the ranks of a LOST job; wait for the supervisor of any other, which outlives its last word."""
@@ -100,40 +81,8 @@ class SupervisedHere:
                 return
             time.sleep(0.02)
 
-    def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """From the run directory."""
-        return tail_lines(log_path(job, rank), lines)
-
-    def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """From the run directory."""
-        return follow(job.run, rank)
-
-    def next_change(self, job: JobDir, seconds: float) -> None:
-        """Nothing tells it."""
-        time.sleep(seconds)
-
-    def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """From the run directory."""
-        return read_events(job)
-
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """Ask what is left of a LOST job to save and leave; kill it after `grace_seconds`."""
-        raise NotImplementedError
-
-    def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
-        """None known."""
-        yield from ()
-
-    def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """There are no allocations."""
-        return ""
-
-    def starts_again(self, job: JobDir) -> str:
-        """There is no engine."""
-        return ""
-
-    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """What the supervisor starts the ranks with."""
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, number: int, action: str) -> bool:

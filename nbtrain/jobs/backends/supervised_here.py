@@ -6,7 +6,6 @@ job.json, so that a recycled pid never gets one; from another machine by control
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -39,16 +38,12 @@ class SupervisedHere(Backend):
 
     def submit(self, job: JobDir) -> None:
         """Start the detached supervisor and wait until it has taken the job over."""
-        with job.supervisor_log.open("ab") as log:
-            starter = subprocess.Popen(
-                [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=supervisor_environment(),
-                cwd=workspace() if workspace().is_dir() else Path("/"),
-                start_new_session=True,
-            )
+        starter = processes.start(
+            [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id],
+            job.supervisor_log,
+            env=supervisor_environment(),
+            cwd=workspace() if workspace().is_dir() else Path("/"),
+        )
         starter.wait()
         deadline = time.monotonic() + SUPERVISOR_START_SECONDS
         while starter.returncode == 0 and time.monotonic() < deadline:

@@ -46,16 +46,8 @@ def main(arguments: list[str]) -> int:
 
 def start_supervisor(job: JobDir) -> subprocess.Popen:
     """The job's supervisor, beside this agent."""
-    with job.supervisor_log.open("ab") as log:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "nbtrain.jobs.supervisor", "--foreground", str(job.run.path), job.job_id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    processes.keep_for_popen(supervisor.pid)
-    return supervisor
+    arguments = ("-m", "nbtrain.jobs.supervisor", "--foreground", str(job.run.path), job.job_id)
+    return processes.start([sys.executable, *arguments], job.supervisor_log)
 
 
 def pod_code(job: JobDir, code: int) -> int:

@@ -55,17 +55,8 @@ class RanksHere:
             *(sys.executable, *command),
         ]
         self._memory_before = HostMemory.now()
-        with self._log.open("ab") as log:
-            self._torchrun = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment},
-                start_new_session=True,
-                preexec_fn=processes.child_setup(signal.SIGTERM),
-            )
-        processes.keep_for_popen(self._torchrun.pid)
+        variables = {**os.environ, **environment}
+        self._torchrun = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
 
     def poll(self) -> int | None:
         """torchrun's exit code; collects orphans by the way."""

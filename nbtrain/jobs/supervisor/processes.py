@@ -15,9 +15,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base.parent_death import die_with_parent, prctl
 
@@ -129,9 +131,25 @@ def end_marked(
 _awaited: set[int] = set()
 
 
-def keep_for_popen(pid: int) -> None:
-    """Leave the exit code of this child to its Popen object."""
-    _awaited.add(pid)
+def start(
+    command: Sequence[str], log: Path, death_signal: int | None = None, **popen: Any
+) -> subprocess.Popen:
+    """A child in a session of its own, whose words go to the end of `log`; `popen` is passed on to Popen.
+
+    It gets `death_signal` when this process dies. reap_orphans() leaves its exit code to the Popen object.
+    """
+    with log.open("ab") as stream:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+            preexec_fn=None if death_signal is None else child_setup(death_signal),
+            **popen,
+        )
+    _awaited.add(child.pid)
+    return child
 
 
 def reap_orphans() -> None:

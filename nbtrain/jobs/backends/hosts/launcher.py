@@ -188,20 +188,15 @@ def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
     )
     # Every host exports these lines before anything else runs there.
     files.write_text(variables, f"{AGENT_MARKER}={job.job_id}\n")
-    with job.supervisor_log.open("ab") as log:
-        process = subprocess.Popen(
-            runner_command(config, job, hosts, hostfile),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=runner_environment(config, variables),
-            # The launcher writes its folder into a shell command as it is, and puts it into PYTHONPATH.
-            cwd="/",
-            start_new_session=True,
-            # KILL: on TERM it would end the DeepSpeed jobs of others.
-            preexec_fn=processes.child_setup(signal.SIGKILL),
-        )
-    processes.keep_for_popen(process.pid)
+    process = processes.start(
+        runner_command(config, job, hosts, hostfile),
+        job.supervisor_log,
+        # On TERM it would end the DeepSpeed jobs of others.
+        signal.SIGKILL,
+        env=runner_environment(config, variables),
+        # The launcher writes its folder into a shell command as it is, and puts it into PYTHONPATH.
+        cwd="/",
+    )
     return Runner(process, config.backend.hosts, hosts, job.job_id)
 
 

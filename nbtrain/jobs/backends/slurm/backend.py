@@ -232,18 +232,7 @@ class SlurmLauncher(RemoteLauncher):
             *(python_of(config), "-m", "nbtrain.jobs.node", str(self._job.run.path), self._job.job_id),
             f"--nodes={nodes}",
         ]
-        with self._job.supervisor_log.open("ab") as log:
-            step = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=workspace(),
-                start_new_session=True,
-                preexec_fn=processes.child_setup(signal.SIGTERM),
-            )
-        processes.keep_for_popen(step.pid)
-        return Step(step)
+        return Step(processes.start(command, self._job.supervisor_log, signal.SIGTERM, cwd=workspace()))
 
 
 class Step:

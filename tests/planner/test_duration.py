@@ -205,6 +205,15 @@ def test_the_same_setup_takes_the_measured_rate():
     assert "assumed" in estimate_duration(config, use_measured=False).basis
 
 
+def test_a_slow_run_has_a_rate_too():
+    """Half a sample a second; a job without a whole step left 0, which is none."""
+    config = load("gpt-tiny")
+    finished(config, 0.5)
+    assert estimate_duration(config).tokens_per_second == pytest.approx(128)
+    finished(config, 0.0)
+    assert "assumed" in estimate_duration(config).basis
+
+
 def test_another_model_does_not_take_the_measured_rate_as_it_is():
     """606M parameters are planned 150 times as slow as gpt-tiny: too far to carry a rate over."""
     finished(load("gpt-tiny"))

@@ -1,11 +1,14 @@
 """Terms of time and traffic: they add up to the estimate, and their formulas carry the numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import below, total
 from nbtrain.planner.time.explain import explain, traffic
+from nbtrain.planner.time.fpdt import chunks_of
 from nbtrain.planner.time.step import estimate_step
 from tests.benchmarks import published
 from tests.planner.time.test_step import PARAMETERS, SHAPE
@@ -71,6 +74,27 @@ def test_traffic_by_hand():
     (less,) = traffic(setup("hpz"))
     assert less.value == pytest.approx(2 * 15 / 16 * (0.5 * 2 + 0.25 * 4) * PARAMETERS)
     assert traffic(setup("one")) == []
+    (plain,) = traffic(replace(setup("one"), data_parallel_size=4))
+    assert plain.value == 2 * 3 / 4 * 4 * PARAMETERS
+    assert plain.formula == f"all-reduce: 2 x 3/4 x {4 * PARAMETERS:,} bytes"
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [("none", 1), ("full", 2)])
+def test_chunks_pass_the_host_once_for_each_forward_and_backward_pass(recompute, forwards):
+    chunked = replace(setup("fpdt, recomputed"), recompute=recompute)
+    (sent,) = (term for term in traffic(chunked) if term.name == "traffic / host memory (FPDT)")
+    chunks = chunks_of(chunked)
+    assert chunks.forward_bytes > 0 < chunks.backward_bytes
+    assert sent.value == 32 * 8 * (forwards * chunks.forward_bytes + chunks.backward_bytes)
+
+
+def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
+    """The memory's rate beside that of products; how much of a hidden sum is left."""
+    formulas = {term.name: term.formula for term in explain(setup("tensor"))}
+    assert any(formula.endswith(", and the matrices at 1.73 TB/s)") for formula in formulas.values())
+    assert formulas["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s")
+    hidden = {term.name: term.formula for term in explain(replace(setup("tensor"), overlap_tensor=True))}
+    assert hidden["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s, 40% in plain sight")
 
 
 def test_40b_on_two_nodes_sends_120_gigabytes_a_node():

@@ -172,6 +172,25 @@ PARTS = (
         ),
     ),
     Part(
+        "local-checkpoints",
+        "two hosts that save on their own disks first: a rank killed, then a host's disk lost; bit for bit",
+        _pytest("--soak", "tests/jobs/backends/test_hosts_cluster.py"),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.submit",
+                "nbtrain.jobs.node.agent",
+                "nbtrain.jobs.backends.hosts.backend",
+            ),
+            (
+                "tests/jobs/backends/test_hosts_cluster.py",
+                "tests/clusters/hosts.py",
+                "tests/jobs/conftest.py",
+            ),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "notebooks",
         "notebook 03 for every upstream run on a machine that is too small",
         _pytest("--soak", "tests/end_to_end/test_notebooks.py"),

@@ -71,7 +71,7 @@ class Nodes:
 
         Training hangs in the step after the last of these.
         """
-        launch.order_faults(run, {"step": max(kept) + 1, "do": "hang", "rank": 0})
+        launch.order_faults(run, {"step": max(kept) + 1, "do": "sleep", "rank": 0})
         started = self.start(run, "hang", step)
         deadline = time.monotonic() + 600
         half = run.checkpoint(step)

@@ -3,6 +3,7 @@
 Faults that take longer: hosts_faults_table.py, a part of `make soak`.
 """
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from nbtrain.base import records
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import NodeRecord
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
@@ -166,3 +168,54 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
         _, problem, _ = str(caught.value).splitlines()
         assert problem.endswith(words)
     assert not RunDir.named("tiny").exists()
+
+
+@pytest.mark.soak
+def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
+    pair: hosts.HostPair, tiny: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    """Saved on each host's own disk: used there after a kill, passed over once the disk of one is lost."""
+    places = {"backend.kind": "hosts", "backend.hosts.hosts": list(hosts.NAMES), "resources.nodes": 2}
+    faults = [{"attempt": attempt, "step": 11 + 6 * attempt, "do": "kill", "rank": 1} for attempt in (0, 1)]
+    config = tiny(
+        **places,
+        **{
+            "name": "local",
+            "backend.hosts.ssh_config": str(pair.ssh_config),
+            "backend.restart_backoff_seconds": 6,
+            "backend.env": {"NBTRAIN_TRACE": "1", "NBTRAIN_FAULTS": json.dumps(faults)},
+            "parallel.data_parallel_size": 2,
+            "batch.train_tokens": 24 * 8 * 16,
+            "checkpoint.save_interval_steps": 6,
+            "checkpoint.local_dir": f"{tmp_path}/{{host}}",
+            "checkpoint.local_save_interval_steps": 2,
+        },
+    )
+    job = submit(config)
+    try:
+
+        def attempts() -> list[records.AttemptRecord]:
+            return JobRecord.read(job.job_json).attempts
+
+        wait_until(lambda: len(attempts()) > 1 and attempts()[1].ended_at, "the second kill")
+        shutil.rmtree(tmp_path / "hostb")
+        state, cause = wait(job, END_SECONDS)
+        assert (state, cause) == (SUCCEEDED, "all steps are trained and saved: 24 steps")
+    finally:
+        cancel(job, now=True)
+        backend_of("hosts").finish(job, now=False)
+    assert attempts()[1].resumed_from_step == 10
+    assert attempts()[2].resumed_from_step < 16
+    said = [event["message"] for event in read_events(job)]
+    assert (
+        "goes on from step 10 on the disks of 2 nodes (hosta, hostb), newer than step 6 in the run "
+        in " ".join(said)
+    )
+    reason = "step 16 of the nodes' own disks is not used: what rank 1 wrote is on none of the nodes"
+    assert reason in said
+    steps: dict[int, set[str]] = {}
+    for event in read_events(job):
+        if event["kind"] == "trace":
+            steps.setdefault(event["step"], set()).add(event["loss"])
+    # Made again after a restart, each step had the same loss, bit for bit.
+    assert sorted(steps) == list(range(1, 25)) and {len(losses) for losses in steps.values()} == {1}

@@ -219,7 +219,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         phase=PHASES.get(state, state),
         cause=cause,
         engine=engine,
-        labels=_labels(run, job, record, config),
+        labels=_labels(run, job, record),
         created_at=record.created_at,
         started_at=record.started_at,
         ended_at=record.ended_at,
@@ -251,12 +251,12 @@ def job_of(run: RunDir, job_id: str | None) -> JobDir:
     return run.job(job_id or ids[-1])
 
 
-def _labels(run: RunDir, job: JobDir, record: JobRecord, config: RunConfig) -> dict[str, str]:
-    """What nbtrain knows the job by, and the labels of the run; the run's own count."""
+def _labels(run: RunDir, job: JobDir, record: JobRecord) -> dict[str, str]:
+    """What nbtrain knows the job by, and the labels that the run had then; these count."""
     labels = {"run": run.name, "job": job.job_id, "backend": record.backend}
     if parent := (run.record() or {}).get("parent"):
         labels["parent"] = str(parent)
-    return labels | config.all_labels
+    return labels | record.labels
 
 
 def _limits(usage: list[NodeUsage]) -> dict[str, float]:

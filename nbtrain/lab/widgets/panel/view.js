@@ -207,6 +207,8 @@ export class Panel {
     choices(this.logChoice, [...(own ? [["", "newest lines"]] : []), ...logs]);
     const wanted = this.fetchLog ? this.logChoice.value : "";
     this.logChoice.disabled = !this.fetchLog;
+    if (!own && !this.fetchLog)
+      return this.showLog([`Without the server half: nbtrain logs ${snap.name} --job ${this.chosenJob}`]);
     const newest = snap.log.lines.length ? snap.log.lines : ["(nothing was logged yet)"];
     if (wanted === "") return this.showLog(newest);
     const [rank, attempt] = JSON.parse(wanted);

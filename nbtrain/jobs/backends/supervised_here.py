@@ -35,6 +35,7 @@ class SupervisedHere(Backend):
     """A job whose supervisor is a detached process of the machine where it was submitted."""
 
     capabilities = Capabilities(save=True, stop_in_order=True, pause=True)
+    end_seconds = SUPERVISOR_END_SECONDS
 
     def submit(self, job: JobDir) -> None:
         """Start the detached supervisor and wait until it has taken the job over."""
@@ -70,7 +71,7 @@ class SupervisedHere(Backend):
             self.end_ranks(job, 0.0 if now else LOST_GRACE_SECONDS)
             return
         record = JobRecord.read(job.job_json)
-        deadline = time.monotonic() + SUPERVISOR_END_SECONDS
+        deadline = time.monotonic() + self.end_seconds
         while record and record.supervisor and record.supervisor.alive() and time.monotonic() < deadline:
             if record.supervisor.pid == os.getpid():
                 return

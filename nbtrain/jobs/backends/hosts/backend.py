@@ -24,6 +24,9 @@ from nbtrain.jobs.obstacle import Obstacle
 class HostsBackend(SupervisedHere):
     """Jobs of machines that ssh reaches."""
 
+    # Its last act is to have the agents and the launcher end.
+    end_seconds = 60.0
+
     def submit(self, job: JobDir) -> None:
         """Note the machines, then start the supervisor."""
         config = load_resolved(job.run.config_yaml)

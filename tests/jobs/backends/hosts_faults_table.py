@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
@@ -277,7 +278,7 @@ def link_down(scene: Scene) -> Row:
         "backend.hosts.server_alive_interval_seconds": 3,
     }
     job = scene.submit(3000, fake=False, **limits, **{"checkpoint.save_interval_steps": 50})
-    scene.until(lambda: job.run.checkpoint_steps(), "a checkpoint")
+    scene.until(lambda: newest_checkpoint_step(job.run), "a checkpoint")
     scene.fault()
     scene.pair.link("hostb", up=False)
     try:
@@ -485,11 +486,18 @@ def on_two_hosts() -> Iterator[Scene]:
     """A pair of its own for each fault."""
     folder = Path(tempfile.mkdtemp(prefix="hosts-"))
     pair = HostPair(folder)
-    try:
-        yield Scene(pair.start())
-    finally:
-        pair.stop()
+    with contextlib.ExitStack() as stack:
+        stack.callback(pair.stop)
+        scene = Scene(pair.start())
+        stack.callback(end_supervisor, scene)
+        yield scene
     shutil.rmtree(folder)
+
+
+def end_supervisor(scene: Scene) -> None:
+    """Of a fault that went wrong: without its hosts it would go on asking for them."""
+    if scene.job and (supervisor := scene.record.supervisor) and supervisor.alive():
+        os.kill(supervisor.pid, signal.SIGKILL)
 
 
 def plain(text: str) -> str:
@@ -497,9 +505,7 @@ def plain(text: str) -> str:
     return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
 
 
-TABLES = Tables(
-    "tests.jobs.backends.hosts_faults_table", FAULTS, on_two_hosts, missing, plain=plain, at_once=2
-)
+TABLES = Tables("tests.jobs.backends.hosts_faults_table", FAULTS, on_two_hosts, missing, plain=plain)
 
 if __name__ == "__main__":
     sys.exit(TABLES.main(sys.argv[1:]))

@@ -206,9 +206,9 @@ def override_layer(overrides: Overrides) -> Located:
     """
     layer = Located()
     for key, value in _override_items(overrides):
-        # What is below a free-form key is one name: labels.example.com/team.
-        free = next((f"{name}." for name in FREE_FORM if key.startswith(f"{name}.")), "")
-        *parents, last = [*free.split(".")[:-1], key.removeprefix(free)] if free else key.split(".")
+        # What is below labels is one name: labels.example.com/team.
+        section, _, label = key.partition(".")
+        *parents, last = ["labels", label] if section == "labels" and label else key.split(".")
         place = OverridePlace.of(key, without_secrets(value, last))
         target = layer.value
         for depth, parent in enumerate(parents):

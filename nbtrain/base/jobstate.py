@@ -57,6 +57,11 @@ ENGINE_SILENCE_SECONDS = 30.0
 ENGINES = frozenset({"slurm", "kubernetes"})
 
 
+def at_rest(record: JobRecord) -> bool:
+    """Whether the job is paused and has given its allocation back: nothing of it runs that could be lost."""
+    return record.state == SUSPENDED and record.supervisor is None
+
+
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
     """(state, cause) as a reader must see them: what was written, or LOST if its writer is dead.
 
@@ -95,7 +100,7 @@ def state_with_engine(
     silent because it stands still.
     """
     state, cause = record.state, record.cause
-    if state not in ACTIVE:
+    if state not in ACTIVE or at_rest(record):
         return state, cause
     said = word.state if word else None
     engine = word.engine if word and word.engine else record.backend

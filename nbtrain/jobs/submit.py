@@ -26,7 +26,7 @@ from nbtrain.base.addresses import without_secrets
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step, only_on_nodes
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.base.workspace import display
@@ -177,7 +177,8 @@ def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
     A paused job goes on, or is ended if `config` has other settings.
     """
     active = active_job(run)
-    if active and asked_pause(active):
+    record = active and JobRecord.read(active.job_json)
+    if active and (asked_pause(active) or (record and at_rest(record))):
         return _after_pause(active, config)
     if active:
         _tell_changes(run, config, "is active")

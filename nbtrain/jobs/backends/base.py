@@ -80,6 +80,8 @@ class Capabilities:
     """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest one are lost."""
     pause: bool = False
     """Give its devices up without ending it: its supervisor needs none while it waits."""
+    pause_ends_allocation: bool = False
+    """The supervisor of a paused job leaves too, and its devices with it; to resume is to submit again."""
 
 
 class Backend:

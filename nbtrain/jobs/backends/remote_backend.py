@@ -10,12 +10,15 @@ from dataclasses import asdict, replace
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
-from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, read_state
+from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, at_rest, read_state
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
+from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.base import Backend
+from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.pause import stopped_while_paused
 
 # An engine is asked about one job at most so often, whoever asks.
 ASK_SECONDS = 5.0
@@ -75,12 +78,23 @@ class RemoteBackend(Backend):
         record = JobRecord.read(job.job_json)
         if record is None or self.status(job)[0] not in ACTIVE:
             return False
+        if at_rest(record):
+            self.end_at_rest(job)
+            return True
         Ask.put(job.control_ask, "stop_now" if now else "stop")
         # A suspended supervisor reads nothing.
         if record.supervisor is None or self.status(job)[0] in (QUEUED, SUSPENDED):
             self._end_in_engine(job)
             self.engine_word(job, at_once=True)
         return True
+
+    def end_at_rest(self, job: JobDir) -> None:
+        """Write the end of a paused job that has given its allocation back: it has no supervisor."""
+        with job.run.locked():
+            journal = Journal(job)
+            if at_rest(journal.record):
+                journal.config = load_resolved(job.run.config_yaml)
+                journal.end(stopped_while_paused(journal.record.cause or ""))
 
     def save(self, job: JobDir) -> bool:
         """Ask the supervisor for a checkpoint."""

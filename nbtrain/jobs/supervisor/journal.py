@@ -38,6 +38,7 @@ from nbtrain.base.records import (
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.supervisor.recovery import starting_point
 from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.jobs.supervisor.verdict import Verdict
@@ -47,8 +48,8 @@ LAST_WORD_TRIES = 20
 LAST_WORD_PAUSE_SECONDS = 0.5
 
 
-class Displaced(Exception):
-    """Another supervisor has taken the job over, in words; nothing more may be written."""
+class Displaced(BaseException):
+    """Another supervisor has taken the job over, in words; no error, and nothing more may be written."""
 
 
 class Journal:
@@ -127,11 +128,12 @@ class Journal:
         self.check_owner()
         self.record.write(self.job.job_json)
 
-    def hand_over(self, cause: str) -> None:
-        """QUEUED: this allocation ends, and another one takes the job over."""
+    def hand_over(self, cause: str, state: str = QUEUED) -> None:
+        """QUEUED: this allocation ends, and another one takes the job over; SUSPENDED: when it is resumed."""
+        self.check_owner()
         self.record.supervisor = None
         self.record.attempt += 1
-        self.set_state(QUEUED, cause)
+        self.set_state(state, cause)
 
     def sign_of_life(self) -> None:
         """Renew the time stamp of job.json: all that a reader on another host can see of this process."""
@@ -175,6 +177,21 @@ class Journal:
         self._requests = number = max(before.request_id if before else 0, self._requests) + 1
         asked = ControlRequest(number, action, reason, time.time())
         self._try_write(lambda: asked.write(self.job.control_request))
+
+    def tell_rollback(self, rollback: Rollback, lost: str) -> None:
+        """The event of a rollback."""
+        said = (
+            f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
+            f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
+        )
+        self.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])
+
+    def tell_restart(self, verdict: Verdict, lost: str, wait_seconds: float) -> None:
+        """The event of a restart."""
+        attempt, cause = self.record.attempt, verdict.cause
+        said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts in {wait_seconds:g} s"
+        data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
+        self.event("restart", said, **data)
 
     def note_rollback(self, rollback: Rollback) -> None:
         """Have every later attempt, of this job or another, pass over these samples."""

@@ -5,9 +5,13 @@ process but its supervisor, so its devices and memory are free for others. If th
 (a restart of the machine), the job is LOST like any other, and a resume goes on as a new job.
 
 On Kubernetes the pods would keep the devices: once the ranks have saved, whoever asked for the pause has the
-engine end the pods, this supervisor with them, and the job is handed over to the pods of its resume.
+engine end the pods, this supervisor with them, and the job is handed over to the pods of its resume. In an
+allocation of Slurm the supervisor leaves by itself, and a resume submits the job again.
 """
 
+import itertools
+
+from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, SUSPENDED
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.control import asked_pause
@@ -27,15 +31,34 @@ def look(job: JobDir, journal: Journal, asked: Asked) -> None:
     asked.read_ask(job)
 
 
+def paused_words(job: JobDir, verdict: Verdict) -> str:
+    """The cause of SUSPENDED."""
+    cause = verdict.cause.replace("stopped on request", "paused on request", 1)
+    return f"{cause}; `nbtrain resume {job.run.name}` goes on"
+
+
+def stopped_while_paused(cause: str) -> Verdict:
+    """The end of a paused job; `cause` is that of its pause."""
+    before = cause.partition("; `nbtrain resume")[0]
+    return Verdict(CANCELLED, f"stopped on request while it was paused; before: {before}")
+
+
+def paused_before(job: JobDir) -> float:
+    """The seconds that the job has been paused under earlier supervisors."""
+    told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
+    pauses = [pair for pair in itertools.pairwise(told) if pair[0]["state"] == SUSPENDED]
+    return sum(after["time"] - before["time"] for before, after in pauses)
+
+
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
     """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
     asked.stop, asked.why = False, ""
-    cause = verdict.cause.replace("stopped on request", "paused on request", 1)
-    journal.set_state(SUSPENDED, f"{cause}; `nbtrain resume {job.run.name}` goes on")
+    cause = paused_words(job, verdict)
+    journal.set_state(SUSPENDED, cause)
     while asked_pause(job):
         asked.save = False  # there is nothing newer than what the pause has saved
         if asked.stop_within(LOOK_SECONDS, lambda: look(job, journal, asked)):
             asked.why = asked.why if asked.why in (ALLOCATION, ENGINE) else REQUEST
-            return Verdict(CANCELLED, f"stopped on request while it was paused; before: {cause}")
+            return stopped_while_paused(cause)
     journal.event("state", "resumed after a pause")
     return None

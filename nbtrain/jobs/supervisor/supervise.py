@@ -27,7 +27,16 @@ from pathlib import Path
 from nbtrain.base import files, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.files import is_read_only
-from nbtrain.base.jobstate import CANCELLED, FAILED, FINAL, RESTARTING, STARTING, SUCCEEDED
+from nbtrain.base.jobstate import (
+    CANCELLED,
+    FAILED,
+    FINAL,
+    RESTARTING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+    at_rest,
+)
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
@@ -44,7 +53,7 @@ from nbtrain.jobs.queue.place import Place
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
-from nbtrain.jobs.supervisor.pause import hold, is_paused
+from nbtrain.jobs.supervisor.pause import hold, is_paused, paused_before, paused_words
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
@@ -52,7 +61,6 @@ from nbtrain.jobs.supervisor.recovery import (
     overdue,
     recovery_from,
     rollback_of,
-    starting_point,
     with_the_disk,
 )
 from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
@@ -83,6 +91,8 @@ class Supervision:
     """In this machine's queue; None if the job has none."""
     report: ProgressReport | None = None
     """Where an engine is told of the progress."""
+    pause_ends_allocation: bool = False
+    """The supervisor of a paused job leaves too."""
 
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
@@ -97,9 +107,11 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
         wait_for_lock(job)
     journal = Journal(job)
     asked.read_ask(job, at_start=True)
-    if journal.record.state in FINAL and not asked_again(journal):
-        print(f"job {job_id} is {journal.record.state}; there is nothing to do", flush=True)
-        return 0 if journal.record.state == SUCCEEDED else 1
+    state = journal.record.state
+    # At rest: the next task of an array, while the job is paused.
+    if at_rest(journal.record) or (state in FINAL and not asked_again(journal)):
+        print(f"job {job_id} is {state}; there is nothing to do", flush=True)
+        return 0 if state in (SUCCEEDED, SUSPENDED) else 1
     if journal.superseded():
         return 0
     journal.take_over()
@@ -147,10 +159,16 @@ def supervise(journal: Journal, asked: Asked) -> int:
                     place = Place(journal, config)
                 report = ProgressReport(journal)
                 it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
+                it.paused_seconds = paused_before(job)
+                it.pause_ends_allocation = backend.capabilities.pause_ends_allocation
                 verdict = run_attempts(it)
                 report.close(journal.last_beat)
                 if usage:
                     usage.close()
+                if verdict.state == SUSPENDED:
+                    journal.hand_over(verdict.cause, SUSPENDED)
+                    launcher.close()
+                    return 0
                 if asked.why in (ALLOCATION, ENGINE) and verdict.state == CANCELLED:
                     journal.check_owner()
                     said = f"{asked.why}: {saved_words(job)}"
@@ -160,8 +178,6 @@ def supervise(journal: Journal, asked: Asked) -> int:
                         launcher.close()
                         return 0
                     verdict = replace(verdict, cause=f"{said}, {RESUME}")
-            except Displaced:
-                raise
             except Exception as error:
                 # The last line of defence: whatever broke, no rank stays and the job has a cause.
                 traceback.print_exc()
@@ -247,7 +263,12 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
 
 
 def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """SUSPENDED, without devices, until the job is resumed; its end if it is stopped meanwhile."""
+    """SUSPENDED, without devices, until the job is resumed; its end if it is stopped meanwhile.
+
+    In an allocation, SUSPENDED is the end of this supervisor.
+    """
+    if it.pause_ends_allocation and asked_pause(it.job):
+        return Verdict(SUSPENDED, paused_words(it.job, verdict))
     since = time.monotonic()
     if it.place is not None:
         it.place.give_up()
@@ -324,9 +345,9 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     if recovery.give_up:
         return given_up(verdict, recovery.give_up)
     if recovery.rollback:
-        tell_rollback(journal, recovery.rollback, lost)
+        journal.tell_rollback(recovery.rollback, lost)
     else:
-        tell_restart(journal, verdict, lost, recovery.wait_seconds)
+        journal.tell_restart(verdict, lost, recovery.wait_seconds)
     journal.set_state(RESTARTING, verdict.cause)
     if recovery.needs_room and (ended := wait_for_room(it, verdict)):
         return ended
@@ -356,23 +377,6 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
     """STARTING ends when rank 0 is past loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
         it.journal.attempt_trains(attempt.ranks.lead())
-
-
-def tell_rollback(journal: Journal, rollback: Rollback, lost: str) -> None:
-    """The event of a rollback."""
-    said = (
-        f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
-        f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
-    )
-    journal.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])
-
-
-def tell_restart(journal: Journal, verdict: Verdict, lost: str, wait_seconds: float) -> None:
-    """The event of a restart."""
-    attempt, cause = journal.record.attempt, verdict.cause
-    said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts in {wait_seconds:g} s"
-    data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
-    journal.event("restart", said, **data)
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:

@@ -13,17 +13,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED, at_rest
 from nbtrain.base.node_records import EngineWord
-from nbtrain.base.records import Record
+from nbtrain.base.records import JobRecord, Record
 from nbtrain.base.rundir import JobDir
-from nbtrain.base.workspace import workspace
+from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen, RemoteBackend
 from nbtrain.jobs.backends.slurm.engine import (
@@ -36,13 +37,17 @@ from nbtrain.jobs.backends.slurm.engine import (
     word_of,
 )
 from nbtrain.jobs.backends.slurm.script import batch_script, comment_of, dry_text, name_of, python_of
+from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.obstacle import Obstacle, gib, shortage
 from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.journal import Journal
 
 # Variables of the submitting shell that the batch script sets itself; sbatch passes on the others.
 EXPORTED = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 SRUN_END_SECONDS = 15.0
+# The reason of a job that `scontrol uhold` keeps waiting.
+HELD = "JobHeldUser"
 
 
 @dataclass
@@ -54,6 +59,8 @@ class SlurmHandle(Record):
     engine: str = "slurm"
     asked: bool = False
     """Whether sbatch was called and its answer is not known: the job may be there, by its comment."""
+    resumed: int = 0
+    """How many of the allocations followed a pause; these are no resubmissions."""
 
 
 def needed_gpus(config: RunConfig) -> int:
@@ -73,6 +80,8 @@ def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
 class SlurmBackend(RemoteBackend):
     """Jobs of a Slurm cluster."""
 
+    capabilities = Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True)
+
     def submit(self, job: JobDir) -> None:
         """sbatch. Raises SubmitError with Slurm's own words."""
         config = load_resolved(job.run.config_yaml)
@@ -90,15 +99,75 @@ class SlurmBackend(RemoteBackend):
         number = self._number(job)
         if number is None:
             return EngineWord(None, "", time.time(), engine="Slurm")
+        record = JobRecord.read(job.job_json)
+        if record and at_rest(record):
+            gone = f"paused; Slurm job {number} has ended"
+            return EngineWord(SUSPENDED, gone, time.time(), engine=f"Slurm job {number}")
         try:
-            return word_of(_own(job, look_up(number)), number)
+            found = _own(job, look_up(number))
         except JobError as error:
             raise EngineUnseen(str(error)) from error
+        word = word_of(found, number)
+        if word.state == QUEUED and asked_pause(job) and found and found.reason == HELD:
+            held = f"paused while it waited: Slurm holds it; `nbtrain resume {job.run.name}` releases it"
+            return replace(word, state=SUSPENDED, reason=held)
+        return word
 
     def end_in_engine(self, job: JobDir) -> None:
         """scancel, if the number is still this job's."""
         if (number := self._number(job)) and _own(job, look_up(number)):
             call("scancel", number)
+
+    def pause(self, job: JobDir) -> None:
+        """Have Slurm hold a job that waits; one that ran has given its allocation back by itself."""
+        record, number = JobRecord.read(job.job_json), self._number(job)
+        if record is None or number is None or at_rest(record):
+            return
+        try:
+            # Unlike hold, uhold of an administrator can be released by the user.
+            call("scontrol", "uhold", number)
+        except (JobError, EngineUnseen) as error:
+            raise JobError(
+                f"{display(job.run.path)}: Slurm does not hold its job {number}: {error}. It pauses as soon "
+                f"as its ranks run; if Slurm has suspended it, `scontrol resume {number}` lets them."
+            ) from error
+        self.engine_word(job, at_once=True)
+
+    def unpause(self, job: JobDir) -> None:
+        """Release a job that is held, or submit a paused one again; one whose pause is to come goes on."""
+        record = JobRecord.read(job.job_json)
+        if record is None or record.state not in (QUEUED, SUSPENDED):
+            return
+        with job.run.locked():
+            journal, number = Journal(job), self._number(job)
+            try:
+                found = _own(job, look_up(number)) if number else None
+                if at_rest(journal.record):
+                    self._submit_again(journal, found)
+                elif found and found.reason == HELD:
+                    call("scontrol", "release", found.number)
+            except (JobError, EngineUnseen) as error:
+                raise JobError(
+                    f"{display(job.run.path)}: Slurm does not take job {job.job_id} again: {error}. It stays "
+                    "paused."
+                ) from error
+
+    def _submit_again(self, journal: Journal, before: SlurmJob | None) -> None:
+        job, cause = journal.job, journal.record.cause
+        config = load_resolved(job.run.config_yaml)
+        if before and word_of(before, before.number).state in ACTIVE:
+            # Tasks of an array that have not run yet, or a submission whose answer was lost.
+            call("scancel", before.number)
+        journal.set_state(QUEUED, "resumed after a pause")
+        try:
+            self._sbatch(job, config)
+        except (JobError, EngineUnseen):
+            journal.set_state(SUSPENDED, cause)
+            raise
+        handle = SlurmHandle.read(job.handle_json)
+        assert handle is not None, "_sbatch() has written it"
+        handle.resumed += 1
+        handle.write(job.handle_json)
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """Slurm answers, has the partition, and could start the job if all its nodes were up and idle."""
@@ -150,7 +219,7 @@ class SlurmBackend(RemoteBackend):
                 return f"goes on in task {int(task) + 1} of the array"
             return ""
         handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
-        if len(handle.numbers) > config.backend.slurm.resubmissions:
+        if len(handle.numbers) - handle.resumed > config.backend.slurm.resubmissions:
             return ""
         try:
             number = self._sbatch(job, config, after=os.environ.get("SLURM_JOB_ID", ""))

@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import CANCELLED, RUNNING, SUCCEEDED
+from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.config.load import load
+from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
+from nbtrain.jobs.supervisor import supervise
 from tests.jobs.conftest import TINY
 
 SINFO = "main*|n0|8|16000|gpu:2\nmain*|n1|8|16000|gpu:2\nmain*|n2|64|512000|gpu:8\nlarge|n2|64|512000|gpu:8\n"
@@ -92,6 +95,89 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
         monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "3")
         assert BACKEND.go_on(job, array) == words
+
+
+PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` goes on"
+ENDED = "JobId=12 JobName=nbtrain-tiny JobState=COMPLETED Reason=None Restarts=0 NodeList=n0"
+
+
+@pytest.fixture
+def at_rest(job: JobDir, config: Callable[..., RunConfig]) -> Callable[..., JobDir]:
+    """A paused job whose allocation has ended."""
+
+    def make(**more: Any) -> JobDir:
+        job.run.config_yaml.write_text(to_yaml(config(**more)))
+        JobRecord(job.job_id, "id", "tiny", SUSPENDED, 1.0, 4, cause=PAUSED, backend="slurm").write(
+            job.job_json
+        )
+        return job
+
+    return make
+
+
+def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], slurm: dict[str, Any]) -> None:
+    """By whichever shell is first; it takes none of the resubmissions, and stays paused if Slurm refuses."""
+    job = at_rest(**{"backend.slurm.resubmissions": 1})
+    assert BACKEND.status(job) == (SUSPENDED, PAUSED)
+    assert slurm["said"] == []
+    slurm["scontrol"], slurm["sbatch"] = ENDED, EngineUnseen("Unable to contact slurm controller")
+    with pytest.raises(JobError, match=r"again: Unable to contact slurm controller\. It stays paused\."):
+        BACKEND.unpause(job)
+    assert BACKEND.status(job) == (SUSPENDED, PAUSED)
+    slurm["sbatch"] = "13\n"
+    for _ in range(2):
+        BACKEND.unpause(job)
+    record, handle = JobRecord.read(job.job_json), SlurmHandle.read(job.handle_json)
+    assert record is not None and (record.state, record.cause) == (QUEUED, "resumed after a pause")
+    assert handle is not None and (handle.numbers, handle.resumed) == (["12", "13"], 1)
+    slurm["sbatch"] = "14\n"
+    assert BACKEND.go_on(job, load_resolved(job.run.config_yaml)) == "goes on in Slurm job 14"
+
+
+def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(
+    at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task that starts while the job is paused ends at once; the others are taken from the queue."""
+    job = at_rest(**{"backend.slurm.array": "1-3%1"})
+    # The signals and orphans of this process are not the job's.
+    monkeypatch.setattr(supervise.Asked, "listen", lambda asked, in_allocation: asked)
+    monkeypatch.setattr(supervise.processes, "adopt_orphans", lambda: None)
+    assert supervise.main(str(job.run.path), job.job_id, foreground=True) == 0
+    assert BACKEND.status(job) == (SUSPENDED, PAUSED)
+    slurm.update(scontrol=ENDED.replace("COMPLETED", "PENDING"), sbatch="13\n", scancel="")
+    BACKEND.unpause(job)
+    assert ("scancel", "12") in slurm["said"]
+
+
+def test_a_paused_job_is_cancelled_without_slurm(
+    at_rest: Callable[..., JobDir], slurm: dict[str, Any]
+) -> None:
+    """Nothing of it runs: its end is written, with a summary."""
+    job = at_rest()
+    assert BACKEND.cancel(job, now=False)
+    ended = (CANCELLED, "stopped on request while it was paused; before: paused on request at step 8; saved")
+    assert BACKEND.status(job) == ended
+    assert files.read_json(job.run.summary_json)["state"] == CANCELLED
+    assert slurm["said"] == []
+
+
+@pytest.mark.parametrize(("reason", "released"), [("JobHeldUser", True), ("Priority", False)])
+def test_a_job_that_waits_is_held_and_released(
+    at_rest: Callable[..., JobDir], slurm: dict[str, Any], reason: str, released: bool
+) -> None:
+    """A pause of a job without ranks; one that Slurm has suspended cannot be held."""
+    job = at_rest()
+    JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
+    slurm["scontrol"] = ENDED.replace("COMPLETED", "PENDING").replace("Reason=None", f"Reason={reason}")
+    BACKEND.pause(job)
+    assert ("scontrol", "uhold", "12") in slurm["said"]
+    BACKEND.unpause(job)
+    assert (("scontrol", "release", "12") in slurm["said"]) == released
+    slurm["scontrol"] = JobError("scontrol: Job is no longer pending execution for job 12")
+    with pytest.raises(
+        JobError, match=r"for job 12\. It pauses as soon as its ranks run; if Slurm has suspended"
+    ):
+        BACKEND.pause(job)
 
 
 def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[str, Any]) -> None:

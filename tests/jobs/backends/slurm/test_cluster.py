@@ -1,5 +1,6 @@
 """Runs on a real Slurm of two nodes: to the end, cancelled, waiting, with a rank killed."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,12 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED
+from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import NodeExit
 from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.jobs.backends.base import status_of
-from nbtrain.jobs.control import cancel, wait
-from nbtrain.jobs.submit import TRAINER
+from nbtrain.jobs.control import cancel, pause, wait
+from nbtrain.jobs.submit import TRAINER, resume
 from tests.clusters import slurm
 
 pytestmark = pytest.mark.slow
@@ -41,21 +42,34 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]
     assert record.attempts[1].resumed_from_step == 10
 
 
-def test_cancel_saves_and_leaves_nothing_in_slurm(
+def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """The supervisor hears of it by a file, wherever it is; then Slurm knows no job any more."""
+    """Saved, SUSPENDED, out of Slurm; resumed it is the same job in another allocation.
+
+    Its supervisor hears of a cancel by a file, wherever it is; then Slurm knows no job any more.
+    """
     job = on_slurm(steps=100_000)
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
+    state, cause = pause(job)
+    assert state == SUSPENDED
+    assert re.fullmatch(r"paused on request at step \d+; saved; `nbtrain resume tiny` goes on", cause)
+    wait_until(lambda: cluster.call("squeue", "-h") == "", "an empty queue", END_SECONDS)
+    assert resume(job.run).job_id == job.job_id
+    wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING again", END_SECONDS)
     state, cause = cancel(job)
     assert (state, cause.split(" at ")[0]) == (CANCELLED, "stopped on request"), cause
     assert cluster.call("squeue", "-h") == ""
+    record, handle = JobRecord.read(job.job_json), files.read_json(job.handle_json)
+    assert (record.attempt, record.restarts) == (1, 0)
+    assert record.attempts[1].resumed_from_step >= record.attempts[0].reached_step
+    assert (len(handle["numbers"]), handle["resumed"]) == (2, 1)
 
 
 def test_a_job_that_waits_says_why(
     on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
 ) -> None:
-    """The reason in words; a job that waits is cancelled in the queue, and its supervisor never starts."""
+    """The reason in words; paused it is held; it is cancelled in the queue, and no supervisor ever starts."""
     job = on_slurm(nodes=1, backend={"slurm.sbatch_options": ["--hold"]})
 
     def held() -> bool:
@@ -65,6 +79,10 @@ def test_a_job_that_waits_says_why(
     state, cause = status_of(job)
     assert state == QUEUED
     assert cause.endswith("(JobHeldUser): held by its user; `scontrol release` frees it")
+    assert pause(job) == (
+        SUSPENDED,
+        "paused while it waited: Slurm holds it; `nbtrain resume tiny` releases it",
+    )
     assert cancel(job)[0] == CANCELLED
     assert JobRecord.read(job.job_json).supervisor is None
     assert cluster.call("squeue", "-h") == ""

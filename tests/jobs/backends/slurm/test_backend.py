@@ -120,7 +120,7 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
     job = at_rest(**{"backend.slurm.resubmissions": 1})
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     assert slurm["said"] == []
-    slurm["scontrol"], slurm["sbatch"] = ENDED, EngineUnseen("Unable to contact slurm controller")
+    slurm.update(scontrol=ENDED, squeue="", sbatch=EngineUnseen("Unable to contact slurm controller"))
     with pytest.raises(JobError, match=r"again: Unable to contact slurm controller\. It stays paused\."):
         BACKEND.unpause(job)
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)

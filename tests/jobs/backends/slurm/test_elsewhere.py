@@ -99,7 +99,7 @@ def supervisor(job: JobDir) -> Iterator[list[str]]:
             QUEUED,
             WAITS,
             400,
-            f"tiny QUEUED | {WAITS}\n||Slurm job 12: QUEUED, {WAITS} (asked 2 min 0 s ago)",
+            f"tiny QUEUED | {WAITS}\n||Slurm job 12: QUEUED, {WAITS} (asked 2 min ",
         ),
         (
             QUEUED,
@@ -108,7 +108,7 @@ def supervisor(job: JobDir) -> Iterator[list[str]]:
             400,
             "tiny CANCELLED | Slurm job 12 ended as CA",
         ),
-        (STARTING, RUNNING, "", 3, "tiny STARTING\n||Slurm job 12: RUNNING (asked 2 min 0 s ago)"),
+        (STARTING, RUNNING, "", 3, "tiny STARTING\n||Slurm job 12: RUNNING (asked 2 min "),
         (RUNNING, RUNNING, "", 3, "tiny RUNNING\n"),
         (RUNNING, SUSPENDED, "Slurm job 12 is SUSPENDED", 400, "tiny SUSPENDED | Slurm job 12 is SUSPENDED"),
         (RUNNING, QUEUED, WAITS, 400, f"tiny QUEUED | {WAITS}\n"),

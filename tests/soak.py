@@ -75,6 +75,7 @@ def _evidence(
 
 
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
+DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
@@ -189,6 +190,25 @@ PARTS = (
             ),
             OUTSIDE_ENGINE,
         ),
+    ),
+    Part(
+        "dask-slurm",
+        "data made by jobs of a real Slurm, one of them cancelled; why there is no worker, in Slurm's words",
+        _pytest("--soak", DASK_ON_SLURM_TEST),
+        _evidence(
+            (
+                "nbtrain.dataset.prepare.prepare",
+                "nbtrain.corpus.dask_cluster",
+                "nbtrain.corpus.dask_worker",
+            ),
+            (
+                DASK_ON_SLURM_TEST,
+                "tests/dataset/prepare/test_dask.py",
+                "tests/clusters/slurm.py",
+                "tests/dataset/conftest.py",
+            ),
+        ),
+        {"NBTRAIN_REQUIRE_SLURM": "1"},
     ),
     Part(
         "notebooks",

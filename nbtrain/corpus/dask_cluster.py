@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import deque
@@ -57,6 +58,9 @@ class DaskCluster:
         self._stack = contextlib.ExitStack()
         self._heard = self._stack.enter_context(_heard())
         self.address = config.address or f"the Dask cluster ({config.cluster})"
+        self.refused = ""
+        """What sbatch said when it did not take a job of workers; Dask does not try that job again."""
+        self._jobs: list[str] = []
         try:
             if config.cluster is not None:
                 optional("cryptography", needed_by, "set kind: local", extra="dask")
@@ -103,6 +107,18 @@ class DaskCluster:
                 lines += [line for _, line in logged]
         about = [line for line in lines if address in line and "memory" in line]
         return "it exceeded its memory limit" if about else ""
+
+    def queue_words(self) -> str:
+        """What squeue says of the workers' jobs, as a sentence to append; "" without such jobs."""
+        if self.config.cluster != "slurm":
+            return ""
+        command = ("squeue", "-h", "-j", ",".join(self._jobs), "-o", "%i %T (%r)")
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f" squeue gives no answer: {error}."
+        said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "none is there"
+        return f" squeue says of its jobs: {said}."
 
     def _connect(self, target: Any, security: Any) -> Any:
         from distributed import Client
@@ -208,11 +224,32 @@ class DaskCluster:
         folder.chmod(0o700)
         self._settings()
         security = self._stack.enter_context(_certificates(folder))
-        cluster = jobqueue.SLURMCluster(**slurm_options(self.config, folder), security=security)
+        job = self._job_class(jobqueue.slurm.SLURMJob)
+        options = slurm_options(self.config, folder)
+        cluster = jobqueue.SLURMCluster(**options, security=security, job_cls=job)
         jobs = math.ceil(self.config.num_workers / self.config.slurm.workers_per_job)
         # Not scale(): a job that ended is followed by another.
         cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
         return cluster
+
+    def _job_class(self, plain: Any) -> Any:
+        """A job whose refusal by sbatch is kept; dask-jobqueue itself prints a traceback and waits."""
+        from distributed.core import Status
+
+        cluster = self
+
+        class Job(plain):
+            async def _submit_job(self, script: str) -> str:
+                try:
+                    said = await super()._submit_job(script)
+                    cluster._jobs.append(self._job_id_from_submit_output(said))
+                except (RuntimeError, ValueError, OSError) as error:
+                    self.status = Status.failed
+                    cluster.refused = " ".join(str(error).partition("stderr:")[2].split()) or str(error)
+                    raise
+                return said
+
+        return Job
 
 
 def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
@@ -300,6 +337,10 @@ def _heard() -> Iterator[deque[str]]:
     logger, listener = logging.getLogger("distributed"), _Listener()
     printed = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
     levels, propagates = [handler.level for handler in printed], logger.propagate
+    # Tracebacks of its event loop, such as that of an sbatch which refused a job.
+    loop = logging.getLogger("tornado.application")
+    loop_level = loop.level
+    loop.setLevel(logging.CRITICAL)
     logger.addHandler(listener)
     logger.propagate = False
     for handler in printed:
@@ -309,5 +350,6 @@ def _heard() -> Iterator[deque[str]]:
     finally:
         logger.removeHandler(listener)
         logger.propagate = propagates
+        loop.setLevel(loop_level)
         for handler, level in zip(printed, levels, strict=True):
             handler.setLevel(level)

@@ -158,6 +158,11 @@ class DaskPool(Executor):
         if self._workers:
             self._alone_since = None
             return
+        if self.cluster.refused:
+            raise DataError(
+                f"{self.cluster.where}: Slurm did not take a job of workers: {self.cluster.refused}. Change "
+                "data.workers.slurm or data.workers.memory_bytes. What is done is kept: run it again."
+            )
         if self._alone_since is None:
             self._alone_since, self._reminded = now, now
         waited, limit = now - self._alone_since, 60 * self.cluster.config.wait_minutes
@@ -165,11 +170,14 @@ class DaskPool(Executor):
             raise DataError(
                 f"{self.cluster.where}: {self.cluster.address} had no worker for {elapsed(limit)} "
                 f"(data.workers.wait_minutes = {self.cluster.config.wait_minutes:g}). Start workers, or look "
-                "at the queue. What is done is kept: run it again."
+                f"at the queue.{self.cluster.queue_words()} What is done is kept: run it again."
             )
         if now - self._reminded >= REMIND_SECONDS:
             self._reminded = now
-            logger.warning("waiting for a worker of %s for %s", self.cluster.address, elapsed(waited))
+            said = self.cluster.queue_words()
+            logger.warning(
+                "waiting for a worker of %s for %s.%s", self.cluster.address, elapsed(waited), said
+            )
 
     def _killed(self, error: Any) -> DataError:
         """The error for a part during which workers died as often as Dask allows."""

@@ -1,0 +1,102 @@
+"""Parts made by jobs of a real Slurm of two nodes; a part of `make soak`."""
+
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import data_home, dataset_dir
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.clusters import slurm
+from tests.conftest import skip_or_fail
+from tests.dataset.prepare.test_dask import needs_dask, small_parts  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.soak
+WORKERS = {"kind": "dask", "cluster": "slurm", "num_workers": 2, "memory_bytes": 2_000_000_000}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A Slurm of two nodes, whose commands this process and its threads call."""
+    needs_dask()
+    if why := slurm.missing():
+        skip_or_fail("NBTRAIN_REQUIRE_SLURM", why)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    running = slurm.SlurmCluster(folder).start()
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    yield running
+    assert running.call("squeue", "-h") == "", "jobs of workers were left behind"
+    running.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def home(workspace, tmp_path, monkeypatch):
+    """A data home whose path a job script can hold."""
+    monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
+
+
+def made(config):
+    """The bytes of the dataset."""
+    folder = dataset_dir(config.data.name)
+    return {
+        path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".idx")
+    }
+
+
+def end_first_job(cluster, ended):
+    """scancel the first job of workers once a shard is there, as a preemption would."""
+    while not ended.is_set() and not list(dataset_dir("small").rglob(".encode/*")):
+        time.sleep(0.05)
+    for number in cluster.call("squeue", "-h", "-t", "R", "-o", "%i").split()[:1]:
+        cluster.call("scancel", number)
+
+
+@pytest.mark.usefixtures("home", "small_parts")
+def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_config):
+    """Two jobs, of which one is cancelled in the middle: another one comes, or the other does it all."""
+    config = make_config(data={"workers": {**WORKERS, "wait_minutes": 5.0}})
+    ended = threading.Event()
+    killer = threading.Thread(target=end_first_job, args=(cluster, ended))
+    killer.start()
+    try:
+        assert prepare(config).manifest.counts["documents"] == 120
+    finally:
+        ended.set()
+        killer.join()
+    there = made(config)
+    assert list((data_home() / "slurm-workers").glob("certificates-*")) == []
+    shutil.rmtree(data_home())
+    prepare(make_config())
+    assert there == made(config) and len(there) == 2
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"slurm": {"partition": "nope"}},
+            r"^data\.workers: Slurm did not take a job of workers: sbatch: error: invalid partition specified"
+            r": nope .*Change data\.workers\.slurm or data\.workers\.memory_bytes\. What is done is kept",
+        ),
+        (
+            {"memory_bytes": 100_000_000_000},
+            r"^data\.workers: Slurm did not take a job of workers: sbatch: error: Memory specification can ",
+        ),
+        (
+            {"slurm": {"partition": "closed"}, "wait_minutes": 0.2},
+            r"had no worker for 12 s \(data\.workers\.wait_minutes = 0\.2\)\. Start workers, or look at the "
+            r"queue\. squeue says of its jobs: \d+ PENDING \(PartitionDown\), \d+ PENDING \(PartitionDown\)",
+        ),
+    ],
+)
+def test_why_there_is_no_worker(cluster, make_config, settings, words):
+    """In Slurm's words, without a traceback, and not only after the wait."""
+    with pytest.raises(DataError, match=words):
+        prepare(make_config(data={"workers": {**WORKERS, **settings}}))

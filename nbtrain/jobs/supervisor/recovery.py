@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.files import READ_ONLY
 from nbtrain.base.jobstate import CANCELLED, FAILED
 from nbtrain.base.records import Rollback
@@ -105,6 +105,13 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
 def starting_point(rollback: Rollback) -> str:
     """ "step 4", or "the start" if there was no checkpoint."""
     return f"step {rollback.checkpoint_step}" if rollback.checkpoint_step else "the start"
+
+
+def saved_words(job: JobDir) -> str:
+    """What is saved when an allocation ends."""
+    step = newest_checkpoint_step(job.run)
+    said = "nothing is saved yet" if step is None else f"saved at step {step}"
+    return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:

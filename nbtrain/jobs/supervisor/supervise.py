@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbtrain.base import files, last_words
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import (
     CANCELLED,
@@ -61,6 +60,7 @@ from nbtrain.jobs.supervisor.recovery import (
     overdue,
     recovery_from,
     rollback_of,
+    saved_words,
     with_the_disk,
 )
 from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
@@ -213,13 +213,6 @@ def send_notifications(journal: Journal) -> None:
             journal.event("notification" if went_well else "warning", said)
     except Exception as error:
         journal.event("warning", f"no notification was sent: {type(error).__name__}: {error}")
-
-
-def saved_words(job: JobDir) -> str:
-    """What is saved when an allocation ends."""
-    step = newest_checkpoint_step(job.run)
-    said = "nothing is saved yet" if step is None else f"saved at step {step}"
-    return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:

@@ -286,6 +286,23 @@ def _exported() -> dict[str, str]:
 class SlurmLauncher(RemoteLauncher):
     """The agents as one step of the allocation."""
 
+    def devices(self, config: RunConfig) -> list[int] | None:
+        """As many on each node that is left as it has ranks, for allocations that outlive a node (--no-kill).
+
+        Slurm takes a lost node out of them; until it does, the silence of its agent says so.
+        """
+        number, nodes = os.environ.get("SLURM_JOB_ID"), config.resources.nodes
+        try:
+            found = look_up(number) if number else None
+        except EngineUnseen as error:
+            print(f"nodes cannot be counted: {error}", flush=True)
+            return None
+        if found is None:
+            return None
+        heard = sum(not self._lost(node) for node in self._watches) if self._watches else nodes
+        left = min(found.node_count, heard, nodes)
+        return [config.ranks_per_node] * left + [0] * (nodes - left)
+
     def start_agents(self, config: RunConfig) -> Agents:
         """srun, one task per node; a task that ends does not end the others."""
         section, nodes = config.backend.slurm, config.resources.nodes

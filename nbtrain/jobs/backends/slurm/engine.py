@@ -42,6 +42,7 @@ class SlurmJob:
     """Of an array."""
     name: str = ""
     comment: str = ""
+    node_count: int = 0
 
 
 def call(*arguments: str, folder: Path | None = None) -> str:
@@ -200,6 +201,7 @@ def _read_line(line: str) -> SlurmJob:
         task=int(task) if task.isdigit() else 0,
         name=fields.get("JobName", ""),
         comment=fields.get("Comment", "").strip(),
+        node_count=_leading(fields.get("NumNodes", "")),
     )
 
 

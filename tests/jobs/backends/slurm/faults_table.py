@@ -23,11 +23,13 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, LOST, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.node_records import EngineWord
+from nbtrain.base.node_records import EngineWord, NodeRecord
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import JobDir
 from nbtrain.jobs.backends.slurm.engine import read_scontrol
+from nbtrain.jobs.control import pause
 from nbtrain.jobs.submit import resume
+from nbtrain.jobs.supervisor import processes
 from tests.clusters.slurm import SlurmCluster, missing
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times, trace
@@ -165,6 +167,54 @@ def first_node_lost(scene: Scene) -> Row:
     assert not scene.bad_states, scene.seen
     return Row(
         cause, scene.seconds(), "the same; the supervisor was lost with its node, and Slurm starts a new one"
+    )
+
+
+def _switch_off_second(scene: Scene) -> None:
+    """slurmd of the second node and all that it runs for the job, as if the machine were switched off."""
+    scene.fault()
+    scene.cluster.kill("n1")
+    agent = NodeRecord.read(scene.job.node(1))
+    assert agent is not None
+    # slurmstepd, which else would report their end.
+    step = int(Path(f"/proc/{agent.agent.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    ranks = processes.marked_pids([scene.job.job_id], "NBTRAIN_NODE=1")
+    processes.send([step, agent.agent.pid, *ranks], signal.SIGKILL)
+
+
+def elastic_node_lost(scene: Scene) -> Row:
+    """The second node is switched off for good: the same allocation goes on with the first."""
+    options = {"sbatch_options": ["--no-kill"], "srun_options": ["--no-kill", "--overlap"]}
+    kept = {f"backend.slurm.{name}": value for name, value in options.items()}
+    job = scene.submit(300, **{"backend.elastic": True, **kept})
+    scene.until_step(20)
+    _switch_off_second(scene)
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    last = scene.record.attempts[-1]
+    assert (last.world_size, last.data_parallel_size, last.nodes) == (2, 2, 1), scene.record.attempts
+    assert last.resumed_from_step and scene.number == files.read_json(job.handle_json)["numbers"][0]
+    assert not scene.bad_states and QUEUED not in scene.states[1:], scene.seen
+    return Row(
+        scene.record.attempts[0].cause or "",
+        scene.seconds(),
+        "the allocation goes on with data_parallel_size 2 on the node that is left",
+    )
+
+
+def paused(scene: Scene) -> Row:
+    """nbtrain pause and resume: out of Slurm and in again, as the same job."""
+    job = scene.submit(150)
+    scene.until_step(20)
+    scene.fault()
+    state, cause = pause(job)
+    assert state == SUSPENDED, scene.seen
+    scene.until(lambda: scene.cluster.call("squeue", "-h") == "", "an empty queue")
+    assert scene.status() == (SUSPENDED, cause), scene.seen
+    assert resume(job.run, command=(FAKE_RANK,)).job_id == job.job_id
+    assert scene.end()[0] == SUCCEEDED, scene.seen
+    assert scene.record.restarts == 0 and len(scene.record.attempts) == 2
+    return Row(
+        f"SUSPENDED: {cause}", scene.seconds(), "out of Slurm until `nbtrain resume`, which submits it again"
     )
 
 
@@ -335,9 +385,13 @@ FAULTS = {
     "array": Fault("the same with `array: 1-3%1`", array_chain),
     "node-lost": Fault("kill -9 of slurmd on the second node", node_lost),
     "first-node-lost": Fault("kill -9 of slurmd on the first node", first_node_lost),
+    "elastic-node-lost": Fault(
+        "the second node is switched off, `backend.elastic: true` and `--no-kill`", elastic_node_lost
+    ),
     "controller": Fault("kill -9 of slurmctld, which comes back", controller_killed),
     "controller-forgets": Fault("slurmctld comes back without its state", controller_forgets),
     "suspended": Fault("`scontrol suspend`, then `resume`", suspended),
+    "paused": Fault("`nbtrain pause`, then `nbtrain resume`", paused),
     "scancel": Fault("`scancel` by hand", cancelled_outside),
     "cancel-suspended": Fault("`nbtrain cancel` of a suspended job", cancelled_while_suspended),
     "requeued": Fault("`scontrol requeue`, as a preemption does", requeued),

@@ -16,7 +16,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
-from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
+from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle, SlurmLauncher
 from nbtrain.jobs.supervisor import supervise
 from tests.jobs.conftest import TINY
 
@@ -178,6 +178,20 @@ def test_a_job_that_waits_is_held_and_released(
         JobError, match=r"for job 12\. It pauses as soon as its ranks run; if Slurm has suspended"
     ):
         BACKEND.pause(job)
+
+
+def test_an_elastic_job_counts_the_nodes_that_are_left(
+    job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm takes a lost node out of an allocation that it does not end (--no-kill)."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    launcher = SlurmLauncher(job, [])
+    run = config(**{"resources.nodes": 2, "parallel.data_parallel_size": 4})
+    for nodes, devices in (("2", [2, 2]), ("1", [2, 0])):
+        slurm["scontrol"] = f"{ENDED.replace('COMPLETED', 'RUNNING')} NumNodes={nodes} NumCPUs=2"
+        assert launcher.devices(run) == devices
+    slurm["scontrol"] = EngineUnseen("Unable to contact slurm controller")
+    assert launcher.devices(run) is None
 
 
 def test_slurm_forgets_and_the_run_directory_does_not(job: JobDir, slurm: dict[str, Any]) -> None:

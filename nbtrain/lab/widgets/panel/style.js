@@ -84,7 +84,8 @@ export const CSS = `
 .nbtrain-panel[data-page=resources] .nbt-page,.nbtrain-panel[data-page=job] .nbt-page{height:auto;
  max-height:640px}
 .nbtrain-panel[data-page=events] .nbt-page{height:240px}
-.nbtrain-panel .nbt-usage{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr));gap:4px 14px}
+.nbtrain-panel .nbt-usage{display:grid;gap:4px 14px;
+ grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}
 .nbtrain-panel .nbt-usage .nbt-chart,.nbtrain-panel .nbt-usage .nbt-chart:first-child{grid-row:auto;
  padding:4px 0}
 .nbtrain-panel .nbt-usage header{height:18px;overflow:hidden;white-space:nowrap}

@@ -10,6 +10,7 @@ import pytest
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
+from nbtrain.config.load import load
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.base import status_of
@@ -21,12 +22,12 @@ OBJECTS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/research/trainjobs"
 
 @pytest.fixture
 def pod():
-    """pod(job): the process that a pod of the job starts with."""
+    """pod(job, node=0, nodes=1): the process that a pod of the job starts with."""
     started = []
 
-    def start(job):
-        words = [str(job.run.path), job.job_id, "--nodes", "1", "--supervise"]
-        environment = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
+    def start(job, node=0, nodes=1):
+        words = [str(job.run.path), job.job_id, "--nodes", str(nodes), "--supervise"]
+        environment = {**os.environ, "JOB_COMPLETION_INDEX": str(node)}
         command = [sys.executable, "-m", "nbtrain.jobs.node", *words]
         started.append(subprocess.Popen(command, env=environment, start_new_session=True))
         return started[-1]
@@ -96,6 +97,33 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
         *("QUEUED", "SUSPENDED", "QUEUED", "QUEUED", "SUCCEEDED")
     ]
     assert [event["message"] for event in read_events(job) if event["kind"] in ("warning", "error")] == []
+
+
+@pytest.mark.slow
+def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
+    fake, start, stub, pod, wait_until, states_of, monkeypatch
+):
+    """The pod of node 1 is deleted, and its operator starts another; the pod of node 0 stays."""
+    monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
+    where = {"kind": "kubernetes", "kubernetes": PLAIN}
+    config = load(fake(steps=40, step_seconds=0.1, ranks=2, backend=where), {"resources.nodes": 2})
+    job = start(config)
+    first, evicted = pod(job, 0, 2), pod(job, 1, 2)
+    wait_until(lambda: (newest_checkpoint_step(job.run) or 0) >= 5, "it trains")
+    evicted.send_signal(signal.SIGTERM)
+    assert evicted.wait(600) == 128 + signal.SIGTERM, "0 would count as complete"
+    wait_until(lambda: "RESTARTING" in states_of(job), "the restart")
+    assert first.poll() is None
+    pod(job, 1, 2)
+    assert control.wait(job, 600)[0] == "SUCCEEDED"
+    record = JobRecord.read(job.job_json)
+    assert record.restarts == 1 and record.attempts[1].resumed_from_step >= 5
+    assert record.attempts[0].cause.startswith(
+        "node 1: was asked to leave (SIGTERM), so its ranks stopped at step "
+    )
+    runs = ("STARTING", "RUNNING")
+    assert states_of(job) == ["QUEUED", *runs, "RESTARTING", *runs, "SUCCEEDED"]
+    assert first.wait(600) == 0
 
 
 def test_a_job_in_the_queue_is_paused_there(fake, start, stub, monkeypatch):

@@ -211,6 +211,26 @@ PARTS = (
         {"NBTRAIN_REQUIRE_SLURM": "1"},
     ),
     Part(
+        "kubernetes",
+        "pods evicted, lost, out of memory, held; a silent API server; refused starts (docs/jobs.md)",
+        ("-m", "tests.jobs.backends.kubernetes.faults_table"),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.submit",
+                "nbtrain.jobs.node.__main__",
+                "nbtrain.jobs.backends.kubernetes.backend",
+            ),
+            (
+                "tests/jobs/backends/kubernetes/faults_table.py",
+                "tests/jobs/backends/kubernetes/stub_server.py",
+                "tests/jobs/backends/fault_tables.py",
+                "tests/jobs/fake_rank.py",
+            ),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "notebooks",
         "notebook 03 for every upstream run on a machine that is too small",
         _pytest("--soak", "tests/end_to_end/test_notebooks.py"),

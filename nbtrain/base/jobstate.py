@@ -137,6 +137,9 @@ def _before_its_supervisor(
     if said == SUCCEEDED:
         # A batch script that ends in order without its supervisor has trained nothing.
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
+    if denied and record.started_at is not None:
+        # It was handed over: an engine that had put it back into its queue would know it.
+        return LOST, f"{engine} is not known any more, and nothing goes on with the job: {record.cause}"
     if denied:
         return LOST, f"{engine} is not known, and its supervisor never started"
     return QUEUED, reason or record.cause

@@ -207,9 +207,10 @@ def job(options: argparse.Namespace) -> None:
 
 
 def logs(options: argparse.Namespace) -> None:
-    from nbtrain.base.jobstate import FAILED
+    from nbtrain.base.jobstate import ACTIVE, FAILED
     from nbtrain.jobs.backends.base import status_of
     from nbtrain.monitor.job_page import job_of
+    from nbtrain.monitor.logs import log_path
     from nbtrain.monitor.tracebacks import failed_rank
 
     run = run_of(options)
@@ -238,8 +239,10 @@ def logs(options: argparse.Namespace) -> None:
         if traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
-    for line in run.log(lines, rank, options.job):
-        print(line)
+    # What a pod says before its rank has a log is followed from its start.
+    if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
+        for line in run.log(lines, rank, options.job):
+            print(line)
     if options.follow:
         for line in run.follow(rank):
             print(line, flush=True)

@@ -150,9 +150,10 @@ class KubernetesConfig(ConfigModel):
     not counted, a TrainJob's anew after each pause. backend.deadline_seconds ends a job in order, and must
     come first if both are set. null never does."""
     min_nodes: PositiveSmallCount | None = None
-    """Least number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null: not elastic."""
+    """Least number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null: not elastic. A restart
+    goes on with the first pods that are there, which backend.elastic counts."""
     max_nodes: PositiveSmallCount | None = None
-    """Greatest number of pods of an elastic job; null is resources.nodes."""
+    """Greatest number of pods of an elastic job, which is resources.nodes, as null is."""
     autotune: Literal["none", "run", "tune"] = "none"
     """DeepSpeed's autotuner, which a DeepSpeedJob starts through DeepSpeed's launcher: tune searches, run
     trains with what was found."""

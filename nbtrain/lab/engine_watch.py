@@ -41,10 +41,12 @@ def look_after(job: JobDir) -> None:
 
 
 def _ask(job: JobDir, key: str, kind: str) -> None:
-    # What is wrong with a record is said to whoever reads it.
-    with contextlib.suppress(NbtrainError):
-        backend = backend_of(kind)
-        while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:
-            backend.next_change(job, ASK_SECONDS)
-    with _lock:
-        del _looked_at[key]
+    try:
+        # What is wrong with a record or a disk is said to whoever reads it.
+        with contextlib.suppress(NbtrainError, OSError):
+            backend = backend_of(kind)
+            while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:
+                backend.next_change(job, ASK_SECONDS)
+    finally:
+        with _lock:
+            del _looked_at[key]

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -149,6 +150,11 @@ def test_the_words_of_every_state() -> None:
     )
     assert cause(QUEUED, QUEUED, "waits (Resources)") == "waits (Resources)"
     assert cause(QUEUED, UNKNOWN) == f"{NAME} is not known, and its supervisor never started"
+    handed_over = replace(record_of(QUEUED, "saved at step 7"), started_at=1.0)
+    assert state_with_engine(handed_over, word_of(UNKNOWN, True), 40, 40) == (
+        LOST,
+        f"{NAME} is not known any more, and nothing goes on with the job: saved at step 7",
+    )
     assert cause(QUEUED, SUCCEEDED) == (
         f"{NAME} has ended, and no supervisor has started; see logs/supervisor.log"
     )

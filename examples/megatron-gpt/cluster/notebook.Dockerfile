@@ -9,6 +9,10 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openssh-server pdsh openmpi-bin g++ ninja-build git \
     && rm -rf /var/lib/apt/lists/* \
     && mkdir -p /run/sshd
+# The operators mount one key into all pods of a job, readable by their group; the pods' host keys are new each time.
+RUN echo "StrictModes no" > /etc/ssh/sshd_config.d/nbtrain.conf \
+    && printf "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n" \
+       > /etc/ssh/ssh_config.d/nbtrain.conf
 
 COPY constraints.txt /tmp/constraints.txt
 COPY dist/nbtrain-*.whl /tmp/

@@ -133,14 +133,22 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
 
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """min_nodes <= resources.nodes <= max_nodes."""
+    """min_nodes <= resources.nodes = max_nodes; with pods that may be fewer, restarts count them."""
     nodes, least, most = config.resources.nodes, section.min_nodes, section.max_nodes
     if most is not None and least is None:
         yield f"{_found(config, section, 'max_nodes')}\n  needs min_nodes."
     if least is not None and least > nodes:
         yield f"{_found(config, section, 'min_nodes')}\n  must be at most resources.nodes({nodes})."
-    if most is not None and most < nodes:
-        yield f"{_found(config, section, 'max_nodes')}\n  must be at least resources.nodes({nodes})."
+    if most is not None and most != nodes:
+        yield (
+            f"{_found(config, section, 'max_nodes')}\n  must be resources.nodes({nodes}): a job takes no "
+            "more pods than that; raise it instead."
+        )
+    if least is not None and not config.backend.elastic:
+        yield (
+            f"{_found(config, section, 'min_nodes')}\n  needs backend.elastic = true: without it, a restart "
+            f"waits for all {nodes} pods."
+        )
 
 
 def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:

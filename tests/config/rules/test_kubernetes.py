@@ -107,9 +107,14 @@ def test_sizes_and_names_go_together(config):
         return messages(config, section)
 
     assert problems(min_nodes=2, max_nodes=4) == [
-        "backend.kubernetes.min_nodes = 2\n  must be at most resources.nodes(1)."
+        "backend.kubernetes.min_nodes = 2\n  must be at most resources.nodes(1).",
+        "backend.kubernetes.max_nodes = 4\n  must be resources.nodes(1): a job takes no more pods than that; "
+        "raise it instead.",
+        "backend.kubernetes.min_nodes = 2\n  needs backend.elastic = true: without it, a restart waits for "
+        "all 1 pods.",
     ]
-    assert problems(max_nodes=4) == ["backend.kubernetes.max_nodes = 4\n  needs min_nodes."]
+    assert problems(load(config, {"backend.elastic": True}), min_nodes=1, max_nodes=1) == []
+    assert problems(max_nodes=1) == ["backend.kubernetes.max_nodes = 1\n  needs min_nodes."]
     assert problems(labels={"nbtrain/run": "other"}) == [
         "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are nbtrain's own."
     ]

@@ -142,7 +142,7 @@ class KubernetesBackend(RemoteBackend):
         return found or tail_lines(job.node_log(_node_of(job, rank)), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """Of its pod until the rank has a log, then of the rank."""
+        """All of its pod's until the rank has a log, then of the rank."""
         path = log_path(job, rank)
         waited = not path.exists()
 
@@ -193,6 +193,15 @@ class KubernetesBackend(RemoteBackend):
 
 class PodLauncher(RemoteLauncher):
     """Agents that were there first: each pod starts its own."""
+
+    def devices(self, config: RunConfig) -> list[int]:
+        """GPUs of each pod, or as many as it had ranks on a CPU; 0 of one that does not answer."""
+        self._look_at_nodes()
+        most = config.ranks_per_node
+        gpus = {node: watch.record.gpus for node, watch in self._watches.items() if not self._lost(node)}
+        if config.resources.device != "gpu":
+            gpus = dict.fromkeys(gpus, most)
+        return [min(most, gpus.get(node, 0)) for node in range(config.resources.nodes)]
 
     def start_agents(self, config: RunConfig) -> Agents:
         """Nothing to start."""

@@ -60,6 +60,8 @@ def ask(
     reason = word.reason
     if word.state == FAILED:
         reason = "; ".join(words for words in (failure_words(pods), word.reason) if words)
+    elif mapping(mapping(mapping(item.get("spec")).get("runMode")).get("debug")).get("enabled") is True:
+        reason = "debug mode: its pods run without training, to look around in them"
     elif word.state == QUEUED:
         reason = waiting_words(pods) or word.reason
     found = [pod.to_dict() for pod in pods]

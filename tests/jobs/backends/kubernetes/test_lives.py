@@ -134,6 +134,8 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     stub.set_status(path, name, status_of(kind, "runs"))
     assert backend.status(job)[0] == "QUEUED", "until its supervisor has started"
     wait_until(lambda: prints("node 0: attempt 0: starts 4 ranks\n"), "the pod's log")
+    stub.logs[speaker].append(f"{stamp} node 0: goes on")
+    wait_until(lambda: prints("node 0: goes on\n"), "what the pod says later")
     supervisor_writes(job, RUNNING)
     assert backend.status(job) == ("RUNNING", None)
     job.log(0, 0).write_text("step 1 loss 9.0\n")
@@ -162,6 +164,9 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     assert state == "LOST" and cause.split("; ")[1] == f"{pod} on n1: {killed}"
     follower.join(600)
     assert prints(f"{job.run.name} LOST")
+    assert [line for line in "".join(printed).splitlines() if line.startswith(("node", "step"))] == [
+        *("node 0: attempt 0: starts 4 ranks", "node 0: goes on", "step 1 loss 9.0")
+    ]
     (replica,) = job_page(job.run).replicas
     assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
     assert replica.pod.exit_code == 137 and "  0, pod 2  " in job_text(job_page(job.run))
@@ -229,6 +234,9 @@ def test_events_and_debug_mode(life, job, stub):
     ]
     backend.debug(job, on=True)
     assert stub.objects[path, name]["spec"]["runMode"]["debug"]["enabled"] is True
+    stub.set_status(path, name, status_of("DeepSpeedJob", "runs"))
+    words = "debug mode: its pods run without training, to look around in them"
+    assert backend.status(job) == ("QUEUED", words)
     life("MPIJob")
     with pytest.raises(JobError, match="has no debug mode: only a DeepSpeedJob has"):
         backend.debug(job, on=True)

@@ -6,6 +6,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 
 NAMED = {
@@ -118,6 +119,18 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     (found,) = refusals()
     assert "no cluster is configured there" in found and found.endswith(NO_CLUSTER)
+
+
+def test_the_autotuner_is_refused_for_what_it_would_do(refusals, work_with):
+    """DeepSpeed's own function finds no configuration in the command; a dry run writes the field."""
+    from deepspeed.autotuning.autotuner import Autotuner
+
+    found = refusals(workload="DeepSpeedJob", autotune="tune")
+    assert len(found) == 1 and "ends at once (DeepSpeed configuration is not provided)" in found[0]
+    assert found[0].endswith("`--dry-run FILE` writes the manifest with it, for a command of your own.")
+    config = write(work_with("DeepSpeedJob", autotune="run"))["spec"]["config"]
+    assert config["autotune"] == "run"
+    assert Autotuner._get_user_config(None, config["run"]["exec"]) is None
 
 
 def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace, monkeypatch):

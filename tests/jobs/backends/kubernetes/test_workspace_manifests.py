@@ -1,13 +1,20 @@
 """The manifests of the workspace in examples/megatron-gpt/cluster/ fit each other and the code."""
 
+import json
+import re
 from pathlib import Path
 
+import kubernetes.client
+import pytest
 import yaml
 
 from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS
 
 CLUSTER = Path(__file__).parents[4] / "examples" / "megatron-gpt" / "cluster"
+# {kind: the official client's class}; the platform's own has none.
+CLASSES = {kind: f"V1{kind}" for kind in ("PersistentVolumeClaim", "ServiceAccount", "Role", "RoleBinding")}
+CLASSES |= {kind: f"V1{kind}" for kind in ("Deployment", "Service", "Job", "CronJob")}
 OBJECTS = [
     item
     for path in sorted((CLUSTER / "manifests").glob("*.yaml"))
@@ -63,3 +70,57 @@ def test_the_run_yaml_of_the_workspace_is_legal():
     """On a run of the examples."""
     changes = yaml.safe_load((CLUSTER / "manifests" / "run-backend.yaml").read_text())
     assert load("gpt-125m", changes).backend.kubernetes.mounts[0].claim == "nbtrain-workspace"
+
+
+class Answer:
+    """What the client reads an object from."""
+
+    def __init__(self, item):
+        self.data = json.dumps(item)
+
+
+@pytest.mark.parametrize("item", OBJECTS, ids=lambda item: f"{item['kind']}-{item['metadata']['name']}")
+def test_a_manifest_has_only_fields_of_its_kind(item):
+    """As the official client knows them, with all that it requires: what it reads is what the file says."""
+    if item["kind"] == "TensorBoard":
+        assert item["apiVersion"] == "tensorstack.dev/v1beta1" and [*item["spec"]] == ["trainingLogFilesets"]
+        assert item["spec"]["trainingLogFilesets"] == ["t9k://pvc/nbtrain-workspace/output"]
+        return
+    client = kubernetes.client.ApiClient()
+    read = client.deserialize(Answer(item), CLASSES[item["kind"]])
+    assert without_empty(client.sanitize_for_serialization(read)) == without_empty(item)
+
+
+def without_empty(value):
+    """Lists and mappings alike; the client leaves out what is empty."""
+    if isinstance(value, dict):
+        return {key: without_empty(inner) for key, inner in value.items() if inner not in ({}, [], None)}
+    return [without_empty(one) for one in value] if isinstance(value, list) else value
+
+
+def test_the_image_has_what_is_pinned_and_what_the_kinds_need(repository):
+    """torch of the base as constraints.txt pins it; sshd for two kinds, which take the operators' keys."""
+    text = (CLUSTER / "notebook.Dockerfile").read_text()
+    (torch,) = re.findall(r"^FROM pytorch/pytorch:([\d.]+)-cuda", text, re.MULTILINE)
+    assert f"torch=={torch}" in (repository / "constraints.txt").read_text().splitlines()
+    for name in ("openssh-server", "pdsh", "openmpi-bin", "StrictHostKeyChecking no", "StrictModes no"):
+        assert name in text
+    copied = re.findall(r"^COPY (\S+) ", text, re.MULTILINE)
+    assert copied == ["constraints.txt", "dist/nbtrain-*.whl"] and (repository / copied[0]).is_file()
+    assert "boto3" in text and "[data,k8s]" in text
+
+
+def test_tensorboard_reads_s3_by_the_names_that_the_manifest_gives():
+    """Its own reader: boto3, and S3_ENDPOINT for other stores; whoever looks keeps it alive."""
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    source = Path(gfile.__file__).read_text()
+    text = (CLUSTER / "manifests" / "tensorboard-s3.yaml").read_text()
+    assert "import boto3" in source and 'environ.get("S3_ENDPOINT"' in source and "name: S3_ENDPOINT" in text
+    jobs = [item for item in OBJECTS if item["kind"] == "Job"]
+    commands = [command for item in jobs for command in found(item, "command")]
+    assert len(commands) == 2
+    for command in commands:
+        assert command[:4] == ["python3", "-m", "nbtrain.lab.server.idle_tensorboard", "--idle-hours=24"]
+    (sync,) = found([item for item in OBJECTS if item["kind"] == "CronJob"], "args")
+    assert sync[3] == "s3://my-bucket/nbtrain" and f"--logdir={sync[3]}" in [*commands[0], *commands[1]]

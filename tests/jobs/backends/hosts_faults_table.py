@@ -27,6 +27,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, LOST, RUNNING, SUCCEEDED
 from nbtrain.base.node_records import NodeRecord
+from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.hosts import end_job
@@ -288,7 +289,7 @@ def link_down(scene: Scene) -> Row:
     scene.until(lambda: scene.record.attempts[-1].running_at and scene.record.restarts > 1, "training")
     assert scene.record.attempts[-1].resumed_from_step > 0 and not scene.bad_states
     causes, seconds = scene.causes(), scene.seconds()
-    assert causes[0].startswith("all ranks wait in "), causes
+    assert causes[0].startswith(f"no progress for {HANG_SECONDS} s: all ranks wait in "), causes
     assert causes[0].endswith("and none is behind: the network between hosta, hostb may be down"), causes
     cancel(job, now=True)
     return Row(
@@ -496,8 +497,9 @@ def on_two_hosts() -> Iterator[Scene]:
 
 def end_supervisor(scene: Scene) -> None:
     """Of a fault that went wrong: without its hosts it would go on asking for them."""
-    if scene.job and (supervisor := scene.record.supervisor) and supervisor.alive():
-        os.kill(supervisor.pid, signal.SIGKILL)
+    record = JobRecord.read(scene.job.job_json) if scene.job else None
+    if record and record.supervisor and record.supervisor.alive():
+        os.kill(record.supervisor.pid, signal.SIGKILL)
 
 
 def plain(text: str) -> str:

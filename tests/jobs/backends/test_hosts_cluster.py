@@ -149,7 +149,7 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
         ),
         (
             "hosta slots=2\n",
-            "machines names 1 machines, and resources.nodes = 2. Add machines, or lower nodes.",
+            "machines names 1 machine, and resources.nodes = 2. Add machines, or lower nodes.",
         ),
         (
             "hosta slots=2\nhostb slots=1\n",

@@ -125,7 +125,7 @@ def _handed_over(job: JobDir) -> str:
 def array_chain(scene: Scene) -> Row:
     """Each task of the array goes on where the one before it ended."""
     limits = {"backend.slurm.time_limit_seconds": 120, "backend.slurm.signal_before_seconds": 30}
-    job = scene.submit(900, **limits, **{"backend.slurm.array": "1-3%1"})
+    job = scene.submit(500, **limits, **{"backend.slurm.array": "1-3%1"})
     scene.until(lambda: _events(job, QUEUED) > 1, "handed over")
     scene.fault()
     assert scene.end()[0] == SUCCEEDED, scene.seen
@@ -195,7 +195,7 @@ def elastic_node_lost(scene: Scene) -> Row:
     assert last.resumed_from_step and scene.number == files.read_json(job.handle_json)["numbers"][0]
     assert not scene.bad_states and QUEUED not in scene.states[1:], scene.seen
     return Row(
-        scene.record.attempts[0].cause or "",
+        (scene.record.attempts[0].cause or "").replace(f"node {os.uname().nodename} ", "node n1 "),
         scene.seconds(),
         "the allocation goes on with data_parallel_size 2 on the node that is left",
     )

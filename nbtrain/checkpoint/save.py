@@ -32,6 +32,8 @@ from nbtrain.parallel.startup import quiet
 
 # Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
 SWAPPED = "offloaded_tensors"
+# Far below the shortest useful parallel.process_group_timeout_seconds.
+SLICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,10 @@ class Saver:
         if saving is None:
             return
         is_first = self.live.world.rank == 0
-        errors = [error for error in gather_objects(saving.wait_written()) if error]
+        # In slices: a rank whose node copies for an hour less than another waits in no collective for long.
+        while not all(gather_objects(saving.is_written(SLICE_SECONDS))):
+            pass
+        errors = [error for error in gather_objects(saving.error) if error]
         if errors:
             saving.cancel()
         elif error := broadcast_object(saving.wait_published() if is_first else None):

@@ -157,10 +157,9 @@ class BackgroundSave:
         self._kept.wait()
         return self.error
 
-    def wait_written(self) -> str | None:
-        """Wait until this rank's files are on the disk; its error."""
-        self._written.wait()
-        return self.error
+    def is_written(self, seconds: float) -> bool:
+        """Whether this rank's files are on the disk, or have failed to get there, after so long at most."""
+        return self._written.wait(seconds)
 
     def wait_published(self) -> str | None:
         """Wait until the thread is done; its error."""

@@ -2,10 +2,12 @@
 
 import collections
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import save
 from nbtrain.checkpoint.save import make_room
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.load import load
@@ -35,3 +37,18 @@ def test_a_torn_folder_of_the_same_step_makes_room(run):
     (folder / "mp_rank_00_model_states.pt").write_bytes(b"half")
     assert make_room(run, load("gpt-tiny"), folder) is None
     assert not folder.exists()
+
+
+def test_no_collective_waits_for_a_slow_copy(monkeypatch):
+    """Ranks ask one another every few seconds, so that no time-out of a process group ends the wait."""
+    answers, asked = [False, False, True], []
+    saving = SimpleNamespace(
+        is_written=lambda seconds: answers.pop(0), wait_published=lambda: None, error=None, folder=None
+    )
+    monkeypatch.setattr(save, "gather_objects", lambda mine: asked.append(mine) or [mine])
+    monkeypatch.setattr(save, "broadcast_object", lambda mine: mine)
+    saver = object.__new__(save.Saver)
+    saver.live = SimpleNamespace(world=SimpleNamespace(rank=0))
+    saver._local, saver._saved, saver._in_flight = None, None, saving
+    saver.finish()
+    assert asked == [False, False, True, None]

@@ -117,7 +117,8 @@ def test_it_is_published_when_every_rank_has_written(tmp_path):
         done.set()
 
     first = background(folder, 0, 2, publish)
-    assert first.wait_written() is None
+    assert first.is_written(60)
+    assert first.error is None
     assert not done.wait(0.3)
     second = background(folder, 1, 2, publish)
     assert first.wait_published() is None and second.wait_published() is None
@@ -136,9 +137,11 @@ def test_it_is_published_when_every_rank_has_written(tmp_path):
 def test_nobody_waits_for_a_rank_that_cannot_write(tmp_path, small_disk):
     published = []
     failed = background(tmp_path / "step", 1, 2, published.append, weight=100_000)
-    assert "File too large" in failed.wait_written()
+    assert failed.is_written(60)
+    assert "File too large" in failed.error
     waiting = background(tmp_path / "step", 0, 2, published.append)
-    assert waiting.wait_written() is None
+    assert waiting.is_written(60)
+    assert waiting.error is None
     waiting.cancel()
     assert waiting.wait_published() is None
     assert published == []

@@ -19,6 +19,7 @@ others return it, even if it has ended meanwhile.
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbtrain.base import amounts, files
@@ -90,13 +91,19 @@ def refuse_hopeless(config: RunConfig) -> None:
     _refuse_problems(config, [problem for problem in preflight(config) if problem.kind != "data"])
 
 
-def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...] = TRAINER) -> JobDir:
+def resume(
+    run: RunDir,
+    overrides: Overrides = None,
+    *,
+    command: tuple[str, ...] = TRAINER,
+    wanted: Callable[[], bool] = lambda: True,
+) -> JobDir:
     """Go on from the newest whole checkpoint as a new job, with `overrides` over its own configuration.
 
     An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens (or what
     says its length), or batch.max_steps after a trial. To go on is to train: after a job with mode: eval it
-    is mode: full again, and after one with mode: perf the mode must be said. Raises ConfigError and
-    SubmitError as submit does.
+    is mode: full again, and after one with mode: perf the mode must be said. `wanted` is asked last, under
+    the run's lock, whether to start it still. Raises ConfigError and SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -121,7 +128,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
             f"{config.train_steps:,}. To train on: {more_to_train(run, before)}.{again}"
         )
-    return _launch(run, config, None, command)
+    return _launch(run, config, None, command, wanted)
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
@@ -212,7 +219,13 @@ def _quicker(run: RunDir, known: JobDir | None, config: RunConfig) -> JobDir | N
     return newest
 
 
-def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:
+def _launch(
+    run: RunDir,
+    config: RunConfig,
+    parent: str | None,
+    command: tuple[str, ...],
+    wanted: Callable[[], bool] = lambda: True,
+) -> JobDir:
     from nbtrain.planner.plan import plan as make_plan
 
     known = run.newest_job()
@@ -229,6 +242,8 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
             if job := _quicker(run, known, config):
                 return job
             if taken:
+                if not wanted():
+                    raise SubmitError(f"{display(run.path)}: it was cancelled before it was started again.")
                 job = _write_job(run, config, plan, parent, command)
                 backend_of(config.backend.kind).submit(job)
                 return job

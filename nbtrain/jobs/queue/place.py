@@ -10,6 +10,7 @@ import sys
 import time
 
 from nbtrain.base import amounts, nvml
+from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import CANCELLED, QUEUED, read_state
 from nbtrain.base.records import ProcessIdentity
 from nbtrain.config.schema import RunConfig
@@ -118,7 +119,11 @@ class Place:
         """Take the devices if it is this job's turn: None; else what it waits for, in words."""
         with self._queue.locked():
             # Somebody may have changed its priority, or removed the whole folder's contents.
-            self._ticket = mine = self._queue.ticket(self._journal.job) or self._ticket
+            try:
+                self._ticket = self._queue.ticket(self._journal.job) or self._ticket
+            except RecordError:
+                self._queue.write(self._ticket)
+            mine = self._ticket
             tickets = self._queue.tickets()
             before = [
                 one

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.environment import kept_variables
 from nbtrain.jobs.queue.after_boot import MODULE, from_before
@@ -35,12 +35,22 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return say("Another process is starting them again.")
-        for ticket in queue.lost() if everything else from_before(queue):
+        for listed in queue.lost() if everything else from_before(queue):
+            # The one before took its time: this one may have been cancelled, or resumed by hand.
+            if (ticket := still_lost(queue, listed.job)) is None:
+                continue
             wrong = start_again(ticket)
             say(f"{ticket.name}: {wrong or 'started again'}")
-            if wrong:
-                with queue.locked():
-                    queue.write(replace(ticket, refused=wrong))
+            with queue.locked():
+                if wrong and (now := still_lost(queue, ticket.job)):
+                    queue.write(replace(now, refused=wrong))
+
+
+def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
+    """The ticket of a lost job as it is now; None if the job is wanted no more, or goes on."""
+    return next(
+        (one for one in queue.lost() if (one.run, one.job_id) == (str(job.run.path), job.job_id)), None
+    )
 
 
 def start_again(ticket: Ticket) -> str:
@@ -73,12 +83,11 @@ def go_on(run_dir: str, job_id: str) -> None:
 
     run = RunDir(Path(run_dir))
     job = run.job(job_id)
-    ticket, record = Queue().ticket(job), JobRecord.read(job.job_json)
+    queue, record = Queue(), JobRecord.read(job.job_json)
+    ticket = queue.ticket(job)
     config = load_resolved(run.config_yaml)
     priority = ticket.priority if ticket else config.backend.priority
     # The mode of the job that was lost, which resume() would otherwise take for a finished trial.
     overrides = [f"mode={config.mode}", f"backend.priority={priority}"]
-    if record and record.command:
-        resume(run, overrides, command=tuple(record.command))
-    else:
-        resume(run, overrides)
+    command = {"command": tuple(record.command)} if record and record.command else {}
+    resume(run, overrides, wanted=lambda: still_lost(queue, job) is not None, **command)

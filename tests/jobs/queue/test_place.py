@@ -9,14 +9,20 @@ import time
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.jobstate import read_state
+from nbtrain.base.records import ProcessIdentity
 from nbtrain.cli.__main__ import main
+from nbtrain.config.load import to_yaml
+from nbtrain.jobs import submit
 from nbtrain.jobs.machine import usable_cores
-from nbtrain.jobs.queue.folder import Queue
+from nbtrain.jobs.queue import restart
+from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
+from nbtrain.planner import plan
 
 
 def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
@@ -125,6 +131,49 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     with pytest.raises(ConfigError, match=r"^priority 2000: must be from -1000 to 1000\.$"):
         move(first, priority=2000)
     assert read_state(first, time.time())[0] == "RUNNING"
+
+
+def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
+    """The job that waits goes on waiting in its place."""
+    holders.start("first")
+    wait_until(lambda: holders.said() == ["first +"], "it has its cores")
+    second = holders.start("second", hold_seconds=0.01)
+    wait_until(lambda: cause_of(second), "it waits")
+    [ticket] = (holders.queue.path / "tickets").glob(f"{second.job_id}.*")
+    ticket.write_text("{")
+    wait_until(lambda: [entry.place for entry in list_queue("second")] == [1], "its ticket is there again")
+    holders.signal("first")
+    for name in ("first", "second"):
+        holders.ended(name)
+    assert read_state(second, time.time())[0] == "SUCCEEDED"
+
+
+def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders, monkeypatch):
+    """The first of three is being started when it and the second are cancelled; the third is refused."""
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    jobs = {}
+    for number, name in enumerate(("first", "second", "third")):
+        jobs[name] = job = holders.job(name, 1.0 + number)
+        ticket = Ticket(job.job_id, str(job.run.path), name, ["cpu-0"], 1, 0, 1.0 + number, gone, "before")
+        holders.queue.write(ticket)
+    started = []
+
+    def start_again(ticket):
+        started.append(ticket.name)
+        for name in ("first", "second"):
+            holders.queue.remove(jobs[name])
+        return "no room"
+
+    monkeypatch.setattr(restart, "start_again", start_again)
+    restart.restart(holders.queue, everything=False, say=lambda line: None)
+    assert started == ["first", "third"]
+    assert [(one.name, one.refused) for one in holders.queue.tickets()] == [("third", "no room")]
+    files.write_text(jobs["first"].run.config_yaml, to_yaml(holders.config("first")))
+    monkeypatch.setattr(submit, "preflight", lambda config: [])
+    monkeypatch.setattr(submit, "refuse_other_data", lambda run, config: None)
+    monkeypatch.setattr(plan, "plan", lambda config: None)
+    with pytest.raises(SubmitError, match=r"^output/first: it was cancelled before it was started again\.$"):
+        restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 
 def test_cores_are_threads_times_ranks(holders):

@@ -68,9 +68,23 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
+def write_output(path: Path, content: str) -> None:
+    """Write a file that a user has named: atomically, through a link if it is one; plainly into a device."""
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as stream:
+            stream.write(content)
+    else:
+        write_text(Path(os.path.realpath(path)), content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON with a line end, as all files of JSON here have it."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_json_unsynced(path: Path, value: Any) -> None:

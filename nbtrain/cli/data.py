@@ -131,9 +131,9 @@ def card(options: argparse.Namespace) -> None:
     made = make_card(target_of(options.data, options.overrides), options.tokenizer)
     print(made)
     if options.html:
-        files.write_text(options.html, made.to_page())
+        files.write_output(options.html, made.to_page())
     if options.json:
-        files.write_json(options.json, made.to_dict())
+        files.write_output(options.json, files.json_text(made.to_dict()))
 
 
 def inspect(options: argparse.Namespace) -> None:

@@ -68,12 +68,12 @@ def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
     path = path_of(path)
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file in it.")
-    if path.exists() and not overwrite:
+    if path.is_file() and not overwrite:
         raise ConfigError(
             f"{path}: exists already; name another file, or overwrite it (--overwrite, overwrite=True)."
         )
     try:
-        files.write_text(path, text)
+        files.write_output(path, text)
     except OSError as error:
         raise not_written(path, error) from None
     return path

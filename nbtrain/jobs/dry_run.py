@@ -28,7 +28,7 @@ def dry_run(config: RunConfig, path: Path) -> Path:
             "engine is sent, and there is none. Set backend.kind to hosts, slurm or kubernetes."
         )
     try:
-        files.write_text(path, text)
+        files.write_output(path, text)
     except OSError as error:
         raise SubmitError(f"{path} cannot be written: {error.strerror}. Name another file.") from error
     return path

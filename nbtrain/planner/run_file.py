@@ -44,7 +44,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
         read = load(draft)
         if read.model_dump() != named.model_dump():
             raise AssertionError(f"{path} does not read back as the run that it was written from:\n{text}")
-        draft.replace(path)
+        files.write_output(path, text)
     except OSError as error:
         raise not_written(path, error) from None
     finally:

@@ -34,6 +34,24 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_a_named_output_keeps_links_and_devices(tmp_path):
+    """A pipe is written to and stays one; of a link the file that it points to is replaced."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_output(pipe, "text")
+        assert os.read(reader, 100) == b"text" and pipe.is_fifo()
+    finally:
+        os.close(reader)
+    link.symlink_to("target")
+    for before in (None, "before"):
+        target.write_text(before) if before else target.unlink(missing_ok=True)
+        files.write_output(link, "text")
+        assert link.is_symlink() and target.read_text() == "text"
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "target"]
+
+
 def test_reading_json_tells_missing_from_broken(tmp_path):
     """A missing file gives None; half a file is an error that names the file."""
     assert files.read_json(tmp_path / "none.json") is None

@@ -31,7 +31,9 @@ def test_the_readmes_diffs_are_what_the_engines_get(steps, workspace, tmp_path):
     laptop, slurm, kubernetes = steps
     with pytest.raises(ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent"):
         dry_run(laptop, tmp_path / "none")
-    script = dry_run(slurm, tmp_path / "my-run.sbatch").read_text().splitlines()
+    (tmp_path / "link").symlink_to("my-run.sbatch")
+    script = dry_run(slurm, tmp_path / "link").read_text().splitlines()
+    assert (tmp_path / "link").is_symlink()
     assert script[0] == "#!/bin/bash"
     assert script[1].startswith("# Run my-run, job ")
     options = [line.removeprefix("#SBATCH ") for line in script if line.startswith("#SBATCH")]

@@ -11,10 +11,10 @@ The order of truth about a job of an engine (Slurm, Kubernetes): its own records
 (engine.json), then the engine's silence. That the engine cannot be seen is a flag beside the state, no state.
 """
 
-from nbtrain.base import last_words
+from nbtrain.base import files, last_words
 from nbtrain.base.files import READ_ONLY, is_read_only
 from nbtrain.base.node_records import EngineWord
-from nbtrain.base.records import JobRecord
+from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 
@@ -145,6 +145,20 @@ def _before_its_supervisor(
     return QUEUED, reason or record.cause
 
 
+def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
+    """Why a supervisor on another host counts as dead before its silence says so; "" if it does not.
+
+    A sign of life after the note makes it count again; it then finds the request to leave at once.
+    """
+    note = files.read_json(job.control_given_up) if supervisor.elsewhere() else None
+    if note is None or job.job_json.stat().st_mtime > job.control_given_up.stat().st_mtime:
+        return ""
+    return (
+        f"its supervisor (pid {supervisor.pid} on {supervisor.host}) gave no sign of life within "
+        f"{note['seconds']:.0f} s of the request to leave at once"
+    )
+
+
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     """observed_state of a job on disk. LOST without job.json: its submission never finished."""
     record = JobRecord.read(job.job_json)
@@ -155,6 +169,8 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
         asked = job.engine_json.stat().st_mtime - written_at if word else None
         return state_with_engine(record, word, now - written_at, asked)
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
+    if state in ACTIVE and record.supervisor and (why := _given_up(job, record.supervisor)):
+        return LOST, f"{why}, while the job was {state}"
     if state != LOST:
         return state, cause
     # Its supervisor may have recorded the end and left between our two reads, or recorded it elsewhere.

@@ -16,6 +16,7 @@
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
         control/pause.json      anyone      whether the job is to pause
         control/ask.json        anyone      a request to a supervisor on another host
+        control/given_up.json   anyone      that a supervisor on another host counts as dead
         control/launch.json     supervisor  the ranks of an attempt, for the node agents
         control/signals.json    supervisor  signals to ranks, for the node agents
         nodes/<k>.json          the agent of node k: that it is there; not for jobs of this machine
@@ -44,6 +45,7 @@ folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a 
 one. This module is the standard library only: the trainer, the supervisor and the panel all meet here.
 """
 
+import calendar
 import contextlib
 import os
 import re
@@ -157,6 +159,7 @@ class JobDir:
         self.control_devices = path / "control" / "devices.json"
         self.control_pause = path / "control" / "pause.json"
         self.control_ask = path / "control" / "ask.json"
+        self.control_given_up = path / "control" / "given_up.json"
         self.control_launch = path / "control" / "launch.json"
         self.control_signals = path / "control" / "signals.json"
         self.handle_json = path / "handle.json"
@@ -193,6 +196,11 @@ def new_job_id(now: float | None = None) -> str:
     """UTC time to the second and four random hex digits: sorts by age."""
     moment = time.gmtime(time.time() if now is None else now)
     return time.strftime("%Y%m%d-%H%M%S-", moment) + secrets.token_hex(2)
+
+
+def time_of_job(job_id: str) -> float:
+    """Seconds since the epoch: when a job was submitted, as its id says it."""
+    return calendar.timegm(time.strptime(job_id[:15], "%Y%m%d-%H%M%S"))
 
 
 def new_run_id() -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, QUEUED, SUSPENDED
+from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUSPENDED
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -21,6 +21,8 @@ from nbtrain.jobs.supervisor import leftovers, processes
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
+# A supervisor shows life every 5 s; the stamp of a file on a network disk may be seen late.
+UNHEARD_SECONDS = 60.0
 # What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
 SUPERVISOR_SECONDS = 60.0
 
@@ -51,15 +53,20 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
     The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds` are
-    killed. `now` kills them at once. A job that has ended is left as it is. What is left of a LOST job, whose
-    supervisor is gone, is ended. `wait_seconds` None waits as long as the supervisor may take.
+    killed. `now` kills them at once; a supervisor on another host that shows no life for a minute then counts
+    as dead. A job that has ended is left as it is. What is left of a LOST job, whose supervisor is gone, is
+    ended. `wait_seconds` None waits as long as the supervisor may take.
 
     Raises JobError if the job is still there after `wait_seconds`.
     """
     backend = backend_of_job(job)
+    end_cut_off(job)
     state, cause = backend.status(job)
     if state in ACTIVE:
+        heard = job.job_json.stat().st_mtime
         if backend.cancel(job, now or not backend.capabilities.stop_in_order):
+            if now:
+                give_up_silent(job, heard)
             if wait_seconds is None:
                 config = load_resolved(job.run.config_yaml)
                 wait_seconds = config.backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
@@ -87,6 +94,42 @@ def _harder(job: JobDir, now: bool) -> str:
         f"its supervisor does not answer. `kill -9 {pid}` on {host} ends it; "
         f"`nbtrain cancel --now {job.run.name}` then ends its ranks."
     )
+
+
+def give_up_silent(job: JobDir, heard: float) -> None:
+    """Note that a supervisor on another host counts as dead, if job.json stays as old as `heard` too long."""
+    record, backend = JobRecord.read(job.job_json), backend_of_job(job)
+    supervisor = record.supervisor if record and record.backend not in ENGINES else None
+    if supervisor is None or not supervisor.elsewhere():
+        return
+    deadline = time.monotonic() + UNHEARD_SECONDS
+    while backend.status(job)[0] in ACTIVE and job.job_json.stat().st_mtime == heard:
+        if time.monotonic() >= deadline:
+            files.write_json(job.control_given_up, {"seconds": UNHEARD_SECONDS, "time": time.time()})
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def end_cut_off(job: JobDir) -> bool:
+    """Whether the job's submission was cut off before a supervisor or engine had it; it is then FAILED.
+
+    submit() holds the run's lock until then. A supervisor that starts late finds this and leaves.
+    """
+
+    def cut_off() -> JobRecord | None:
+        record = JobRecord.read(job.job_json)
+        waits = record and record.state == QUEUED and not record.supervisor and not job.handle_json.exists()
+        return record if waits else None
+
+    if cut_off() is None:
+        return False
+    with job.run.locked(blocking=False) as taken:
+        if not taken or (record := cut_off()) is None:
+            return False
+        record.state, record.cause = FAILED, "its submission was cut off before its supervisor started"
+        record.mark("ended_at")
+        record.write(job.job_json)
+    return True
 
 
 def advice_to_resume(run: RunDir) -> str:

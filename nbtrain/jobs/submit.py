@@ -29,7 +29,7 @@ from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
 from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
@@ -38,7 +38,7 @@ from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import changes_between
-from nbtrain.jobs.control import asked_pause, cancel, unpause
+from nbtrain.jobs.control import asked_pause, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.preflight import preflight
@@ -64,6 +64,8 @@ logger = logging.getLogger(__name__)
 # What a rank runs: arguments of Python, to which the run directory is added. Tests run another program.
 TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
+# Machines whose clocks differ by less are not worth a word.
+CLOCK_SECONDS = 60.0
 
 
 def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, ...] = TRAINER) -> JobDir:
@@ -184,12 +186,28 @@ def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
     A paused job goes on, or is ended if `config` has other settings.
     """
     active = active_job(run)
+    if active and end_cut_off(active):
+        return None
     record = active and JobRecord.read(active.job_json)
     if active and (asked_pause(active) or (record and at_rest(record))):
         return _after_pause(active, config)
     if active:
         _tell_changes(run, config, "is active")
+        _tell_silence(active)
     return active
+
+
+def _tell_silence(job: JobDir) -> None:
+    """A warning if the job's supervisor is on another host and has not been heard of lately."""
+    record, written_at = JobRecord.read(job.job_json), job.job_json.stat().st_mtime
+    silent = time.time() - written_at
+    if record and record.supervisor and record.supervisor.elsewhere() and silent > CLOCK_SECONDS:
+        name, host = job.run.name, record.supervisor.host
+        logger.warning(
+            "%s: its supervisor was last heard of %s ago, on %s. If that machine or container is gone, "
+            "`nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` goes on.",
+            *(name, amounts.elapsed(silent), host, name, name),
+        )
 
 
 def _after_pause(job: JobDir, config: RunConfig) -> JobDir | None:
@@ -309,6 +327,13 @@ def _write_job(
         if only_on_nodes(run):
             start += ", if the nodes that hold it are here again"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
+        if (ahead := time_of_job(job.job_id) - time.time()) > CLOCK_SECONDS:
+            said = (
+                f"the job before was numbered by a clock that is {amounts.elapsed(ahead)} ahead of this "
+                f"machine's; this job is {job.job_id}, to come after it. Compare the clocks of the machines"
+            )
+            logger.warning("%s: %s.", run.name, said)
+            events.write("warning", said)
         for finding in plan.findings:
             if finding.cost.fatal:
                 events.write("warning", finding.text)
@@ -342,16 +367,8 @@ def _write_job(
 
 
 def unused_job_id(run: RunDir) -> str:
-    """A job id that sorts after all others of the run, even when the clock went back."""
-    known = run.job_ids()
-    while True:
-        job_id = new_job_id()
-        if not known or job_id > known[-1]:
-            return job_id
-        # Two jobs within one second, or a clock that was set back: ids must keep their order.
-        time.sleep(0.05)
-        if job_id[:15] < known[-1][:15]:
-            raise SubmitError(
-                f"{display(run.path)}: its newest job {known[-1]} lies in the future of this machine's clock "
-                f"({job_id[:15]} UTC). Set the clock right."
-            )
+    """A job id that sorts after all others of the run, whatever clocks they were made by."""
+    known, job_id = run.job_ids(), new_job_id()
+    if not known or job_id > known[-1]:
+        return job_id
+    return new_job_id(time_of_job(known[-1]) + 1)

@@ -16,6 +16,7 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
+from nbtrain.jobs.control import cancel
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.submit import clone, resume, submit
 from nbtrain.monitor.runs import list_runs, runs_table
@@ -108,6 +109,55 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
         if path.is_file() and "s3cret" in path.read_text(errors="replace")
     ]
     assert files_with_it == ["config.yaml"]
+
+
+def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
+    """A job that a machine with a wrong year has numbered: the next one comes after it, with a warning."""
+    job = submit(tiny())
+    end(job, "FAILED")
+    job.path.rename(job.path.with_name("20991231-235959-abcd"))
+    second = resume(job.run)
+    assert second.job_id.startswith("21000101-000000-")
+    assert "numbered by a clock that is " in caplog.text
+    [warning] = [event["message"] for event in read_events(second) if event["kind"] == "warning"]
+    assert warning.endswith(
+        f"this job is {second.job_id}, to come after it. Compare the clocks of the machines"
+    )
+
+
+def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
+    """Killed before its supervisor started: nobody holds the run's lock, as a submission in progress does."""
+    job = submit(tiny())
+    record = JobRecord.read(job.job_json)
+    record.state, record.supervisor = "QUEUED", None
+    record.write(job.job_json)
+    with job.run.locked():
+        assert submit(tiny()).job_id == job.job_id
+    second = submit(tiny())
+    assert second.job_id > job.job_id
+    record = JobRecord.read(job.job_json)
+    assert (record.state, record.cause) == (
+        "FAILED",
+        "its submission was cut off before its supervisor started",
+    )
+    record = JobRecord.read(second.job_json)
+    record.state, record.supervisor = "QUEUED", None
+    record.write(second.job_json)
+    assert cancel(second)[0] == "FAILED"
+
+
+def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
+    """Its supervisor is on another host, or in a container that is gone."""
+    job = submit(tiny())
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity(7, 1, "its boot", "other")
+    record.write(job.job_json)
+    os.utime(job.job_json, (time.time() - 300, time.time() - 300))
+    assert resume(job.run).job_id == job.job_id
+    assert (
+        "tiny: its supervisor was last heard of 5 min 0 s ago, on other. If that machine or container is "
+        "gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` goes on." in caplog.text
+    )
 
 
 def test_a_longer_run_stretches_its_decay(tiny):

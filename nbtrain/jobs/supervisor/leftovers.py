@@ -14,7 +14,9 @@ from nbtrain.base.rundir import RunDir
 TEMPORARY = ".*.tmp"
 # Who pauses a job or asks its engine holds no lock. Such a file is written in moments; the clocks of two
 # machines differ by less than an hour.
-ANYONES = frozenset({"pause.json", "ask.json", "devices.json", "engine.json", "kubernetes.json"})
+ANYONES = frozenset(
+    {"pause.json", "ask.json", "devices.json", "given_up.json", "engine.json", "kubernetes.json"}
+)
 ANYONES_SECONDS = 3600.0
 
 

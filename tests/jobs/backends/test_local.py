@@ -6,6 +6,7 @@ import time
 import pytest
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import read_state
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
@@ -38,6 +39,23 @@ def test_a_job_of_another_host_is_asked_by_a_file(job):
     assert [(one.number, one.action) for one in asked] == [(1, "save"), (2, "stop"), (3, "stop_now")]
     with pytest.raises(JobError, match="a job is active"):
         control.clean(job.run)
+
+
+def test_a_dead_supervisor_in_another_container_is_given_up(job, monkeypatch):
+    """cancel --now: without a sign of life the job is LOST; with one it counts again, and is asked."""
+    monkeypatch.setattr(control, "UNHEARD_SECONDS", 0.0)
+    write(job, ProcessIdentity(7, 1, "its boot", "other"))
+    os.utime(job.job_json, (time.time() - 70, time.time() - 70))
+    assert read_state(job, time.time()) == ("RUNNING", None)
+    state, cause = control.cancel(job, now=True)
+    assert (state, cause) == (
+        "LOST",
+        "its supervisor (pid 7 on other) gave no sign of life within 0 s of the request to leave at once, "
+        "while the job was RUNNING",
+    )
+    os.utime(job.job_json, (time.time() + 5, time.time() + 5))
+    assert read_state(job, time.time()) == ("RUNNING", None)
+    assert Ask.read(job.control_ask).action == "stop_now"
 
 
 def test_there_is_nobody_to_ask_of_a_job_that_has_ended(job):

@@ -1,7 +1,6 @@
 """Writing files so that a half-written one is never mistaken for a whole one."""
 
 import contextlib
-import hashlib
 import json
 import os
 import pwd
@@ -141,5 +140,8 @@ def user_name(uid: int) -> str:
 
 def sha256_of(path: Path) -> str:
     """Hex SHA-256 of a file's content."""
+    # Imported here: half of the commands hash nothing.
+    import hashlib
+
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

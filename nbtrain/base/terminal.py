@@ -5,7 +5,6 @@ mark of direction would show what follows backwards. A page in HTML and a file i
 own.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -23,6 +22,9 @@ def shortened(text: str, most: int = MOST_QUOTED_CHARS) -> str:
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
     """A sentence with the known words that look like `word`, a blank in front; "" if none does."""
+    # Imported here: only a word that is wrong needs it.
+    import difflib
+
     near = difflib.get_close_matches(word, list(known), n=count)
     return f" Nearest: {', '.join(near)}." if near else ""
 

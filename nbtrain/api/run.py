@@ -18,6 +18,7 @@ from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
+    from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.monitor.job_page import JobPage
     from nbtrain.monitor.log_search import Hit
     from nbtrain.monitor.pictures import ScalarsTable
@@ -280,6 +281,18 @@ class Run:
         from nbtrain.jobs.submit import resume
 
         return Run(resume(self.directory, overrides).run)
+
+    def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
+        """Give the waiting job another priority, or with `now` start it beside the others; the queue then.
+
+        Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out
+        of bounds.
+        """
+        from nbtrain.jobs.queue.listing import list_queue, move
+
+        if priority is not None or now:
+            move(self.job, priority, now)
+        return list_queue()
 
     def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
         """The configuration of this run under a new name, to be submitted as a run of its own."""

@@ -276,10 +276,19 @@ def runs(
     return list_runs(wanted=run_filter(name, state, newer_than, older_than, sort, reverse, limit, label))
 
 
-def queue(name: str = "") -> "QueueList":
-    """Jobs that have devices of this machine or wait for them, in order; `name` is a part of a run's name."""
+def queue(name: str = "", restart: bool = False) -> "QueueList":
+    """Jobs that have devices of this machine or wait for them, in order; `name` is a part of a run's name.
+
+    With `restart`, jobs whose supervisor was killed, or lost in a restart of the machine, start again first.
+    `run.queue(priority=...)` changes the place of one run.
+    """
+    from nbtrain.jobs.queue.folder import Queue
     from nbtrain.jobs.queue.listing import list_queue
 
+    if restart:
+        from nbtrain.jobs.queue.restart import restart as start_again
+
+        start_again(Queue(), everything=True, say=print)
     return list_queue(name=text("name", name))
 
 

@@ -112,19 +112,15 @@ def submit(options: argparse.Namespace) -> int:
 
 
 def queue(options: argparse.Namespace) -> None:
-    from nbtrain.jobs.queue.folder import Queue
-    from nbtrain.jobs.queue.listing import list_queue, move
-    from nbtrain.jobs.queue.restart import restart
+    from nbtrain.api import verbs as api
 
     if options.run:
         if options.priority is None and not options.now:
             raise ConfigError("say what to change: --priority N or --now. `nbtrain queue` alone lists all.")
-        move(run_of(options).job, options.priority, options.now)
+        run_of(options).queue(options.priority, options.now)
     elif options.priority is not None or options.now:
         raise ConfigError("--priority and --now need a RUN: `nbtrain queue RUN --priority 5`.")
-    if options.restart:
-        restart(Queue(), everything=True, say=print)
-    entries = list_queue()
+    entries = api.queue(restart=options.restart)
     print(json.dumps(entries.to_dicts(), indent=2) if options.json else entries)
 
 
@@ -174,7 +170,7 @@ def runs(options: argparse.Namespace) -> None:
     elif entries or wanted == EVERY_RUN:
         print(runs_table(entries))
     else:
-        print("No run is like that; `nbtrain runs` lists all.")
+        print("No run matches; `nbtrain runs` lists all.")
 
 
 def status(options: argparse.Namespace) -> None:

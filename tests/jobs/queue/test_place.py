@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.jobstate import read_state
@@ -230,6 +231,7 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
         ("second", 1, -4),
     ]
     assert entries[0]["holds"] == ["cpu-0", "cpu-1"]
+    assert open_run("second").queue(priority=7)[1].priority == 7
     assert main(["queue", "second"]) == 2
     assert main(["queue", "--now"]) == 2
     assert capsys.readouterr().err == (

@@ -29,7 +29,7 @@ from nbtrain.jobs.backends.kubernetes.engine import (
     speaker,
 )
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
-from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, debug_patch, write
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, write
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
 from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
 from nbtrain.jobs.backends.kubernetes.work import work_of
@@ -122,16 +122,6 @@ class KubernetesBackend(RemoteBackend):
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` goes on"
         return "goes on when the cluster starts its pods again"
-
-    def debug(self, job: JobDir, on: bool) -> None:
-        """Turn a DeepSpeedJob's debug mode on or off: pods without training."""
-        handle = _handle(job)
-        if handle.kind != "DeepSpeedJob":
-            raise JobError(
-                f"{handle.kind} {handle.namespace}/{handle.name} has no debug mode: only a DeepSpeedJob has. "
-                "Set backend.kubernetes.workload=DeepSpeedJob for a trial, or look with `kubectl exec`."
-            )
-        self._patch(job, handle, debug_patch(on))
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """From the run directory; if a rank has written none, of its pod, or what was kept of that."""

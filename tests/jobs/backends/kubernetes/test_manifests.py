@@ -7,7 +7,7 @@ import yaml
 
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.load import load
-from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, debug_patch, write
+from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.backends.kubernetes.work import own_folder
 from tests.jobs.backends.kubernetes.strict_schemas import errors
 
@@ -64,11 +64,9 @@ def test_a_manifest_has_only_fields_that_its_kind_has(kind, work_with):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_have_only_fields_that_their_kind_has(kind, work_with):
-    """Pause, resume and debug, merged into the manifest."""
+    """Pause and resume, merged into the manifest."""
     manifest = write(work_with(kind), "research")
-    patches = [KINDS[kind].pause(True), KINDS[kind].pause(False)]
-    patches += [debug_patch(True)] if kind == "DeepSpeedJob" else []
-    for patch in patches:
+    for patch in (KINDS[kind].pause(True), KINDS[kind].pause(False)):
         assert errors(kind, _merged(manifest, patch)) == []
 
 

@@ -61,11 +61,6 @@ KINDS = {
 }
 
 
-def debug_patch(on: bool) -> Manifest:
-    """The merge patch of a DeepSpeedJob's debug mode: pods without training, to look around in them."""
-    return {"spec": {"runMode": {"debug": {"enabled": on, "replicaSpecs": [{"type": "worker"}]}}}}
-
-
 def write(work: PodWork, namespace: str | None = None) -> Manifest:
     """The job's manifest, of the kind that backend.workload names."""
     return KINDS[work.section.workload].write(work, namespace)

@@ -18,6 +18,7 @@ ranks save and leave, and readers see the job as LOST.
 import contextlib
 import os
 import shutil
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -425,8 +426,10 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
-        said = f"{len(left)} processes of a lost job are still there; waits up to {seconds:g} s"
+        said = f"{len(left)} processes of a lost job are asked to save and leave; waits up to {seconds:g} s"
         journal.event("warning", said)
+        # Of backend local the kernel has asked them; an agent keeps its ranks until it misses the supervisor.
+        processes.send(left, signal.SIGTERM)
         killed = processes.end_marked(others, seconds)
         journal.event("warning", f"they are gone, {len(killed)} of them killed")
     sweep(journal, "an earlier job", None)

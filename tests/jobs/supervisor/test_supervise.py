@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.submit import resume
 from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.supervise import wait_for_predecessors
 
 pytestmark = pytest.mark.slow
 
@@ -257,6 +259,36 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     starting = next(event for event in read_events(second) if event.get("state") == "STARTING")
     assert left.time < starting["time"]
     assert JobRecord.read(second.job_json).resumed_from_step == left.step > 0
+
+
+def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_path):
+    """As an agent's do: the next job sends them TERM, so that they need not be killed."""
+    run = RunDir.named("tiny")
+    for job_id in ("20260101-000000-aaaa", "20260101-000001-bbbb"):
+        run.job(job_id).make_folders()
+    lost, job_id = run.job_ids()
+    script = (
+        "import signal, sys, time\n"
+        "def save(*_):\n    open(sys.argv[1], 'w').write('saved')\n    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    marked = {**os.environ, processes.JOB_MARKER: lost}
+    command = [sys.executable, "-c", script, tmp_path / "saved"]
+    with subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout.readline() == "ready\n"
+        said = []
+        journal = SimpleNamespace(
+            job=run.job(job_id), reserve=None, event=lambda kind, words: said.append(words)
+        )
+        wait_for_predecessors(journal, 300.0)
+        assert rank.wait() == 0
+    assert (tmp_path / "saved").read_text() == "saved"
+    assert said == [
+        "1 processes of a lost job are asked to save and leave; waits up to 300 s",
+        "they are gone, 0 of them killed",
+    ]
 
 
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):

@@ -199,13 +199,16 @@ def submit(
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, resume it if it ended early.
 
-    A run that has succeeded is refused; with finished="open" it is opened, so that a notebook can run twice.
-    If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back
-    instead. Missing data is refused; with prepared=False it is prepared first. `dry_run` names a file that
-    gets Slurm's batch script, the Kubernetes manifest or the commands for hosts: nothing is submitted.
+    A run that has succeeded is refused; with finished="open" and its own settings it is opened, so that a
+    notebook can run twice. If the machine is too small, SubmitError is raised; with too_small="explain", a
+    NotLaunched comes back instead, unless there is a mistake to fix too. Missing data is refused; with
+    prepared=False it is prepared first. `dry_run` names a file that gets Slurm's batch script, the
+    Kubernetes manifest or the commands for hosts: nothing is submitted.
     """
+    from nbtrain.jobs.changes import changes_between
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
+    from nbtrain.jobs.refusals import refuse_finished
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -223,12 +226,14 @@ def submit(
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
-            return existing
+            if not changes_between(existing.config, config):
+                return existing
+            refuse_finished(directory, config)
         if existing.state in jobstate.ACTIVE:
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)
     problems = preflight(config) if too_small == "explain" else []
-    if any(problem.kind == "resource" for problem in problems):
+    if {"error", "resource"} & {problem.kind for problem in problems} == {"resource"}:
         return not_launched(config, [str(problem) for problem in problems])
     if not prepared:
         refuse_hopeless(config)

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+import nbtrain as nb
+from nbtrain.api.not_launched import NotLaunched
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import read_events
@@ -18,6 +20,7 @@ from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import cancel
 from nbtrain.jobs.environment import dataset_sha256
+from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.submit import clone, resume, submit
 from nbtrain.monitor.runs import list_runs, runs_table
 
@@ -365,6 +368,32 @@ def test_a_finished_run_is_refused(tiny):
     )
     second = resume(job.run, ["batch.train_tokens=2560"])
     assert load_resolved(second.run.config_yaml).batch.train_tokens == 2560
+
+
+def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
+    """Run again, its cell shows the run; other settings, the backend's too, are refused as by submit."""
+    job = submit(tiny())
+    end(job, step=10)
+    assert nb.launch(tiny()).job.job_id == job.job_id
+    elsewhere = tiny(**{"backend.kind": "hosts", "backend.hosts.hosts": ["a"]})
+    with pytest.raises(SubmitError) as refused:
+        nb.launch(elsewhere)
+    assert "tiny: this run has succeeded (10 steps). To train on: " in str(refused.value)
+    assert "\n  backend.kind: local -> hosts" in str(refused.value)
+    assert job.run.job_ids() == [job.job_id]
+
+
+def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
+    """A batch job's notebook ends well without the devices; a mistake beside that is an error."""
+    problems = [shortage("the run needs 8 GPUs.", "")]
+    for module in ("preflight", "submit"):
+        monkeypatch.setattr(f"nbtrain.jobs.{module}.preflight", lambda config: problems)
+    assert isinstance(nb.launch(tiny()), NotLaunched)
+    problems.append(mistake("host a is a name that nothing resolves.", "Correct the name."))
+    with pytest.raises(SubmitError) as refused:
+        nb.launch(tiny())
+    assert "host a is a name that nothing resolves. Correct the name." in str(refused.value)
+    assert not RunDir.named("tiny").exists()
 
 
 def test_a_finished_trial_names_its_own_limit(tiny):

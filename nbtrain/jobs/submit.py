@@ -18,6 +18,7 @@ others return it, even if it has ended meanwhile.
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -224,6 +225,11 @@ def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
     """A warning for every change that the run's newest job does not get."""
     for change in changes_between(load_resolved(run.config_yaml), config):
         logger.warning("%s %s; this change is not applied: %s", run.name, why, change)
+        if change.key == "backend.priority":
+            logger.warning(
+                "While it waits, `nbtrain queue %s --priority %s` changes its place in the queue.",
+                *(shlex.quote(run.name), change.now),
+            )
 
 
 def _quicker(run: RunDir, known: JobDir | None, config: RunConfig) -> JobDir | None:

@@ -5,6 +5,7 @@ are free, and nobody later takes one of them meanwhile: many small jobs cannot s
 may have none of the devices that an earlier one waits for does not wait for that one.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -42,6 +43,8 @@ class Place:
         self._shares = False
         self._queued_at = journal.record.created_at
         self._first = False
+        self._priority: int | None = None
+        """What the ticket had at a pause: somebody may have changed it."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
         """Return once the job has its devices; its end if a stop or a pause is asked for meanwhile."""
@@ -77,6 +80,9 @@ class Place:
     def give_up(self) -> None:
         """Free the devices and leave the queue."""
         with self._queue.locked():
+            with contextlib.suppress(RecordError):  # a damaged one has no priority to keep
+                if ticket := self._queue.ticket(self._journal.job):
+                    self._priority = ticket.priority
             self._queue.remove(self._journal.job)
             for descriptor in self._locks.values():
                 os.close(descriptor)
@@ -102,7 +108,7 @@ class Place:
             record.name,
             slots,
             count,
-            self._config.backend.priority,
+            self._config.backend.priority if self._priority is None else self._priority,
             self._queued_at,
             supervisor,
             system_start(),

@@ -17,7 +17,7 @@ from nbtrain.jobs.control import cancel, pause, unpause, wait
 from nbtrain.jobs.machine import Gpu, this_machine
 from nbtrain.jobs.queue import after_boot
 from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.queue.listing import list_queue
+from nbtrain.jobs.queue.listing import list_queue, move
 
 pytestmark = pytest.mark.slow
 GIB = 1 << 30
@@ -42,10 +42,24 @@ def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
     unpause(first)
     wait_until(lambda: "second (RUNNING" in (status_of(first)[1] or ""), "it queues again")
     assert status_of(first)[0] == QUEUED
+    move(first, 7)
+    assert pause(first)[0] == SUSPENDED
+    unpause(first)
+    wait_until(lambda: status_of(first)[0] == QUEUED and len(list_queue("tiny")) == 1, "it queues again")
+    assert list_queue("tiny")[0].priority == 7
     attempt = JobRecord.read(first.job_json).attempts[0]
     assert cancel(first) == (CANCELLED, "stopped on request while it waited for its devices")
     assert JobRecord.read(first.job_json).attempts == [attempt]
-    assert states_of(first) == ["QUEUED", "STARTING", "RUNNING", "SUSPENDED", "QUEUED", "CANCELLED"]
+    assert states_of(first) == [
+        "QUEUED",
+        "STARTING",
+        "RUNNING",
+        "SUSPENDED",
+        "QUEUED",
+        "SUSPENDED",
+        "QUEUED",
+        "CANCELLED",
+    ]
     cancel(second)
     wait_until(lambda: list_queue() == [], "their tickets are gone")
 

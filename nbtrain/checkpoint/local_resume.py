@@ -98,9 +98,19 @@ def choose_start(
 
     Raises CheckpointError if there are checkpoints in model/ and none anywhere is whole.
     """
+    # Before anything is chosen: what a choice refuses is no longer listed as whole.
+    wanted = only_on_nodes(run) if world.rank == 0 else None
     start = Start(choose(run, world, events)) if disk is None else _choose_start(run, world, events, disk)
     if world.rank == 0:
-        note_resumed(run, start.manifest["step"] if start.manifest else 0, job_id, attempt)
+        step = start.manifest["step"] if start.manifest else 0
+        if wanted is not None and step < wanted.step and events is not None:
+            words = (
+                f"step {wanted.step} was saved on the disks of {', '.join(wanted.hosts)} alone and cannot be "
+                f"used: the run goes on from step {step}, {amounts.counted(wanted.step - step, 'step')} lost"
+            )
+            logger.warning("%s", words)
+            events.write("warning", words, step=step)
+        note_resumed(run, step, job_id, attempt)
     return start
 
 

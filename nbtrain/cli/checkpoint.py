@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import math
+import socket
 import sys
 import time
 from pathlib import Path
@@ -51,15 +52,16 @@ def _with_step(one: Parser) -> Parser:
 
 
 def list_checkpoints(options: argparse.Namespace) -> None:
-    from nbtrain.base.checkpoint_files import on_nodes_words
-
     run = run_of(options).directory
     found = [summary(run, step) for step in run.checkpoint_steps()]
     if options.json:
         print(json.dumps(found, indent=2))
         return
+    words = _on_nodes(run)
     if not found:
-        print(f"{run.name}: has no checkpoint.")
+        print(f"{run.name}: has no checkpoint{f' in {display(run.model)}' if words else ''}.")
+        if words:
+            print(words)
         return
     rows = [("step", "size", "layout", "validation loss", "")]
     for one in found:
@@ -68,8 +70,44 @@ def list_checkpoints(options: argparse.Namespace) -> None:
         state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
         rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
     print("\n".join(aligned(rows)))
-    if words := on_nodes_words(run):
-        print(f"{words[0].upper()}{words[1:]}.")
+    if words:
+        print(words)
+
+
+def _on_nodes(run: "RunDir") -> str:
+    """A sentence on a newer checkpoint that lies on the nodes' disks alone; "" if there is none.
+
+    Of this host it says so only if the files are there; other hosts are not asked.
+    """
+    from nbtrain.base.checkpoint_files import (
+        local_folder,
+        newest_checkpoint_step,
+        on_nodes_words,
+        only_on_nodes,
+    )
+    from nbtrain.config.load import load_resolved
+
+    save, host = only_on_nodes(run), socket.gethostname()
+    if save is None:
+        return ""
+    if host in save.hosts and run.config_yaml.is_file():
+        config = load_resolved(run.config_yaml)
+        name = f"{run.name}-{(run.record() or {}).get('run_id', '')}"
+        roots = [
+            local_folder(config.checkpoint.local_dir, node, host) / name
+            for node in range(config.resources.nodes)
+            if config.checkpoint.local_dir is not None
+        ]
+        if not any((root / f"global_step{save.step}").is_dir() for root in roots):
+            older = newest_checkpoint_step(run)
+            start = "starts from the beginning" if older is None else f"goes on from step {older}"
+            others = "" if len(save.hosts) == 1 else ", unless the other hosts have it whole"
+            return (
+                f"Step {save.step} was saved on the disks of {', '.join(save.hosts)} alone "
+                f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {start}{others}."
+            )
+    words = on_nodes_words(run)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -168,6 +169,8 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
         "checkpoint global_step6 is not used: it has no manifest.json: its writing was cut off; trying the "
         "one before it",
+        f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run goes on "
+        "from step 3, 3 steps lost",
     ]
     made = resumed(killed)
     assert (made.kind, made.step) == ("bit-exact", 3)
@@ -183,7 +186,8 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
     nodes.train(killed)
     straight, _ = interrupted
     assert launch.trace(killed) == straight
-    [said] = events(killed, "warning")
+    said, lost = events(killed, "warning")
+    assert lost.endswith(" alone and cannot be used: the run goes on from step 5, 1 step lost")
     assert "step 6 of the nodes' own disks is not used" in said
     assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 of its record")
     assert resumed(killed).step == 5

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.jobs import gpu_side
@@ -89,6 +90,13 @@ def test_a_manifest_that_is_no_json_is_told(run, capsys):
 def test_no_checkpoint(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out == "tiny: has no checkpoint.\n"
+    LocalSaves([LocalSave(12, "id12", ["node-a"], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert capsys.readouterr().out == (
+        "tiny: has no checkpoint in output/tiny/model.\n"
+        "Step 12 lies on the disks of node-a alone (checkpoint.local_dir): a resume on these nodes goes on "
+        "from it.\n"
+    )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
     assert "holds no whole checkpoint" in capsys.readouterr().err
 

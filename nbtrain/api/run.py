@@ -177,6 +177,8 @@ class Run:
         traceback = textwrap.indent(self.traceback() or "", "  ")
         if traceback and traceback not in tail:
             said += f"\nThe last traceback of rank {rank}:\n{traceback}"
+        if not tail:
+            return said
         return f"{said}\nEnd of its log{f' (rank {rank})' if rank else ''}:\n{tail}"
 
     @property

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def init(options: argparse.Namespace) -> None:
         schema_json.parent.mkdir(exist_ok=True)
         files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
         print(schema_json)
-    print(f"\nNext: cd {options.folder} && nbtrain lab")
+    print(f"\nNext: cd {shlex.quote(str(options.folder))} && nbtrain lab")
 
 
 def import_run(options: argparse.Namespace) -> None:

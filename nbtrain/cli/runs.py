@@ -217,8 +217,12 @@ def logs(options: argparse.Namespace) -> None:
         if isinstance(rank, str):
             raise ConfigError("--grep looks through all logs, or with --rank N through those of one rank.")
         found = run.search(options.grep, rank, options.ignore_case, options.job)
+        hits = 0
         for hit in islice(found, options.lines):
+            hits += 1
             print(json.dumps(vars(hit), ensure_ascii=False) if options.json else hit)
+        if not hits and options.lines != 0:
+            print(f"{run.name}: no line of its logs holds {options.grep!r}.", file=sys.stderr)
         return
     if options.json:
         raise ConfigError("--json goes with --grep.")

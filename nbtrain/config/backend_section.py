@@ -22,12 +22,23 @@ from nbtrain.config.fields import (
 from nbtrain.config.kubernetes_section import KubernetesConfig
 
 # Names of hosts (RFC 1123) and IPv4 addresses; pdsh reads a colon as the way to reach a host.
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$")]
+HOST_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?$"
+HOST_RULE = "letters, digits, dots and dashes, the first and last a letter or digit, e.g. node-a"
+HostName = Annotated[str, Field(pattern=HOST_NAME)]
 # What Slurm takes as the name of a partition, an account or a qos, or a list of partitions.
-SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,@-]{0,255}$")]
+SLURM_WORD = r"^[A-Za-z0-9][A-Za-z0-9_.,@-]{0,255}$"
+SlurmWord = Annotated[str, Field(pattern=SLURM_WORD)]
+ARRAY = r"^\d{1,6}-\d{1,6}%1$"
 # An option of sbatch, or a line of shell; one line each.
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]{1,4096}$")]
 Port = Annotated[int, Field(ge=1, le=65_535)]
+BACKEND_WORDS = {
+    HOST_NAME: f"must be the name of a host or an IPv4 address: {HOST_RULE}",
+    SLURM_WORD: "must be a name as Slurm has it: at most 256 letters, digits, _, dots, commas, @ and dashes, "
+    "the first a letter or digit, e.g. gpu-long",
+    ARRAY: "must be FIRST-LAST%1, e.g. 1-4%1: one allocation after the other",
+}
+"""{pattern: its rule in words}."""
 MOST_PRIORITY = 1000
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
@@ -38,7 +49,8 @@ class HostsConfig(ConfigModel):
     hosts: list[HostName] = []
     """The machines, the first of which has rank 0. Empty if `hostfile` names them."""
     hostfile: PathText | None = None
-    """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken."""
+    """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken; a
+    relative path is below the workspace."""
     launcher: Literal["pdsh", "openmpi"] = "pdsh"
     """What DeepSpeed's launcher starts the agents with; it must be installed where the run is submitted."""
     ssh_port: Port | None = None
@@ -76,7 +88,7 @@ class SlurmConfig(ConfigModel):
     """How often a run that met its time limit, or lost its allocation, submits itself again."""
     requeue: bool = True
     """Slurm puts the job back into its queue when a node fails; it goes on from its newest checkpoint."""
-    array: Annotated[str, Field(pattern=r"^\d{1,6}-\d{1,6}%1$", max_length=15)] | None = None
+    array: Annotated[str, Field(pattern=ARRAY, max_length=15)] | None = None
     """A chain of allocations as an array, such as 1-4%1: each goes on where the one before it ended. The
     tasks of an array share the run directory, so they run one at a time (%1)."""
     exclusive: bool = False

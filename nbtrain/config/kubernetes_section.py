@@ -31,6 +31,14 @@ PART = r"\.?[A-Za-z0-9_@+-][A-Za-z0-9_@+.-]*"
 ContainerPath = Annotated[str, Field(pattern=rf"^(/{PART})+$", max_length=1024)]
 SubPath = Annotated[str, Field(pattern=rf"^{PART}(/{PART})*$", max_length=1024)]
 Program = Annotated[str, Field(pattern=rf"^/?{PART}(/{PART})*$", max_length=1024)]
+LABEL_WORDS |= {
+    rf"^(/{PART})+$": "must be an absolute path without blanks, colons, commas and .., e.g. /data",
+    rf"^{PART}(/{PART})*$": "must be a relative path without blanks, colons, commas and .., e.g. team/data",
+    f"^{LABEL}$": "must be a name as Kubernetes has it: at most 63 small letters, digits and dashes, the "
+    "first and last a letter or digit, e.g. team-a",
+    f"^{SUBDOMAIN}$": "must be a name as Kubernetes has it: small letters, digits, dashes and dots, the "
+    "first and last a letter or digit, e.g. team-data",
+}
 Annotation = Annotated[str, Field(max_length=100_000)]
 
 Workload = Literal["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"]

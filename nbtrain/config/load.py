@@ -19,10 +19,10 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
-from nbtrain.config.backend_section import HostsConfig, SlurmConfig
+from nbtrain.config.backend_section import BACKEND_WORDS, HostsConfig, SlurmConfig
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
 from nbtrain.config.keys import FREE_FORM, unknown_keys
-from nbtrain.config.kubernetes_section import LABEL_WORDS, KubernetesConfig
+from nbtrain.config.kubernetes_section import LABEL_WORDS, KubernetesConfig, MountConfig
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
@@ -191,7 +191,10 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
         if not parent_path.suffix or preset_run(parent):
             # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
             beside = parent_path.with_name(f"{parent_path.name}.yaml")
-            parent_path = beside if _is_file(beside) else find(parent)
+            try:
+                parent_path = beside if _is_file(beside) else find(parent)
+            except ConfigError as error:
+                raise ConfigError(f"{own.origins['extends']}: extends {error}") from None
         if not _is_file(parent_path):
             where, name = own.origins["extends"], shortened(parent)
             raise ConfigError(f"{where}: extends {name!r}: no such file in {path.parent}.")
@@ -316,6 +319,13 @@ _WORDING = {
     "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
     "finite_number": "must be a finite number",
 }
+# {the end of a key whose value is no number: what it counts}
+_UNITS = {
+    "_seconds": "must be a number of seconds, e.g. 7200",
+    "_minutes": "must be a number of minutes, e.g. 90",
+    "_bytes_per_second": "must be a number of bytes per second, e.g. 10000000",
+    "_bytes": "must be a number of bytes, e.g. 10000000",
+}
 # {pydantic's error: (our words, the name of the limit in its context)}
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
@@ -335,6 +345,7 @@ _PATTERNS = {
     r"\{content\}": "must hold {content}",
     r"\{instruction\}": "must hold {instruction}",
     **LABEL_WORDS,
+    **BACKEND_WORDS,
 }
 
 
@@ -354,7 +365,8 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         return f"{where}: {dotted} is missing; it has no default."
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
-        item = SOURCES.get(location[-2], BlendEntry)
+        in_mounts = section.startswith("backend.kubernetes.mounts.")
+        item = MountConfig if in_mounts else SOURCES.get(location[-2], BlendEntry)
         return f"{where}: {section} has no key `{shortened(key)}`.{nearest(key, item.model_fields)}"
     if kind == "union_tag_not_found":
         return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
@@ -373,6 +385,10 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind == "string_too_long":
         length, most = len(entry["input"]), context["max_length"]
         return f"{found}: has {length:,} characters; the field takes at most {most:,}."
+    if kind in ("int_type", "int_parsing", "float_type", "float_parsing"):
+        for ending, rule in _UNITS.items():
+            if dotted.endswith(ending):
+                return f"{found}: {rule}."
     rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
     return f"{found}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
 

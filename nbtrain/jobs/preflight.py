@@ -257,7 +257,10 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         check_contents(dataset)
     except DataError as error:
         # Damaged data is not missing: its message says how it is made again, with --force.
-        yield data_problem(str(error), "" if "--force" in str(error) else prepare)
+        said = str(error)
+        # Its command is for a run whose name is not known there.
+        said = said.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
+        yield data_problem(said, "" if "--force" in said else prepare)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield mistake(
             f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = "

@@ -52,6 +52,25 @@ REFUSED = {
         "data:\n  blend:\n    - name: x\n",
         "my-run.yaml:4: data.blend.0.weight is missing; it has no default.",
     ),
+    "a key of a mount": (
+        "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: /x\n"
+        "        sub_pth: y\n",
+        "my-run.yaml:7: backend.kubernetes.mounts.0 has no key `sub_pth`. Nearest: sub_path.",
+    ),
+    "a path in a container": (
+        "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: a b\n",
+        "my-run.yaml:6: backend.kubernetes.mounts.0.mount_path = a b: must be an absolute path without "
+        "blanks, colons, commas and .., e.g. /data.",
+    ),
+    "an array of allocations": (
+        "backend:\n  slurm:\n    array: 1-4\n",
+        "my-run.yaml:4: backend.slurm.array = 1-4: must be FIRST-LAST%1, e.g. 1-4%1: one allocation after "
+        "the other.",
+    ),
+    "a time with a unit": (
+        "backend:\n  slurm:\n    time_limit_seconds: 2h\n",
+        "my-run.yaml:4: backend.slurm.time_limit_seconds = 2h: must be a number of seconds, e.g. 7200.",
+    ),
     "the name of a language": (
         "data:\n  split_sentences: klingon\n",
         "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small "
@@ -324,6 +343,12 @@ def test_several_parents_apply_in_order(run_yaml):
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
     """A missing parent, a value that is no file name, a circle."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
+
+
+def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
+    said = message_of(run_yaml("extends: gpt-tny\n", base=None))
+    assert said.startswith("my-run.yaml:1: extends gpt-tny: no such run YAML")
+    assert said.endswith(" Nearest: gpt-tiny.")
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):

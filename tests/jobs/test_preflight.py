@@ -448,7 +448,7 @@ def test_missing_data(tiny, own_data):
     problems = found(config)
     assert [kind for kind, _ in problems] == ["data", "data"]
     assert "the tokenizer is not ready" in problems[0][1]
-    assert "text_document.bin: no such file." in problems[1][1]
+    assert "text_document.bin: no such file. `nbtrain prepare " in problems[1][1]
     [command] = re.findall(r"`nbtrain prepare ([^`]*)` makes what is missing\.$", problems[1][1])
     run, *overrides = shlex.split(command)
     assert load(run, overrides) == config

@@ -93,7 +93,8 @@ def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
     image = section.image or config.resources.image
     if image is None:
         yield (
-            f"{config.where('resources.image')}: neither it nor backend.kubernetes.image is set\n"
+            f"{config.where('resources.image')}: neither resources.image nor backend.kubernetes.image is "
+            "set\n"
             "  must name a container image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
         )
     elif image != "".join(image.split()) or len(image) > 500:

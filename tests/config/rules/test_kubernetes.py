@@ -123,8 +123,8 @@ def test_sizes_and_names_go_together(config):
         "the variable NBTRAIN_JOB (secret_variables)\n  is nbtrain's own."
     ]
     assert problems(load("gpt-125m", {"resources.image": None})) == [
-        "neither it nor backend.kubernetes.image is set\n  must name a container image with nbtrain "
-        "in it, e.g. registry.example.com/nbtrain:0.1.0."
+        "neither resources.image nor backend.kubernetes.image is set\n  must name a container image with "
+        "nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
     ]
 
 

@@ -16,6 +16,7 @@ from nbtrain.base.node_records import NodeRecord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.version import __version__
+from nbtrain.config.backend_section import HostsConfig
 from nbtrain.config.elastic import fitted
 from nbtrain.config.load import to_yaml
 from nbtrain.jobs.backends.hosts import checks, end_job
@@ -29,7 +30,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
     runner_environment,
 )
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
-from nbtrain.jobs.backends.hosts.ssh import Answer
+from nbtrain.jobs.backends.hosts.ssh import Answer, run_everywhere
 from nbtrain.jobs.dry_run import request_text
 
 JOB_ID = "20261121-031500-a1b2"
@@ -79,6 +80,23 @@ def test_openmpi_gets_the_same_options_of_ssh(config: Callable[..., Any]) -> Non
         "--launcher_args=--map-by node --bind-to none --mca plm_rsh_agent ssh --mca plm_rsh_args "
         "'-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=10 -oServerAliveCountMax=3'"
     )
+
+
+def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without them `ssh` would reach another sshd, or none."""
+    refused = subprocess.CompletedProcess([], 255, "", "Host key verification failed.")
+    monkeypatch.setattr(subprocess, "run", lambda *rest, **more: refused)
+    section = HostsConfig(hosts=["a"], ssh_port=2299, ssh_config=str(tmp_path / "conf"))
+    [answer] = run_everywhere(section, ["a"], Path(__file__))
+    assert answer.trouble == (
+        "a has a host key that is not known here",
+        f"Log in once by hand (`ssh -F {tmp_path}/conf -p 2299 a`) and compare the key, or add it with "
+        "ssh-keyscan.",
+    )
+    changed = Answer("a", 255, "", "REMOTE HOST IDENTIFICATION HAS CHANGED", " -p 2299", 2299)
+    assert "`ssh-keygen -R '[a]:2299'`" in changed.trouble[1]
 
 
 def test_machines_that_cannot_be_used_have_no_devices(

@@ -6,6 +6,7 @@ from pathlib import Path
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import resolve
+from nbtrain.config.backend_section import HOST_RULE
 from nbtrain.config.schema import RunConfig
 
 # What DeepSpeed's launcher reads, of names that its shell commands and pdsh take as they are.
@@ -51,9 +52,10 @@ def read_hostfile(path: Path) -> dict[str, int]:
             continue
         match = LINE.fullmatch(text)
         if match is None:
+            rule = f" A name has {HOST_RULE}." if re.match(r"\S+\s+slots=\d+", text) else ""
             raise ConfigError(
                 f"{path}:{number}: {text[:80]!r} is no machine. A line is `name slots=8`: a name or an IPv4 "
-                "address, and how many ranks it may have."
+                f"address, and how many ranks it may have.{rule}"
             )
         if match[1] in found:
             raise ConfigError(f"{path}:{number}: {match[1]} stands in an earlier line too. Take one out.")

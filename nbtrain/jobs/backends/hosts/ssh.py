@@ -17,23 +17,23 @@ CONNECT_SECONDS = 15
 AT_ONCE = 64
 # ssh's own exit code if it could not connect, or lost the connection.
 SSH_FAILED = 255
-# What ssh prints, what that means, and the fix. {host} and {account} are filled in.
+# What ssh prints, what that means, and the fix. {host}, {options} and {known} are filled in.
 TROUBLES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         "has another host key than the one that is known here",
-        "If it was installed anew, forget the old key (`ssh-keygen -R {host}`) and log in once by hand; if "
+        "If it was installed anew, forget the old key (`ssh-keygen -R {known}`) and log in once by hand; if "
         "not, somebody may be in between.",
     ),
     (
         r"[Hh]ost key is known|Host key verification failed",
         "has a host key that is not known here",
-        "Log in once by hand (`ssh {host}`) and compare the key, or add it with ssh-keyscan.",
+        "Log in once by hand (`ssh{options} {host}`) and compare the key, or add it with ssh-keyscan.",
     ),
     (
         r"Permission denied|Too many authentication failures",
         "does not accept any ssh key of this user",
-        "Put your public key there (`ssh-copy-id {host}`); nobody can type a password for a job.",
+        "Put your public key there (`ssh-copy-id{options} {host}`); nobody can type a password for a job.",
     ),
     (
         r"Could not resolve hostname",
@@ -62,6 +62,10 @@ class Answer:
     """The program's exit code; 255 is ssh's own; None if the time was over."""
     output: str
     errors: str
+    by_hand: str = ""
+    """What `ssh` needs in front of the host when it is typed, a blank first: port and configuration."""
+    port: int | None = None
+    """None: ssh's own configuration says it."""
 
     @property
     def trouble(self) -> tuple[str, str]:
@@ -72,8 +76,12 @@ class Answer:
             return "", ""
         for pattern, words, fix in TROUBLES:
             if re.search(pattern, self.errors):
-                return f"{self.host} {words}", fix.format(host=self.host)
-        return f"ssh to {self.host} failed: {last_line(self.errors)}", f"Try `ssh {self.host} true` by hand."
+                # In known_hosts a host with a port of its own stands in brackets.
+                known = self.host if self.port in (None, 22) else f"'[{self.host}]:{self.port}'"
+                filled = fix.format(host=self.host, options=self.by_hand, known=known)
+                return f"{self.host} {words}", filled
+        said = f"ssh to {self.host} failed: {last_line(self.errors)}"
+        return said, f"Try `ssh{self.by_hand} {self.host} true` by hand."
 
 
 def last_line(text: str) -> str:
@@ -94,6 +102,13 @@ def ssh_options(section: HostsConfig) -> list[str]:
     ]
 
 
+def _by_hand(section: HostsConfig) -> str:
+    """The options that a person types: " -F FILE -p 2299"; "" if there are none."""
+    options = ["-F", str(resolve(section.ssh_config))] if section.ssh_config else []
+    options += ["-p", str(section.ssh_port)] if section.ssh_port else []
+    return f" {shlex.join(options)}" if options else ""
+
+
 def python_of(section: HostsConfig) -> str:
     """The Python of every machine."""
     return section.python or sys.executable
@@ -110,6 +125,7 @@ def run_everywhere(
     """Run a Python file of this machine on every host, with `variables` (NAME=value) in its environment."""
     command = ["env", *variables, python_of(section), "-", *arguments]
     text = program.read_text(encoding="utf-8")
+    login = _by_hand(section), section.ssh_port
 
     def ask(host: str) -> Answer:
         # One shell is between ssh and the program.
@@ -117,10 +133,10 @@ def run_everywhere(
         try:
             done = subprocess.run(call, input=text, capture_output=True, text=True, timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
-            return Answer(host, None, "", "")
+            return Answer(host, None, "", "", *login)
         except OSError as error:
-            return Answer(host, SSH_FAILED, "", f"ssh cannot be started here: {error.strerror}")
-        return Answer(host, done.returncode, done.stdout, done.stderr)
+            return Answer(host, SSH_FAILED, "", f"ssh cannot be started here: {error.strerror}", *login)
+        return Answer(host, done.returncode, done.stdout, done.stderr, *login)
 
     with ThreadPoolExecutor(min(AT_ONCE, len(hosts)) or 1) as pool:
         return list(pool.map(ask, hosts))

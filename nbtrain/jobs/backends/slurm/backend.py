@@ -175,7 +175,7 @@ class SlurmBackend(RemoteBackend):
             there = read_sinfo(call("sinfo", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
-            yield shortage(f"Slurm: {error}.", fix)
+            yield shortage(f"Slurm: {str(error).rstrip('.')}.", fix)
             return
         partition = config.backend.slurm.partition or ""
         known = {place.name for place in there}

@@ -70,6 +70,7 @@ def call(*arguments: str, folder: Path | None = None) -> str:
     said = " ".join((answer.stderr or answer.stdout).split())
     if re.search(r"Unable to contact slurm|Connection (refused|timed out)|Socket timed out|Zero Bytes", said):
         raise EngineUnseen(said)
+    said = said.removeprefix(f"{arguments[0]}: ")
     raise JobError(f"{arguments[0]}: {said or f'exit code {answer.returncode}'}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.jobstate import ACTIVE, LOST, read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
@@ -24,7 +24,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of
-from nbtrain.monitor.runs import record_with_end
+from nbtrain.monitor.runs import lost_words, record_with_end
 from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
 
@@ -217,7 +217,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         backend=record.backend,
         state=state,
         phase=PHASES.get(state, state),
-        cause=cause,
+        cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,
         engine=engine,
         labels=_labels(run, job, record),
         created_at=record.created_at,

@@ -5,11 +5,12 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED
+from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED, SUSPENDED
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor.job_text import engine_words
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import lost_words
 from nbtrain.monitor.snapshot import in_sight
 
 STATUS_EVENTS = 8
@@ -41,6 +42,8 @@ def progress_line(run: RunDir) -> str:
         parts.append(f"step {record.first_step:,}")
     if view.cause and (not working or state == QUEUED):
         parts.append(view.cause)
+    if state == LOST and view.job:
+        parts.append(lost_words(view.job, time.time()))
     if (said := _engine_word(view)) and said.get("seen") is False:
         parts.append("engine not seen")
     return " | ".join(parts)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtrain.base import files, last_words
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, read_state
+from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_state
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
@@ -30,6 +30,8 @@ CAUSE_LENGTH = 60
 # A record is some KB; a longer one is read by summary_of. malloc would map a buffer of 128 KiB or more anew
 # for each file.
 RECORD_BYTES = 64 << 10
+# A rank renews its heartbeat once a second; one on another host that did so lately still runs.
+RANK_SILENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,26 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         step=beat.step if beat else record.first_step if record else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
+
+
+def lost_words(job: JobDir, now: float) -> str:
+    """What goes on with a LOST job, and whether its ranks still run: an agent's outlive the supervisor."""
+    name, record = job.run.name, JobRecord.read(job.job_json)
+    resume = f"`nbtrain resume {name}` goes on"
+    if record is None or record.backend in ENGINES:
+        return resume
+    steps = []
+    for path in (job.path / "heartbeat").glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            fresh = now - path.stat().st_mtime < RANK_SILENCE_SECONDS
+            if (beat := Heartbeat.read(path)) and (
+                beat.process.alive() or (fresh and beat.process.elsewhere())
+            ):
+                steps.append(beat.step)
+    if not steps:
+        return resume
+    ranks = f"its ranks still run (step {max(steps):,}): `nbtrain cancel {name}` has them save and end"
+    return f"{ranks}, and {resume}"
 
 
 def record_with_end(job: JobDir, state: str) -> JobRecord | None:

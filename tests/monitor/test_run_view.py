@@ -16,6 +16,7 @@ from nbtrain.base import last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
+from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
@@ -148,6 +149,15 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     assert "died without a word while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
     assert snapshot["ranks"][0]["phase"] == "gone"
+    resume = f"`nbtrain resume {run.name}` goes on"
+    assert progress_line(run).endswith(f"the machine was restarted) | {resume}")
+    assert job_page(run).cause.endswith(f"the machine was restarted); {resume}")
+    # An agent's ranks outlive the supervisor.
+    path = run.newest_job().heartbeat(0)
+    replace(Heartbeat.read(path), process=ProcessIdentity.of(os.getpid())).write(path)
+    cancel = f"its ranks still run (step 1): `nbtrain cancel {run.name}` has them save and end, and {resume}"
+    assert progress_line(run).endswith(f" | {cancel}")
+    assert job_page(run).cause.endswith(f"; {cancel}")
 
 
 def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:

@@ -22,8 +22,12 @@ class NotLaunched:
 
     def __str__(self) -> str:
         lines = "".join(f"\n  - {line}" for line in self.shortages)
-        why = "this machine does not suffice" if self.shortages else "a dry run"
-        where = "On a machine that has it" if self.shortages else "To launch it"
+        kind = self.config.backend.kind
+        why, where = "a dry run", "To launch it"
+        if self.shortages and kind == "local":
+            why, where = "this machine does not suffice", "On a machine that has it"
+        elif self.shortages:
+            why, where = f"backend {kind} cannot take it from here", "Where it can"
         said = f"{self.config.name} was not launched: {why}.{lines}\n{where}:\n  {self.command}"
         return f"{said}\nWhat would be submitted:\n\n{self.request}" if self.request else said
 

@@ -264,7 +264,7 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
     overrides, shown = ON_A_CLUSTER[backend]
     config = load("gpt-125m-4xdp", f"name={backend}-run backend.kind={backend} {overrides}")
     said = str(launch(config))
-    assert f"{config.name} was not launched: this machine does not suffice." in said
+    assert f"{config.name} was not launched: backend {backend} cannot take it from here.\n" in said
     assert shown in said.partition("What would be submitted:")[2]
     assert str(launch(config, dry_run=True)).startswith(f"{config.name} was not launched: a dry run.\n")
     assert not RunDir.named(config.name).exists()

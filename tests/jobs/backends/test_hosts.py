@@ -117,6 +117,16 @@ def test_machines_that_cannot_be_used_have_no_devices(
     assert said.startswith("a is not used: ") and "a does not answer within 15 s" in said
 
 
+def test_a_host_that_no_name_server_knows_is_a_mistake(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no shortage of this machine: a notebook ends with an error."""
+    words = "ssh: Could not resolve hostname a: Name or service not known"
+    monkeypatch.setattr(checks, "run_everywhere", lambda *rest: [Answer("a", 255, "", words)])
+    found = [one for one in checks.obstacles(config()) if "nothing here resolves" in str(one)]
+    assert [one.kind for one in found] == ["error"]
+
+
 @pytest.fixture
 def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """started(launcher, config): the calls of its start_agents() on hosts of which `off` does not answer."""

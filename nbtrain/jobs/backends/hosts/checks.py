@@ -177,7 +177,7 @@ def _read(config: RunConfig, answer: Answer) -> tuple[dict[str, Any], Obstacle |
     where = _named_by(config)
     words, fix = answer.trouble
     if words:
-        return {}, shortage(f"{where}: {words}.", fix)
+        return {}, mistake(f"{where}: {words}.", fix)
     python = python_of(config.backend.hosts)
     if answer.code in (NOT_FOUND, NOT_EXECUTABLE):
         return {}, mistake(

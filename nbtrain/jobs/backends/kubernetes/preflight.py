@@ -38,7 +38,8 @@ def obstacles(config: RunConfig) -> Obstacles:
         connection = connect(section.context, section.namespace)
         cluster = Cluster(connection, BACK_OFF_SECONDS, READ_SECONDS)
     except JobError as error:
-        yield shortage(str(error), WITHOUT)
+        # A context that the run names must be there; a machine without any cluster is none's mistake.
+        yield (mistake if section.context else shortage)(str(error), WITHOUT)
         return
     heard_at, words = _silent.get(cluster.host, (0.0, ""))
     if words and time.monotonic() - heard_at < REMEMBER_SECONDS:
@@ -51,7 +52,7 @@ def obstacles(config: RunConfig) -> Obstacles:
         _silent[cluster.host] = (time.monotonic(), words)
         yield shortage(words, WITHOUT)
     except JobError as error:
-        yield shortage(str(error), WITHOUT)
+        yield mistake(str(error), WITHOUT)
 
 
 def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:

@@ -39,7 +39,7 @@ from nbtrain.jobs.backends.slurm.engine import (
 from nbtrain.jobs.backends.slurm.script import batch_script, comment_of, dry_text, name_of, python_of
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import supervisor_environment
-from nbtrain.jobs.obstacle import Obstacle, gib, shortage
+from nbtrain.jobs.obstacle import Obstacle, gib, mistake, shortage
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
@@ -180,7 +180,7 @@ class SlurmBackend(RemoteBackend):
         partition = config.backend.slurm.partition or ""
         known = {place.name for place in there}
         if unknown := [name for name in partition.split(",") if name and name not in known]:
-            yield shortage(
+            yield mistake(
                 f"{config.where('backend.slurm.partition')}: Slurm has no partition {', '.join(unknown)}; it "
                 f"has {', '.join(sorted(known))}.",
                 "Set backend.slurm.partition to one of them.",

@@ -343,6 +343,8 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--grep", "STARTS", "-i"]) == 0
     at = f"{job.job_id}/"
     assert capsys.readouterr().out == f"{at}0.0.log:1: rank 0 starts\n{at}1.0.log:1: rank 1 starts\n"
+    assert cli.main(["logs", "mine", "--grep", "nosuch"]) == 0
+    assert capsys.readouterr() == ("", "mine: no line of its logs holds 'nosuch'.\n")
     earlier = run.directory.job("20250101-000000-0000")
     earlier.make_folders()
     JobRecord(earlier.job_id, "id", "mine", "CANCELLED", 0.0, 2).write(earlier.job_json)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 
 import pytest
 
@@ -9,6 +10,7 @@ from nbtrain.base import files
 from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import gpu_side
 
 VERSION_2 = {
@@ -85,6 +87,20 @@ def test_a_manifest_that_is_no_json_is_told(run, capsys):
     run.checkpoint_manifest(10).write_text("{")
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert "not whole: manifest.json is not JSON" in capsys.readouterr().out
+
+
+def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
+    local, host = tmp_path / "local", socket.gethostname()
+    run.config_yaml.write_text(to_yaml(load("gpt-tiny", [f"checkpoint.local_dir={local}"])))
+    LocalSaves([LocalSave(12, "id12", [host], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert capsys.readouterr().out.endswith(
+        f"Step 12 was saved on the disks of {host} alone (checkpoint.local_dir), and is no longer on this "
+        f"host, {host}: a resume starts from the beginning.\n"
+    )
+    (local / "tiny-a" / "global_step12").mkdir(parents=True)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert "a resume on these nodes goes on from it." in capsys.readouterr().out
 
 
 def test_no_checkpoint(run, capsys):

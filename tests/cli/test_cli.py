@@ -129,12 +129,14 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
 
 def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
     """Editors of the copied YAMLs find docs/run.schema.json by the path in their first line."""
-    assert cli.main(["init", str(tmp_path / "mine")]) == 0
-    yaml = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    assert cli.main(["init", str(tmp_path / "my own")]) == 0
+    yaml = tmp_path / "my own" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     named = yaml.read_text().splitlines()[0].partition("$schema=")[2]
     repository = Path(__file__).parents[2]
     assert (yaml.parent / named).read_text() == (repository / "docs" / "run.schema.json").read_text()
-    assert "run.schema.json" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "run.schema.json" in said
+    assert said.endswith(f"\nNext: cd '{tmp_path}/my own' && nbtrain lab\n")
 
 
 def test_a_closed_pipe_is_no_error(workspace):

@@ -55,8 +55,9 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
         contexts, active = config.list_kube_config_contexts(config_file=path)
     except (config.ConfigException, OSError) as error:
         where = f"context {context} of {files}" if context else files
+        said = str(error).rstrip(".")
         raise JobError(
-            f"{where}: no cluster is configured there: {error}. Set KUBECONFIG or "
+            f"{where}: no cluster is configured there: {said}. Set KUBECONFIG or "
             "backend.kubernetes.context; `kubectl config get-contexts` lists what there is."
         ) from None
     chosen = next((one for one in contexts if one["name"] == context), active)

@@ -13,7 +13,6 @@ asks them all. An OSError of this disk never ends a run: the state can still be 
 import contextlib
 import os
 import shutil
-import socket
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class LocalDisk:
         assert config.checkpoint.local_dir is not None
         self.config, self.run, self.rank = config, run, world.rank
         self.job_id, self.attempt = job_id, attempt
-        self.host = socket.gethostname()
+        self.host = os.uname().nodename
         # torchrun's name for it; a rank that is started by hand is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
         run_id = (run.record() or {}).get("run_id", "")

@@ -57,6 +57,8 @@ FAULTS = Evidence(
     "make faults",
     ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.supervisor.rank_wrapper"),
     ("tests/jobs/faults_table.py",),
+    # A backend reads logs for people, which a supervisor does not.
+    ("nbtrain.corpus", "nbtrain.monitor"),
 )
 
 

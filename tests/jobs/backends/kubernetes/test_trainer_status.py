@@ -77,9 +77,11 @@ def test_the_supervisor_reports_now_and_then_and_at_the_end(operator, journal):
     report = ProgressReport(journal, environment)
     beats = [Heartbeat(0, 0, ProcessIdentity(1, 1, "b", "h"), 0, n, "train", 0, PROGRESS) for n in range(9)]
     report.look(None)
-    for beat in beats[:-1]:
+    report.look(beats[0])
+    first = report._thread
+    for beat in beats[1:-1]:
         report.look(beat)
-    report._thread.join()
+    first.join()
     report._status._next = 0.0
     report.look(beats[1])
     report.close(beats[-1])

@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import json
 import math
-import socket
+import os
 import sys
 import time
 from pathlib import Path
@@ -87,7 +87,7 @@ def _on_nodes(run: "RunDir") -> str:
     )
     from nbtrain.config.load import load_resolved
 
-    save, host = only_on_nodes(run), socket.gethostname()
+    save, host = only_on_nodes(run), os.uname().nodename
     if save is None:
         return ""
     if host in save.hosts and run.config_yaml.is_file():

@@ -123,6 +123,16 @@ PARTS = (
         ),
     ),
     Part(
+        "autotuner",
+        "DeepSpeed's launcher with --autotuning run: three trials of a small run, then the training",
+        _pytest("--soak", "tests/train/tuning/test_trial.py"),
+        _evidence(
+            ("nbtrain.train.tuning.__main__",),
+            ("tests/train/tuning/test_trial.py", "tests/train/launch.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "interrupted",
         "real jobs killed, cancelled, limited, measured and evaluated, each resumed to its end",
         _pytest("--soak", "tests/jobs/test_real_trainer.py"),

@@ -134,6 +134,10 @@ def _before_its_supervisor(
     """Of a job whose supervisor has not started: the engine's word is all there is."""
     if said in (CANCELLED, FAILED):
         return said, reason or f"{engine} ended it before its supervisor started"
+    if said == SUCCEEDED and record.autotune == "tune":
+        return said, f"DeepSpeed's autotuner has ended; `nbtrain job {record.name}` says what it found"
+    if said == RUNNING and record.autotune != "none":
+        return said, "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes"
     if said == SUCCEEDED:
         # A batch script that ends in order without its supervisor has trained nothing.
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"

@@ -191,6 +191,8 @@ class JobRecord(Stamped):
     """What a rank runs: arguments of Python, to which the run directory is added."""
     labels: dict[str, str] = field(default_factory=dict)
     """Of the run, when the job was submitted."""
+    autotune: str = "none"
+    """tune: the engine runs DeepSpeed's autotuner, and no supervisor; run: a supervisor after it."""
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Oldest first."""
     schema_version: int = SCHEMA_VERSION

@@ -3,6 +3,7 @@
     output/<run>/
       run.json                  submit      schema_version, run_id, name, parent, created_at
       config.yaml               submit      the resolved configuration: every field
+                                            (autotune: run: rank 0 adds what was found)
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are passed over, and why
@@ -10,6 +11,8 @@
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
+        autotune.json           submit      what DeepSpeed's autotuner starts from
+        autotune.py             submit      the script that it starts; it runs nbtrain.train.tuning
         resume.json             rank 0      what its newest attempt kept of its checkpoint
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
@@ -37,6 +40,7 @@
       model/latest              rank 0      a hint, never the truth
       model/local.json          rank 0      what lies on the nodes' own disks (checkpoint.local_dir)
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
+      autotuning_exps/  autotuning_results/  DeepSpeed's autotuner: its trials, and what it found
       profiling/  export/  notebooks/
       .lock                     on network file systems that lock no folder: the run's lock
 
@@ -88,6 +92,9 @@ class RunDir:
         self.profiling = path / "profiling"
         self.export = path / "export"
         self.notebooks = path / "notebooks"
+        self.autotuning_exps = path / "autotuning_exps"
+        self.autotuning_results = path / "autotuning_results"
+        self.autotuning_optimum = self.autotuning_results / "ds_config_optimal.json"
 
     @classmethod
     def named(cls, name: str) -> "RunDir":
@@ -153,6 +160,8 @@ class JobDir:
         self.job_json = path / "job.json"
         self.environment_json = path / "environment.json"
         self.deepspeed_json = path / "deepspeed.json"
+        self.autotune_json = path / "autotune.json"
+        self.autotune_script = path / "autotune.py"
         self.resume_json = path / "resume.json"
         self.control_request = path / "control" / "request.json"
         self.control_ack = path / "control" / "ack.json"

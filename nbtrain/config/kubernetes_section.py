@@ -163,8 +163,8 @@ class KubernetesConfig(ConfigModel):
     max_nodes: PositiveSmallCount | None = None
     """Greatest number of pods of an elastic job, which is resources.nodes, as null is."""
     autotune: Literal["none", "run", "tune"] = "none"
-    """DeepSpeed's autotuner, which a DeepSpeedJob starts through DeepSpeed's launcher: tune searches, run
-    trains with what was found."""
+    """DeepSpeed's autotuner, which a DeepSpeedJob starts through DeepSpeed's launcher: tune looks for the
+    best ZeRO stage and micro-batch size and trains nothing, run trains with what was found."""
     debug_mode: bool = False
     """DeepSpeedJob: the pods start with sshd in place of the training, to look around in them."""
     runtime: ObjectName = "torch-distributed"

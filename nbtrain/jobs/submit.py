@@ -32,6 +32,7 @@ from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
 from nbtrain.base.workspace import display
+from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
 from nbtrain.config.rules.check import check_config
@@ -327,6 +328,7 @@ def _write_job(
         job.make_folders()
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
+        autotune.write_files(job, config)
         events = EventWriter(job, "submit")
         step = newest_saved_step(run)
         start = f"from the checkpoint of step {step}" if step else "from the beginning"
@@ -361,7 +363,7 @@ def _write_job(
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
-        record.labels = config.all_labels
+        record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:

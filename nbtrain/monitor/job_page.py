@@ -19,6 +19,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
 from nbtrain.base.workspace import display
+from nbtrain.config.autotune import found_words
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
@@ -155,6 +156,8 @@ class JobPage:
     image: str | None
     requests: dict[str, float]
     """Of each replica: figure or "gpus" -> what the run asks for."""
+    autotuner: str | None
+    """What DeepSpeed's autotuner found, and how it is taken over; None if it was not asked."""
     limits: dict[str, float]
     """Of each replica: the most that it may use, the least of all replicas."""
     command: list[str]
@@ -231,6 +234,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         restarts=record.restarts,
         image=config.resources.image,
         requests=requests,
+        autotuner=found_words(run, config, record.autotune, active),
         limits=_limits(usage),
         command=record.command,
         yaml=run.config_yaml.read_text(encoding="utf-8"),

@@ -70,6 +70,8 @@ def _basics(page: "JobPage") -> list[str]:
         lines.insert(1, page.cause)
     if page.engine:
         lines.append(engine_words(page.engine))
+    if page.autotuner:
+        lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
     if page.image:
         lines.append(f"image {page.image}")
     lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))

@@ -174,3 +174,20 @@ def test_the_silence_is_read_from_the_time_stamps_of_the_disk(tmp_path) -> None:
     assert read_state(job, now + 300)[0] == RUNNING
     os.utime(job.job_json, (now - 31, now - 31))
     assert read_state(job, now - 300)[0] == LOST
+
+
+def test_a_job_that_only_tunes_has_no_supervisor_and_succeeds_without_one() -> None:
+    """With run, a job that ended before its supervisor has not trained."""
+    record = record_of(QUEUED)
+    record.autotune = "tune"
+    assert state_with_engine(record, word_of(RUNNING), 0.0) == (
+        RUNNING,
+        "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes",
+    )
+    assert state_with_engine(record, word_of(SUCCEEDED), 0.0) == (
+        SUCCEEDED,
+        "DeepSpeed's autotuner has ended; `nbtrain job tiny` says what it found",
+    )
+    record.autotune = "run"
+    assert state_with_engine(record, word_of(RUNNING), 0.0)[0] == RUNNING
+    assert state_with_engine(record, word_of(SUCCEEDED), 0.0)[0] == FAILED

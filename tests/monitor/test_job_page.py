@@ -176,3 +176,15 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
         job_page(run, "x")
     assert usage_figure(job_page(run)).texts[-1].get_text() == "nothing was measured"
     job.tensorboard.close()
+
+
+def test_what_deepspeeds_autotuner_found(failed, workspace):
+    """Of a job that was asked to tune, and of no other."""
+    assert "autotuner" not in job_text(job_page(failed.job.run))
+    failed.record.autotune = "tune"
+    failed.record.write(failed.job.job_json)
+    text = job_text(job_page(failed.job.run))
+    assert (
+        "\nDeepSpeed's autotuner: no trial ran to its end; look into stderr.log and stdout.log of each"
+        in text
+    )

@@ -59,6 +59,7 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from elastic_sizes_are_ordered(config, section)
     yield from deadlines_agree(config, section)
     yield from names_are_free(config, section)
+    yield from autotuner_fits(config, section)
 
 
 def _found(config: RunConfig, section: KubernetesConfig, field: str) -> str:
@@ -149,6 +150,25 @@ def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> P
         yield (
             f"{_found(config, section, 'min_nodes')}\n  needs backend.elastic = true: without it, a restart "
             f"waits for all {nodes} pods."
+        )
+
+
+def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """DeepSpeed's autotuner counts every rank as a data-parallel one, and needs all of them."""
+    if section.autotune == "none" or section.workload != "DeepSpeedJob":
+        return
+    parallel = config.parallel
+    for field in ("pipeline_parallel_size", "tensor_parallel_size", "ds_sequence_parallel_size"):
+        if (size := getattr(parallel, field)) > 1:
+            yield (
+                f"{_found(config, section, 'autotune')}\n  needs parallel.{field}(1), not {size}: "
+                "DeepSpeed's autotuner counts every rank as a data-parallel one. Set it to none; `nbtrain "
+                "search` tries layouts of all kinds."
+            )
+    if section.min_nodes is not None:
+        yield (
+            f"{_found(config, section, 'autotune')}\n  does not go with min_nodes({section.min_nodes}): what "
+            f"is best on {config.resources.nodes} pods need not fit fewer. Leave out one of the two."
         )
 
 

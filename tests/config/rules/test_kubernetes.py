@@ -142,3 +142,24 @@ def test_the_jobs_own_deadline_comes_before_the_operators(config):
         "shutdown_timeout_seconds(60) + 30 s. Leave one of the two out, or raise it."
     ]
     assert problems(own, 3690) == problems(own, None) == problems(config, 1) == []
+
+
+def test_the_autotuner_takes_data_parallel_runs_alone():
+    """DeepSpeed's counts every rank as one of them, and all of them must be there."""
+    image = {"resources.image": "registry.example.com/nbtrain:0.1.0"}
+
+    def problems(run, **fields):
+        section = KubernetesConfig(workload="DeepSpeedJob", mounts=[MOUNT], **fields)
+        return messages(load(run, {**image, "backend.elastic": True}), section)
+
+    assert problems("gpt-125m-4xdp", autotune="tune") == []
+    assert problems("gpt-13b-4xdp-4xpp-4xtp", autotune="run") == [
+        f"backend.kubernetes.autotune = run\n  needs parallel.{field}(1), not 4: DeepSpeed's autotuner "
+        "counts every rank as a data-parallel one. Set it to none; `nbtrain search` tries "
+        "layouts of all kinds."
+        for field in ("pipeline_parallel_size", "tensor_parallel_size")
+    ]
+    assert problems("gpt-125m-4xdp", autotune="tune", min_nodes=1) == [
+        "backend.kubernetes.autotune = tune\n  does not go with min_nodes(1): what is best on 1 pods need "
+        "not fit fewer. Leave out one of the two."
+    ]

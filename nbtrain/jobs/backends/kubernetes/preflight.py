@@ -57,15 +57,6 @@ def obstacles(config: RunConfig) -> Obstacles:
 
 def _refusals(config: RunConfig, cluster: Cluster) -> Obstacles:
     section = config.backend.kubernetes
-    if section.autotune != "none":
-        yield mistake(
-            f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
-            f"{section.autotune}: DeepSpeed's autotuner starts a Python script again and again with a JSON "
-            "that it changes, and ends at once (DeepSpeed configuration is not provided) if the command is "
-            "no such script; that of a run is none.",
-            "Set it to none; `nbtrain search` and `nbtrain advise` look for a better layout. `--dry-run "
-            "FILE` writes the manifest with it, for a command of your own.",
-        )
     work = work_of(config, section, new_run_id(), RunDir.named(config.name).job(new_job_id()))
     try:
         cluster.try_create(write(work, cluster.namespace))

@@ -77,6 +77,16 @@ def _merged(whole, patch):
     return {**whole, **{key: _merged(whole.get(key), value) for key, value in patch.items()}}
 
 
+def test_the_autotuner_starts_ranks_and_the_agent_comes_after_it(work_with):
+    """One slot for each rank; a script, which is all that DeepSpeed's tuner can start again."""
+    job = f"{AGENT[3]}/jobs/{AGENT[4]}"
+    words = [f"{job}/autotune.py", AGENT[3], "--deepspeed_config", f"{job}/autotune.json"]
+    expected = {"slotsPerWorker": 4, "localRank": False, "autotune": "tune", "run": {"python": words}}
+    assert write(work_with("DeepSpeedJob", autotune="tune"))["spec"]["config"] == expected
+    expected |= {"autotune": "run", "run": {"python": [*words, "--then", *AGENT]}}
+    assert write(work_with("DeepSpeedJob", autotune="run"))["spec"]["config"] == expected
+
+
 def test_every_pod_runs_the_agent(work_with):
     """The same words in each kind, started by what numbers the pods there."""
     deepspeed = write(work_with("DeepSpeedJob"))["spec"]

@@ -1,8 +1,12 @@
 """What the cluster is asked before a job starts, and the words of each refusal."""
 
+from pathlib import Path
+
 import pytest
 
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.rundir import RunDir
+from nbtrain.config import autotune
 from nbtrain.config.load import load
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
@@ -121,16 +125,27 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
     assert "no cluster is configured there" in found and found.endswith(NO_CLUSTER)
 
 
-def test_the_autotuner_is_refused_for_what_it_would_do(refusals, work_with):
-    """DeepSpeed's own function finds no configuration in the command; a dry run writes the field."""
+# DeepSpeed's function leaves its file to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("mode", ["tune", "run"])
+def test_the_autotuner_finds_its_json_and_the_rules_take_what_it_tries(
+    mode, refusals, work_with, tmp_path, monkeypatch
+):
+    """DeepSpeed's own function reads the JSON of the job's folder by the manifest's words."""
     from deepspeed.autotuning.autotuner import Autotuner
 
-    found = refusals(workload="DeepSpeedJob", autotune="tune")
-    assert len(found) == 1 and "ends at once (DeepSpeed configuration is not provided)" in found[0]
-    assert found[0].endswith("`--dry-run FILE` writes the manifest with it, for a command of your own.")
-    config = write(work_with("DeepSpeedJob", autotune="run"))["spec"]["config"]
-    assert config["autotune"] == "run"
-    assert Autotuner._get_user_config(None, config["run"]["exec"]) is None
+    assert refusals(workload="DeepSpeedJob", autotune=mode) == []
+    section = {"kind": "kubernetes", "kubernetes": {**PLAIN, "workload": "DeepSpeedJob", "autotune": mode}}
+    config = load("gpt-125m-4xdp", {"backend": section})
+    work = work_with("DeepSpeedJob", autotune=mode)
+    job = RunDir(tmp_path / work.run).job(work.job_id)
+    job.make_folders()
+    autotune.write_files(job, config)
+    words = write(work)["spec"]["config"]["run"]["python"]
+    here = [word.replace("/workspace/output", str(tmp_path)) for word in words]
+    read = Autotuner._get_user_config(None, here)
+    assert read["autotuning"]["results_dir"] == "/workspace/output/gpt-125m-4xdp/autotuning_results"
+    assert Path(here[0]).read_text() == autotune.SCRIPT
 
 
 def test_submit_refuses_before_anything_is_written(fake, start, stub, workspace, monkeypatch):

@@ -22,7 +22,13 @@ def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
         "run": {"exec": ["env", "-u", "CUDA_VISIBLE_DEVICES", *work.command]},
     }
     if section.autotune != "none":
-        config["autotune"] = section.autotune
+        # The tuner starts ranks, one for each slot, and knows of neither modules nor other programs.
+        config = {
+            "slotsPerWorker": work.ranks_per_node,
+            "localRank": False,
+            "run": {"python": work.tuning},
+            "autotune": section.autotune,
+        }
     policy: dict[str, Any] = {"cleanUpPolicy": CLEAN_UP[section.clean_up_policy or "none"]}
     if section.back_off_limit is not None:
         policy["backoffLimit"] = section.back_off_limit

@@ -1,0 +1,183 @@
+"""What DeepSpeed's autotuner is given, and what it found as overrides of the run.
+
+The tuner reads a JSON, changes ZeRO stage and micro-batch size in it, and starts a script with each changed
+JSON (nbtrain/train/tuning/). Here every such JSON becomes overrides of the run, so that a trial trains what
+the rules allow, and the best one can be taken over. The global batch stays: each micro-batch size divides
+the sequences of a rank, and accumulation follows.
+"""
+
+import base64
+import binascii
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display
+from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+
+# Beside the present size: half of it, and these multiples. Each is one trial for each ZeRO stage.
+MULTIPLES = (1, 2, 4, 8)
+ZERO_STAGES = (0, 1, 2, 3)
+# Keys of zero_optimization that are fields of parallel with the same names.
+SAME_NAME = frozenset(
+    {
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_scatter",
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "sub_group_size",
+        "stage3_max_live_parameters",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+    }
+)
+# The launcher names a script, not a module; python puts its folder, which holds no module, at sys.path[0].
+SCRIPT = """import runpy
+
+runpy.run_module("nbtrain.train.tuning", run_name="__main__", alter_sys=True)
+"""
+
+
+def mode_of(config: RunConfig) -> str:
+    """none, tune or run: whether the run's job begins with DeepSpeed's autotuner."""
+    return config.backend.kubernetes.autotune if config.backend.kind == "kubernetes" else "none"
+
+
+def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
+    """What the tuner starts from: lists of ZeRO stages and micro-batch sizes that the rules allow.
+
+    `run_path` is the run directory as the pods see it. Options of the tuner itself are taken from
+    parallel.deepspeed_extra.autotuning.
+    """
+    given = deepspeed_config(config)
+    sizes = _allowed(config, "batch.micro_batch_size", micro_batch_sizes(config))
+    given["train_micro_batch_size_per_gpu"] = sizes
+    # Of the largest size: the tuner keeps its product with the size.
+    given["gradient_accumulation_steps"] = sequences_of_rank(config) // max(sizes)
+    del given["train_batch_size"]
+    given["zero_optimization"]["stage"] = _allowed(config, "parallel.zero_stage", ZERO_STAGES)
+    given["autotuning"] = {
+        **given.get("autotuning", {}),
+        "enabled": True,
+        "results_dir": f"{run_path}/{RunDir(run_path).autotuning_results.name}",
+        "exps_dir": f"{run_path}/{RunDir(run_path).autotuning_exps.name}",
+    }
+    return given
+
+
+def sequences_of_rank(config: RunConfig) -> int:
+    """Sequences of one step that a data-parallel rank trains on."""
+    return config.batch.global_batch_size // config.parallel.data_parallel_size
+
+
+def micro_batch_sizes(config: RunConfig) -> list[int]:
+    """The sizes to try, ascending: at most five, each a divisor of a rank's sequences."""
+    size, sequences = config.batch.micro_batch_size, sequences_of_rank(config)
+    sizes = {size // 2, *(size * multiple for multiple in MULTIPLES)}
+    return sorted(one for one in sizes if one and sequences % one == 0)
+
+
+def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
+    """Those of the values with which the run breaks no rule."""
+    found = []
+    for value in values:
+        try:
+            deepspeed_config(load(config, {key: value}))
+        except ConfigError:
+            continue
+        found.append(value)
+    return found
+
+
+def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a JSON of the tuner changes in the run, as overrides; {} if nothing.
+
+    Keys that are no field of ours go to parallel.deepspeed_extra. Raises ConfigError for a key that nbtrain
+    derives from another field.
+    """
+    derived, overrides = deepspeed_config(config)["zero_optimization"], {}
+    size = given.get("train_micro_batch_size_per_gpu", config.batch.micro_batch_size)
+    if size != config.batch.micro_batch_size:
+        overrides["batch.micro_batch_size"] = size
+    extra = {}
+    for key, value in given.get("zero_optimization", {}).items():
+        if value == derived.get(key):
+            continue
+        if key == "stage":
+            overrides["parallel.zero_stage"] = value
+        elif key in SAME_NAME:
+            # DeepSpeed's own search has sizes such as 5e8.
+            overrides[f"parallel.{key}"] = int(value) if isinstance(value, float) else value
+        elif key in derived:
+            raise ConfigError(
+                f"DeepSpeed's autotuner sets zero_optimization.{key} = {value!r}, which nbtrain derives as "
+                f"{derived[key]!r}. Take it out of the tuner's options (parallel.deepspeed_extra.autotuning)."
+            )
+        else:
+            extra[key] = value
+    if extra:
+        own = config.parallel.deepspeed_extra
+        zero = {**own.get("zero_optimization", {}), **extra}
+        overrides["parallel.deepspeed_extra"] = {**own, "zero_optimization": zero}
+    return overrides
+
+
+def found_overrides(run: RunDir, config: RunConfig) -> dict[str, Any] | None:
+    """What the tuner found for the run, as overrides; None if it has found nothing (yet)."""
+    given = files.read_json(run.autotuning_optimum)
+    return None if given is None else overrides_of(config, given)
+
+
+def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str | None:
+    """What the tuner of a job found, where it lies and how it is taken over; None if mode is none."""
+    if mode == "none":
+        return None
+    where = display(run.autotuning_optimum)
+    try:
+        overrides = found_overrides(run, config)
+    except ConfigError as error:
+        return f"{where} cannot be taken over: {error}"
+    if overrides is None:
+        folder = display(run.autotuning_results)
+        if active:
+            return f"its trials go to {folder}/"
+        return f"no trial ran to its end; look into stderr.log and stdout.log of each in {folder}/"
+    if mode == "run" or not overrides:
+        return f"the best is what this run has now ({where})"
+    words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    taken = " ".join(shlex.quote(word) for word in [*words, "backend.kubernetes.autotune=none"])
+    return f"{where} has the best; `nbtrain resume {run.name} {taken}` trains with it"
+
+
+def write_files(job: JobDir, config: RunConfig) -> None:
+    """The tuner's JSON and script in the job's folder, which the pods see; nothing if it is not asked for."""
+    if mode_of(config) == "none":
+        return
+    run_path = f"{config.backend.kubernetes.workspace_path}/output/{config.name}"
+    files.write_json(job.autotune_json, tuner_json(config, run_path))
+    files.write_text(job.autotune_script, SCRIPT)
+
+
+def read_given(text: str) -> dict[str, Any]:
+    """The JSON in --deepspeed_config: its path, or base64 as the tuner gives it. Raises ConfigError."""
+    try:
+        if text.endswith(".json"):
+            given = json.loads(Path(text).read_text(encoding="utf-8"))
+        else:
+            given = json.loads(base64.urlsafe_b64decode(text))
+    except (OSError, binascii.Error, ValueError) as error:
+        raise ConfigError(
+            f"--deepspeed_config {text[:60]}: is neither the path of a JSON nor base64 of one: {error}. "
+            "DeepSpeed's launcher gives it (--autotuning tune)."
+        ) from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"--deepspeed_config {text[:60]}: must hold a JSON object, not {given!r:.60}.")
+    return given

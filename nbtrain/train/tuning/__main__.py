@@ -1,0 +1,82 @@
+"""What DeepSpeed's autotuner starts on every rank: one trial, or after the tuning the job itself.
+
+    deepspeed --autotuning tune JOB_FOLDER/autotune.py RUN_DIR --deepspeed_config JOB_FOLDER/autotune.json
+    deepspeed --autotuning run  ... --then python3 -m nbtrain.jobs.node RUN_DIR JOB_ID ...
+
+DeepSpeed starts the best trial's command again for the training (mode run), with the same JSON as base64, in
+which the tuner is still on: it would measure once more and train nothing. The file with what was found tells
+the two apart: the tuner removes it before the first trial, and writes it before that last start.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from nbtrain.base import files
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.autotune import found_overrides, read_given
+from nbtrain.config.load import load, load_resolved, to_yaml
+
+# Which the launcher narrows or sets for a rank: the agent finds its GPUs and names its ranks itself.
+OF_A_RANK = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SIZE")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="nbtrain.train.tuning", description=__doc__.partition("\n")[0])
+    parser.add_argument("run_path")
+    parser.add_argument("--deepspeed_config", required=True, help="path of a JSON, or base64 of one")
+    parser.add_argument("--local_rank", help="DeepSpeed's launcher gives it; LOCAL_RANK says the same")
+    parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], help="what a node starts afterwards")
+    options = parser.parse_args(arguments)
+    run = RunDir(options.run_path)
+    verdict = _only_verdicts_on_stderr()
+    try:
+        if options.then and run.autotuning_optimum.exists():
+            train(run, options.then)
+            return 0
+        config, given = load_resolved(run.config_yaml), read_given(options.deepspeed_config)
+        # torch takes seconds to import: what is wrong with the words is said before.
+        from nbtrain.train.tuning.trial import run_trial, trial_config
+
+        run_trial(run, trial_config(config, given))
+    except Exception as error:
+        known = isinstance(error, NbtrainError)
+        words = f"{type(error).__name__}: {error}" if known else traceback.format_exc()
+        os.write(verdict, f"{words}\n".encode())
+        return getattr(error, "exit_code", 1)
+
+
+def train(run: RunDir, command: list[str]) -> None:
+    """Become the agent of this node with what the tuner found; all ranks of a node but the first just end.
+
+    Rank 0 changes the run's configuration: the supervisor, which it starts, is the first to read it.
+    """
+    if os.environ["LOCAL_RANK"] != "0":
+        return
+    if os.environ["RANK"] == "0":
+        config = load_resolved(run.config_yaml)
+        if overrides := found_overrides(run, config):
+            files.write_text(run.config_yaml, to_yaml(load(config, overrides)))
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    # The launcher counts its machines from 0.
+    environment["NBTRAIN_NODE_RANK"] = os.environ["CROSS_RANK"]
+    sys.stdout.flush()
+    os.execvpe(command[0], command, environment)
+
+
+def _only_verdicts_on_stderr() -> int:
+    """Send stderr to stdout, and return a descriptor of the former stderr.
+
+    The tuner takes a trial for failed if its stderr holds the word "error" anywhere, in a warning too.
+    """
+    sys.stderr.flush()
+    verdict = os.dup(2)
+    os.dup2(1, 2)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

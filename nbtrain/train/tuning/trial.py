@@ -1,0 +1,68 @@
+"""One trial of DeepSpeed's autotuner: real steps of the run, until DeepSpeed has measured and exits."""
+
+from typing import Any, NoReturn
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.autotune import overrides_of
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel import startup
+from nbtrain.train.attempt import find_job
+from nbtrain.train.batches import Batches, training_rows
+from nbtrain.train.build import Built, build, refuse_unsupported
+from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.training_step import TrainingStep
+
+
+class NoHeartbeat(HeartbeatWriter):
+    """Counts steps and writes no file: a trial is no rank of the job."""
+
+    def write(self) -> None:
+        """Nobody watches a trial."""
+
+
+def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
+    """The run with what the tuner wants, and the tuner's own section for DeepSpeed.
+
+    Raises ConfigError if a rule forbids it, or if DeepSpeed would not end the trial.
+    """
+    autotuning = given.get("autotuning", {})
+    if autotuning.get("enabled") is not True:
+        raise ConfigError(
+            "--deepspeed_config: autotuning.enabled is not true, and without it DeepSpeed never ends a "
+            "trial. Set it to true; DeepSpeed's launcher does so by itself (--autotuning tune)."
+        )
+    overrides = overrides_of(config, given)
+    extra = overrides.get("parallel.deepspeed_extra", config.parallel.deepspeed_extra)
+    overrides["parallel.deepspeed_extra"] = {**extra, "autotuning": autotuning}
+    # A trial saves nothing, so it takes no part in checkpoints on the nodes' own disks.
+    overrides["checkpoint.local_dir"] = None
+    return load(config, overrides)
+
+
+def run_trial(run: RunDir, config: RunConfig) -> NoReturn:
+    """Train until DeepSpeed exits by SystemExit. Called by all ranks together."""
+    refuse_unsupported(config)
+    world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
+    try:
+        built = build(config, run, world, None)
+        step = TrainingStep(config, world, built, NoHeartbeat(find_job(run), world.rank, 0))
+        while True:
+            # A short run has fewer steps than a trial: its batches are read again.
+            with _batches(config, built, world) as batches:
+                for _ in range(config.train_steps):
+                    step.make(batches, logged=False)
+    except SystemExit:
+        # All ranks come here in the same step: DeepSpeed counts steps, and rank 0 alone writes.
+        startup.finish()
+        raise
+
+
+def _batches(config: RunConfig, built: Built, world: startup.World) -> Batches:
+    data, place = built.datasets, built.engine.groups.data_parallel
+    rows = training_rows(
+        *(built.datasets.state, config.train_steps, config.batch_schedule),
+        *(config.batch.micro_batch_size, place.rank, place.size),
+    )
+    return Batches(data.train, rows, world.device, config.data.num_workers, data.is_masked, bool(data.names))

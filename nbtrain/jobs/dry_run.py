@@ -4,10 +4,11 @@ from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError
-from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of
+from nbtrain.jobs.submit import unused_job_id
 
 
 def request_text(config: RunConfig) -> str:
@@ -16,7 +17,8 @@ def request_text(config: RunConfig) -> str:
     Raises ConfigError for a broken rule.
     """
     check_config(config)
-    return backend_of(config.backend.kind).request_text(RunDir.named(config.name).job(new_job_id()), config)
+    run = RunDir.named(config.name)
+    return backend_of(config.backend.kind).request_text(run.job(unused_job_id(run)), config)
 
 
 def dry_run(config: RunConfig, path: Path) -> Path:

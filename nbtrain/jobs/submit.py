@@ -21,17 +21,17 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.addresses import without_secrets
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step, only_on_nodes
-from nbtrain.base.errors import SubmitError
+from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import data_home, display
 from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
@@ -43,7 +43,7 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import asked_pause, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
-from nbtrain.jobs.preflight import preflight
+from nbtrain.jobs.preflight import preflight, preflight_in_pod
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import used_by_others
 from nbtrain.jobs.refusals import (
@@ -68,6 +68,7 @@ TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
 # Machines whose clocks differ by less are not worth a word.
 CLOCK_SECONDS = 60.0
+AGAIN = "write the manifest anew (`nbtrain submit RUN --dry-run FILE`) and create its object"
 
 
 def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, ...] = TRAINER) -> JobDir:
@@ -83,6 +84,32 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
         return active
     refuse_finished(run, config)
     return _launch(run, config, parent, command)
+
+
+def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
+    """Write what `submit` writes, for a job that its engine has started already from a dry run's text.
+
+    Nothing is started. Raises ConfigError and SubmitError as submit does, and if another job is in the way.
+    """
+    check_config(config)
+    run = job.run
+    if run.name != config.name:
+        raise ConfigError(
+            f"{run.path}: is not the directory of the run {config.name}. A manifest's command names the "
+            f"directory of its run: {AGAIN}."
+        )
+    refuse_foreign(run)
+    in_the_way = active_job(run)
+    if in_the_way is None or end_cut_off(in_the_way):
+        refuse_finished(run, config)
+        in_the_way = _launch(run, config, None, TRAINER, started=(job, run_id))
+    else:
+        _tell_changes(run, config, "is active")
+    if in_the_way.job_id != job.job_id:
+        raise SubmitError(
+            f"{display(run.path)}: its job {in_the_way.job_id} is {status_of(in_the_way)[0]}, and a run has "
+            f"one job at a time. Wait for its end, or `nbtrain cancel {run.name}`; then {AGAIN}."
+        )
 
 
 def refuse_hopeless(config: RunConfig) -> None:
@@ -250,13 +277,21 @@ def _launch(
     parent: str | None,
     command: tuple[str, ...],
     wanted: Callable[[], bool] = lambda: True,
+    started: tuple[JobDir, str] | None = None,
 ) -> JobDir:
+    """`started`: the job that its engine has started already, and the run id by which it knows the run."""
     from nbtrain.planner.plan import plan as make_plan
 
     known = run.newest_job()
     _refuse(run, config)
     refuse_other_data(run, config)
-    _refuse_problems(config, preflight(config))
+    if started and known and known.job_id > started[0].job_id:
+        raise SubmitError(
+            f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
+            f"only the newest may train. To go on with the run, {AGAIN}."
+        )
+    problems = preflight_in_pod(config) if started else preflight(config)
+    _refuse_problems(config, problems, in_pod=started is not None)
     plan = make_plan(config)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()
@@ -269,8 +304,12 @@ def _launch(
             if taken:
                 if not wanted():
                     raise SubmitError(f"{display(run.path)}: it was cancelled before it was started again.")
-                job = _write_job(run, config, plan, parent, command)
-                backend_of(config.backend.kind).submit(job)
+                job = _write_job(run, config, plan, parent, command, started)
+                backend = backend_of(config.backend.kind)
+                if started:
+                    backend.was_started(*started)
+                else:
+                    backend.submit(job)
                 return job
         if time.monotonic() > deadline:
             raise SubmitError(
@@ -286,10 +325,12 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
     refuse_less_than_done(run, config)
 
 
-def _refuse_problems(config: RunConfig, problems: list[Obstacle]) -> None:
+def _refuse_problems(config: RunConfig, problems: list[Obstacle], in_pod: bool = False) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = "Nothing was started and nothing written."
+        if in_pod and any(problem.kind == "data" for problem in problems):
+            end = f"Data must be in {data_home()} of the pods: prepare it where that volume is mounted. {end}"
         raise SubmitError(f"{config.name} cannot start here:\n{lines}\n{end}")
 
 
@@ -307,24 +348,29 @@ def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
     """run.json, written once, with the keys of `more`; returns the run id."""
     if existing := run.record():
         return existing["run_id"]
-    run_id = new_run_id()
-    identity = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "name": run.name, "parent": parent}
-    files.write_json(run.run_json, {**identity, "created_at": time.time(), **more})
-    return run_id
+    identity: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run_id": new_run_id(), "name": run.name}
+    identity |= {"parent": parent, "created_at": time.time(), **more}
+    files.write_json(run.run_json, identity)
+    return identity["run_id"]
 
 
 def _write_job(
-    run: RunDir, config: RunConfig, plan: "Plan", parent: str | None, command: tuple[str, ...]
+    run: RunDir,
+    config: RunConfig,
+    plan: "Plan",
+    parent: str | None,
+    command: tuple[str, ...],
+    started: tuple[JobDir, str] | None,
 ) -> JobDir:
     """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     changes = refuse_other_training(run, config)
     try:
-        run_id = write_identity(run, parent)
+        run_id = write_identity(run, parent, **({"run_id": started[1]} if started else {}))
         files.write_text(run.config_yaml, to_yaml(config))
         files.write_json(run.plan_json, plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
-        job = run.job(unused_job_id(run))
+        job = started[0] if started else run.job(unused_job_id(run))
         job.make_folders()
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))

@@ -97,6 +97,9 @@ class Backend:
         """What submit() would send to the engine, as a file for the engine's own command; "" without one."""
         return ""
 
+    def was_started(self, job: JobDir, run_id: str) -> None:
+        """Write down what the engine calls a job that another program started from its request_text()."""
+
     def status(self, job: JobDir) -> tuple[str, str | None]:
         """(state, cause), by the job's records: jobstate.py."""
         return read_state(job, time.time())

@@ -12,6 +12,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs.node.agent import Leaving, agent_of
 from nbtrain.jobs.node.place import node_number
+from nbtrain.jobs.node.prepared import prepared
 from nbtrain.jobs.supervisor import processes
 
 
@@ -30,6 +31,8 @@ def main(arguments: list[str]) -> int:
     try:
         job = JobDir(RunDir(options.run_dir), options.job_id)
         number = node_number(options.nodes) if options.node is None else options.node
+        if not prepared(job, number, leaving):
+            return 128 + signal.SIGTERM
         agent = agent_of(job, number)
         agent.in_pod = options.supervise
         agent.report()

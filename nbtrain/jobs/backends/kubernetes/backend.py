@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from nbtrain.base.errors import JobError
+from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.jobstate import ACTIVE, CANCELLED, QUEUED
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.config.load import load_resolved
+from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.cluster import READ_SECONDS, Cluster
-from nbtrain.jobs.backends.kubernetes.connect import connect
+from nbtrain.jobs.backends.kubernetes.connect import connect, own_namespace
 from nbtrain.jobs.backends.kubernetes.engine import (
     KubernetesDetails,
     ask,
@@ -31,6 +32,7 @@ from nbtrain.jobs.backends.kubernetes.engine import (
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest, write
 from nbtrain.jobs.backends.kubernetes.manifests.text import manifest_text
+from nbtrain.jobs.backends.kubernetes.names import object_name
 from nbtrain.jobs.backends.kubernetes.refusals import Unanswered
 from nbtrain.jobs.backends.kubernetes.work import work_of
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
@@ -67,10 +69,23 @@ class KubernetesBackend(RemoteBackend):
             raise self.refused(job, f"Kubernetes did not take the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """The manifest. Raises SubmitError if there is no image."""
+        """The manifest, whose pods write the run directory. Raises SubmitError, ConfigError."""
         section, record = config.backend.kubernetes, job.run.record() or {}
+        if section.autotune != "none":
+            raise SubmitError(
+                f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
+                f"{section.autotune}: the tuner starts a script that `nbtrain submit` writes into the job's "
+                "folder, so that kubectl alone cannot start it. Submit the run, or set autotune=none."
+            )
         work = work_of(config, section, record.get("run_id") or new_run_id(), job)
+        work = replace(work, run_text=one_line(config))
         return manifest_text(work, write(work, section.namespace))
+
+    def was_started(self, job: JobDir, run_id: str) -> None:
+        """handle.json; the server's own name of the object is found when it is needed."""
+        section = load_resolved(job.run.config_yaml).backend.kubernetes
+        name, namespace = object_name(job.run.name, run_id, job.job_id), section.namespace or own_namespace()
+        KubernetesHandle(section.workload, namespace, name, "", section.context).write(job.handle_json)
 
     def ask_engine(self, job: JobDir) -> EngineWord:
         """The object's status and its pods'; the details go to kubernetes.json."""

@@ -48,8 +48,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
     try:
         if in_pod:
             config.load_incluster_config(client_configuration=configuration)
-            own = POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
-            return Connection(client.ApiClient(configuration), namespace or own, None)
+            return Connection(client.ApiClient(configuration), namespace or own_namespace(), None)
         path = os.pathsep.join(str(Path(one).expanduser()) for one in files.split(os.pathsep) if one)
         config.load_kube_config(config_file=path, context=context, client_configuration=configuration)
         contexts, active = config.list_kube_config_contexts(config_file=path)
@@ -65,6 +64,11 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
     return Connection(
         client.ApiClient(configuration), namespace or of_context or DEFAULT_NAMESPACE, chosen["name"]
     )
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this runs in."""
+    return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
 
 
 def _any_file(files: str) -> bool:

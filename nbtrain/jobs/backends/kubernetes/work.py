@@ -8,6 +8,7 @@ from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.kubernetes.names import checked_namespace, object_name, own_labels
+from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
 
 AGENT = "nbtrain.jobs.node"
 
@@ -33,6 +34,8 @@ class PodWork:
     """Time from TERM to KILL."""
     local_dir: str | None = None
     """The folder of the pod's own for checkpoints (checkpoint.local_dir), which no mount provides."""
+    run_text: str = ""
+    """The run as one_line() writes it, if node 0 is to make the run directory from it."""
 
     @property
     def name(self) -> str:
@@ -68,6 +71,7 @@ class PodWork:
             "NBTRAIN_OUTPUT": f"{home}/output",
             "NBTRAIN_DATA": f"{home}/data",
             "PYTHONUNBUFFERED": "1",
+            **({RUN_YAML: self.run_text, RUN_ID: self.run_id} if self.run_text else {}),
         }
 
     @property

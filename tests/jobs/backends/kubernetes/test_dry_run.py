@@ -27,7 +27,7 @@ def test_a_file_for_kubectl(workspace, tmp_path):
         *("python3", "-m", "nbtrain.jobs.node", "/workspace/output/gpt-13b-4xdp-4xpp")
     ]
     assert "#   start:   kubectl create -f THIS_FILE\n" in path.read_text()
-    assert "a dry run does neither, and without\n# the directory the pods end at once.\n" in path.read_text()
+    assert "# /workspace/output/gpt-13b-4xdp-4xpp; the other pods wait for it.\n" in path.read_text()
     assert not (workspace / "output" / config.name).exists()
 
 

@@ -4,6 +4,7 @@ import yaml
 
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, Manifest
 from nbtrain.jobs.backends.kubernetes.work import PodWork
+from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def manifest_text(work: PodWork, manifest: Manifest) -> str:
@@ -11,10 +12,10 @@ def manifest_text(work: PodWork, manifest: Manifest) -> str:
     kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
     return (
         f"# {kind.name} of run {work.run}, job {work.job_id}, written by nbtrain.\n"
-        f"# The pods look for the run directory at {work.run_path}, with jobs/{work.job_id}/ in it, and for\n"
-        f"# tokenizer and dataset below {work.section.workspace_path}/data, on the claims below.\n"
-        "# `nbtrain submit` makes that directory and this object; a dry run does neither, and without\n"
-        "# the directory the pods end at once.\n"
+        f"# The pod of node 0 checks the run in {RUN_YAML} as `nbtrain submit` would, and writes it to\n"
+        f"# {work.run_path}; the other pods wait for it.\n"
+        f"# Tokenizer and dataset must be in {work.section.workspace_path}/data by then, on the claims\n"
+        "# below: `nbtrain prepare` makes them where these are mounted.\n"
         "#   start:   kubectl create -f THIS_FILE\n"
         f"#   watch:   kubectl get {kind.plural}.{kind.group} {name} --watch\n"
         f"#   delete:  kubectl delete {kind.plural}.{kind.group} {name}\n"

@@ -1,0 +1,43 @@
+"""A resolved run as the value of one environment variable, and back: in the manifest of a dry run."""
+
+import json
+
+from nbtrain.base.addresses import without_secrets
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import flatten, validate
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import parse_yaml
+
+# Linux takes 131,072 bytes for a variable with its name.
+MOST_CHARS = 130_000
+
+
+def one_line(config: RunConfig) -> str:
+    """Every field as JSON, which is YAML, in one line: DeepSpeed's environment file has a line for each.
+
+    Raises ConfigError for an address with what may be a secret, and for a text that no variable holds.
+    """
+    values = config.model_dump()
+    for key, value in flatten(values):
+        if without_secrets(value, key.rpartition(".")[2]) != value:
+            raise ConfigError(
+                f"{config.where(key).partition('=')[0]}: {key} has an address with a user, password or "
+                "query, any of which may be a secret, and the manifest would show it. Take that part out, or "
+                "start the run with `nbtrain submit`."
+            )
+    # Kubernetes replaces $(NAME), pdsh %h and its like.
+    text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
+    if len(text) > MOST_CHARS:
+        raise ConfigError(
+            f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the manifest "
+            f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or start it with `nbtrain submit`."
+        )
+    return text
+
+
+def from_one_line(text: str, variable: str) -> RunConfig:
+    """The run in an environment variable, its rules not checked. Raises ConfigError."""
+    config = validate(parse_yaml(text, variable), variable)
+    # In commands that messages name: the file is with whoever wrote the manifest.
+    config._run = "RUN.yaml"
+    return config

@@ -1,0 +1,48 @@
+"""The job of a manifest that a dry run wrote: node 0 writes the run directory, the other nodes wait for it.
+
+Two variables of the manifest hold the resolved run and its id. Once job.json is there, they mean nothing.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.rundir import JobDir
+
+if TYPE_CHECKING:
+    from nbtrain.jobs.node.agent import Leaving
+
+RUN_YAML, RUN_ID = "NBTRAIN_RUN_YAML", "NBTRAIN_RUN_ID"
+LOOK_SECONDS = 0.2
+
+
+def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
+    """Write the job or wait for it, if the variables are set; False if this process is to leave meanwhile.
+
+    Raises ConfigError and SubmitError as submit does, and JobError if node 0 does not write the job.
+    """
+    text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
+    if not text or job.job_json.is_file():
+        return True
+    # An agent of another job needs none of it.
+    from nbtrain.config.one_line import from_one_line
+    from nbtrain.jobs.submit import prepare_job
+
+    config = from_one_line(text, RUN_YAML)
+    if number == 0:
+        prepare_job(config, job, run_id)
+        return True
+    seconds = config.backend.node_timeout_seconds
+    deadline = time.monotonic() + seconds
+    while not job.job_json.is_file():
+        if leaving.signal is not None:
+            return False
+        if time.monotonic() > deadline:
+            raise JobError(
+                f"{job.job_json} is not there after {seconds:g} s (backend.node_timeout_seconds); node 0 "
+                "writes it. The log of its pod says why it did not; if it did, put the output folder on a "
+                "volume that all pods mount."
+            )
+        time.sleep(LOOK_SECONDS)
+    return True

@@ -1,0 +1,218 @@
+"""Pods of a manifest that a dry run wrote: node 0 writes the run directory, and the others wait for it."""
+
+import itertools
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from nbtrain.base.errors import ConfigError, JobError, SubmitError
+from nbtrain.base.events import read_events
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.config import one_line
+from nbtrain.config.load import load, load_resolved
+from nbtrain.jobs import control
+from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
+from nbtrain.jobs.dry_run import dry_run
+from nbtrain.jobs.node.agent import Leaving
+from nbtrain.jobs.node.prepared import prepared
+from nbtrain.jobs.submit import AGAIN
+from tests.jobs.backends.kubernetes.conftest import PLAIN
+from tests.jobs.conftest import FAKE_RANK
+
+# The agent with the fake rank as its runs' trainer.
+AGENT = (
+    "import sys; from nbtrain.jobs import submit; submit.TRAINER = (sys.argv.pop(1),); "
+    "from nbtrain.jobs.node.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@pytest.fixture
+def volume(tmp_path, tiny_data, monkeypatch):
+    """What the pods mount: it holds the tiny run's data and no output folder."""
+    path = tmp_path / "volume"
+    path.mkdir()
+    (path / "data").symlink_to(tiny_data)
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(path))
+    monkeypatch.delenv("NBTRAIN_DATA")
+    return path
+
+
+@pytest.fixture
+def manifest(fake, volume, tmp_path):
+    """manifest({"resources.nodes": 2}): that of the fake run, read from the dry run's file."""
+
+    def write(overrides=None):
+        section = {**PLAIN, "mounts": [{"claim": "w", "mount_path": str(volume)}]}
+        where = {"kind": "kubernetes", "kubernetes": {**section, "workspace_path": str(volume)}}
+        config = load(fake(steps=20, backend=where, mark="$(HOME) 5%h"), overrides)
+        return yaml.safe_load(dry_run(config, tmp_path / "job.yaml").read_text())
+
+    return write
+
+
+@pytest.fixture
+def pod(tmp_path):
+    """pod(manifest): the process of its pod of node 0, with the manifest's environment and command."""
+    started = []
+
+    def start(manifest):
+        environment = {**os.environ, **variables_of(manifest), "JOB_COMPLETION_INDEX": "0"}
+        program, *words = manifest["spec"]["trainer"]["command"]
+        assert (program, words[:2]) == ("python3", ["-m", "nbtrain.jobs.node"])
+        command = [sys.executable, "-c", AGENT, FAKE_RANK, *words[2:]]
+        with (tmp_path / "said").open("w") as said:
+            options = {"stdout": subprocess.DEVNULL, "stderr": said, "start_new_session": True}
+            started.append(subprocess.Popen(command, env=environment, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def prepare(monkeypatch):
+    """prepare(manifest, node=0): what a pod's agent does first, in this process."""
+
+    def run(manifest, node=0, leaving=None):
+        for name, value in variables_of(manifest).items():
+            monkeypatch.setenv(name, value)
+        return prepared(job_of(manifest), node, leaving or Leaving())
+
+    return run
+
+
+def variables_of(manifest):
+    return {one["name"]: one["value"] for one in manifest["spec"]["trainer"]["env"]}
+
+
+def job_of(manifest):
+    run_dir, job_id = manifest["spec"]["trainer"]["command"][3:5]
+    return RunDir(run_dir).job(job_id)
+
+
+@pytest.mark.slow
+def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wait_until):
+    """The records are those of a submission; the run in the manifest is checked anew by the next job."""
+    written = manifest()
+    assert not (volume / "output").exists()
+    # What Kubernetes, pdsh and DeepSpeed's environment file would take for something else.
+    assert not any(mark in value for value in variables_of(written).values() for mark in "$%\n")
+    job = job_of(written)
+    first = pod(written)
+    wait_until(lambda: job.job_json.exists() or first.poll() is not None, "node 0 writes the job")
+    assert control.wait(job, 600)[0] == "SUCCEEDED"
+    assert first.wait(600) == 0
+    assert job.run.record()["run_id"] == written["metadata"]["labels"]["nbtrain/run-id"]
+    assert JobRecord.read(job.job_json).command == [FAKE_RANK]
+    name = written["metadata"]["name"]
+    assert KubernetesHandle.read(job.handle_json) == KubernetesHandle("TrainJob", "research", name, "")
+    config = load_resolved(job.run.config_yaml)
+    assert config.backend.env["FAKE_MARK"] == "$(HOME) 5%h"
+    assert read_events(job)[0]["message"] == "submitted; trains from the beginning"
+    assert prepare(written), "a later pod of the same object"
+
+    with pytest.raises(SubmitError, match=r"^output/tiny: this run has succeeded \(20 steps\)\. "):
+        prepare(manifest({"checkpoint.keep_last": 3}))
+    with pytest.raises(SubmitError, match=r"^output/tiny holds another training; these settings cannot "):
+        prepare(manifest({"batch.train_tokens": 5120, "model.seed": 7, "mode": "eval"}))
+    longer = manifest({"batch.train_tokens": 5120})
+    with pytest.raises(SubmitError, match=r"this run has succeeded"):
+        prepare(longer)
+    assert job.run.job_ids() == [job.job_id], "a refused manifest leaves nothing"
+
+
+def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(manifest, prepare):
+    """Two manifests of one run: the second is refused while the first's job is active, then goes on."""
+    older, written, newer = manifest(), manifest(), manifest()
+    ids = sorted([older, written, newer], key=lambda one: job_of(one).job_id)
+    older, written, newer = ids
+    assert prepare(written)
+    job = job_of(written)
+    with pytest.raises(SubmitError) as refused:
+        prepare(newer)
+    assert str(refused.value) == (
+        f"output/tiny: its job {job.job_id} is QUEUED, and a run has one job at a time. Wait for its end, or "
+        f"`nbtrain cancel tiny`; then {AGAIN}."
+    )
+    record = JobRecord.read(job.job_json)
+    record.state = "FAILED"
+    record.write(job.job_json)
+    with pytest.raises(SubmitError) as refused:
+        prepare(older)
+    assert str(refused.value) == (
+        f"output/tiny: its newest job is {job.job_id}, made after {job_of(older).job_id}, and only the "
+        f"newest may train. To go on with the run, {AGAIN}."
+    )
+    assert not job_of(older).path.exists()
+    checkpoint = job.run.checkpoint(15)
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text('{"schema_version": 1, "files": {}}')
+    assert prepare(newer)
+    assert read_events(job_of(newer))[0]["message"] == "submitted; trains from the checkpoint of step 15"
+    run_id = job.run.record()["run_id"]
+    assert run_id == written["metadata"]["labels"]["nbtrain/run-id"]
+    assert JobRecord.read(job_of(newer).job_json).run_id == run_id
+
+
+def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
+    """As long as for a silent supervisor; one that is asked to leave does so."""
+    written = manifest({"resources.nodes": 2, "parallel.data_parallel_size": 2})
+    job = job_of(written)
+    assert prepare(written, 1, Leaving(signal=15)) is False
+    clock = itertools.count(0.0, 50.0)
+    now = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
+    monkeypatch.setattr("nbtrain.jobs.node.prepared.time", now)
+    with pytest.raises(JobError) as late:
+        prepare(written, 1)
+    assert str(late.value) == (
+        f"{job.job_json} is not there after 120 s (backend.node_timeout_seconds); node 0 writes it. The log "
+        "of its pod says why it did not; if it did, put the output folder on a volume that all pods mount."
+    )
+    assert prepare(written, 0) and prepare(written, 1)
+
+
+def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest, pod, volume, tmp_path):
+    """The words of submit, and exit code 1."""
+    written = manifest()
+    (volume / "data").unlink()
+    assert pod(written).wait(600) == 1
+    said = (tmp_path / "said").read_text()
+    missing = "`nbtrain prepare RUN.yaml` makes what is missing."
+    assert said == (
+        "nbtrain agent: tiny cannot start here:\n"
+        f"  data/tokenizer/mock/manifest.json: no such file: the tokenizer is not ready. Make it with "
+        f"`nbtrain prepare RUN.yaml`. {missing}\n"
+        f"  data/dataset/mock/text_document.bin: no such file. {missing}\n"
+        f"Data must be in {volume}/data of the pods: prepare it where that volume is mounted. Nothing was "
+        "started and nothing written.\n"
+    )
+    assert not (volume / "output").exists()
+
+
+def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
+    """An address with a password, and a text too long for a variable."""
+    with pytest.raises(ConfigError) as refused:
+        manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
+    assert str(refused.value) == (
+        "override backend.env: backend.env has an address with a user, password or query, any of which may "
+        "be a secret, and the manifest would show it. Take that part out, or start the run with `nbtrain "
+        "submit`."
+    )
+    with pytest.raises(SubmitError) as refused:
+        manifest({"backend.kubernetes": {"workload": "DeepSpeedJob", "autotune": "tune"}})
+    assert str(refused.value) == (
+        "override backend.kubernetes.autotune=tune: backend.kubernetes.autotune = tune: the tuner starts a "
+        "script that `nbtrain submit` writes into the job's folder, so that kubectl alone cannot start it. "
+        "Submit the run, or set autotune=none."
+    )
+    monkeypatch.setattr(one_line, "MOST_CHARS", 100)
+    with pytest.raises(ConfigError, match=r"^tiny: the resolved run has [0-9,]+ characters, and a "):
+        manifest()

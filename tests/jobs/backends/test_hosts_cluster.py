@@ -108,13 +108,14 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
     [
         (
             {"key": "stranger"},
-            "hosta does not accept any ssh key of this user. Put your public key there (`ssh-copy-id hosta`)"
+            "hosta does not accept any ssh key of this user. Put your public key there (`ssh-copy-id "
+            "-F CONFIG hosta`)"
             "; nobody can type a password for a job.",
         ),
         (
             {"known": "unknown"},
-            "hosta has a host key that is not known here. Log in once by hand (`ssh hosta`) and compare the "
-            "key, or add it with ssh-keyscan.",
+            "hosta has a host key that is not known here. Log in once by hand (`ssh -F CONFIG hosta`) and "
+            "compare the key, or add it with ssh-keyscan.",
         ),
         (
             {"known": "changed"},
@@ -128,8 +129,10 @@ def test_a_wrong_key_is_named_for_each_host(
     pair: hosts.HostPair, on_hosts: Callable[..., JobDir], changes: dict[str, str], words: str
 ) -> None:
     """Before anything starts, and nothing is written."""
+    config = str(pair.config_with(**changes))
+    words = words.replace("CONFIG", config)
     with pytest.raises(SubmitError) as caught:
-        on_hosts(backend={"hosts.ssh_config": str(pair.config_with(**changes))})
+        on_hosts(backend={"hosts.ssh_config": config})
     problems = str(caught.value).splitlines()[1:-1]
     assert problems == [f"{NAMED_BY}: {words}", f"{NAMED_BY}: {words.replace('hosta', 'hostb')}"]
     assert not RunDir.named("tiny").exists()

@@ -26,18 +26,16 @@ from nbtrain.config.schema import RunConfig
 MULTIPLES = (1, 2, 4, 8)
 ZERO_STAGES = (0, 1, 2, 3)
 # Keys of zero_optimization that are fields of parallel with the same names.
-SAME_NAME = frozenset(
-    {
-        "overlap_comm",
-        "contiguous_gradients",
-        "reduce_scatter",
-        "reduce_bucket_size",
-        "allgather_bucket_size",
-        "sub_group_size",
-        "stage3_max_live_parameters",
-        "stage3_prefetch_bucket_size",
-        "stage3_param_persistence_threshold",
-    }
+SAME_NAME = (
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "sub_group_size",
+    "stage3_max_live_parameters",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
 )
 # The launcher names a script, not a module; python puts its folder, which holds no module, at sys.path[0].
 SCRIPT = """import runpy

@@ -7,6 +7,7 @@ Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them
 from typing import Any
 
 from nbtrain.base.terminal import nearest
+from nbtrain.config.autotune import SAME_NAME
 from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
@@ -22,15 +23,7 @@ SAME_KEYS = {
     **{
         f"parallel.{name}": f"{ZERO}.{name}"
         for name in (
-            "overlap_comm",
-            "contiguous_gradients",
-            "reduce_scatter",
-            "reduce_bucket_size",
-            "allgather_bucket_size",
-            "sub_group_size",
-            "stage3_max_live_parameters",
-            "stage3_prefetch_bucket_size",
-            "stage3_param_persistence_threshold",
+            *SAME_NAME,
             "zero_quantized_weights",
             "zero_quantized_gradients",
         )

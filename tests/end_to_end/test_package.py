@@ -43,7 +43,7 @@ def test_a_wheel_carries_everything(tmp_path):
     (wheel,) = tmp_path.glob("nbtrain-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("etc/jupyter/jupyter_server_config.d/nbtrain.json") for name in names)
-    assert "nbtrain/lab/widgets/panel/panel.js" in names
+    assert "nbtrain/lab/ui/panel.js" in names
     entries = next(name for name in names if name.endswith("entry_points.txt"))
     assert b"jupyter_serverproxy_servers" in zipfile.ZipFile(wheel).read(entries)
 

@@ -20,7 +20,7 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import LOST
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME
 from nbtrain.lab.server.views import view_of
-from nbtrain.lab.widgets.script import panel_script
+from nbtrain.lab.ui.script import panel_script
 from nbtrain.monitor import logs
 from nbtrain.monitor.job_page import job_of
 from nbtrain.monitor.job_shown import job_shown

@@ -1,4 +1,4 @@
-"""The live panel of a run: an anywidget whose script (panel/) asks the Jupyter server by itself.
+"""The live panel of a run: an anywidget whose script (lab/ui/) asks the Jupyter server by itself.
 
     live front end    widget + rescue     figures by REST each second, Stop by REST: works while a cell runs
     no server half    widget              figures by the trait `snap`, filled by a thread; Stop by the kernel
@@ -18,8 +18,8 @@ import traitlets
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
+from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
-from nbtrain.lab.widgets.script import panel_script
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.job_shown import job_shown

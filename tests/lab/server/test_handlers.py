@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.lab.widgets.script import panel_script
+from nbtrain.lab.ui.script import panel_script
 from nbtrain.monitor.snapshot import SNAPSHOT_KEYS
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from nbtrain.lab.widgets.script import panel_script
+from nbtrain.lab.ui.script import panel_script
 
 
 def test_it_is_one_module():

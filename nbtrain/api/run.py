@@ -269,6 +269,42 @@ class Run:
 
         return clean(self.directory, dry_run=not yes)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the newest job was submitted with, and the changes made since then."""
+        from nbtrain.monitor.notes import labels_of
+
+        return labels_of(self.directory)
+
+    def label(self, changes: dict[str, str | None]) -> dict[str, str]:
+        """Change labels, e.g. {"team": "nlp", "stage": None}: None removes one. Returns the run's labels.
+
+        Raises ConfigError for a label that a submission would refuse.
+        """
+        from nbtrain.monitor.notes import change_notes
+
+        change_notes(self.directory, labels=changes)
+        return self.labels
+
+    @property
+    def notes(self) -> str:
+        """What was noted about the run."""
+        from nbtrain.monitor.notes import notes_of
+
+        return notes_of(self.directory).notes
+
+    def note(self, text: str) -> None:
+        """Replace the notes, of at most 10,000 characters; "" removes them."""
+        from nbtrain.monitor.notes import change_notes
+
+        change_notes(self.directory, notes=text_of("text", text))
+
+    def archive(self, archived: bool = True) -> None:
+        """Leave the run out of `nbtrain runs` and nb.runs(), or with False list it again; its files stay."""
+        from nbtrain.monitor.notes import change_notes
+
+        change_notes(self.directory, archived=archived)
+
     def pause(self) -> None:
         """Have the newest job save and give its devices up; resume() goes on with the same job."""
         from nbtrain.jobs.control import pause

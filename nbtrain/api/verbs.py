@@ -268,17 +268,20 @@ def runs(
     reverse: bool = False,
     limit: int | None = None,
     label: str | Mapping[str, str] | Sequence[str] = (),
+    archived: bool = False,
 ) -> "list[RunSummary]":
     """The runs under the output root, newest first; in a cell, a table.
 
     `name` is a part of the name or a pattern (gpt-*); `state` e.g. "failed", "active" or a list; ages are
     "12h", "2d" or seconds since the submission; `sort` is submitted, ended, name, state, step, loss,
-    validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial".
+    validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial"; `archived` lists
+    archived runs too.
     """
     from nbtrain.monitor.run_filter import run_filter
     from nbtrain.monitor.runs import list_runs
 
-    return list_runs(wanted=run_filter(name, state, newer_than, older_than, sort, reverse, limit, label))
+    wanted = run_filter(name, state, newer_than, older_than, sort, reverse, limit, label, archived)
+    return list_runs(wanted=wanted)
 
 
 def queue(name: str = "", restart: bool = False) -> "QueueList":

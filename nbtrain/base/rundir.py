@@ -7,6 +7,7 @@
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are passed over, and why
+      notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
@@ -83,6 +84,7 @@ class RunDir:
         self.plan_json = path / "plan.json"
         self.summary_json = path / "summary.json"
         self.rollbacks_json = path / "rollbacks.json"
+        self.notes_json = path / "notes.json"
         self.jobs = path / "jobs"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"

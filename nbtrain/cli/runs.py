@@ -32,6 +32,7 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--state", default="", help="e.g. failed,lost; active and ended stand for several")
     text = "with these labels: team=nlp,stage!=trial; team: any value; !team: without"
     one.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
+    one.add_argument("--archived", action="store_true", help="archived runs too")
     one.add_argument("--newer-than", metavar="AGE", help="submitted within this time: 90s, 30m, 12h, 2d, 1w")
     one.add_argument("--older-than", metavar="AGE", help="submitted before this time")
     one.add_argument("--sort", default="submitted", help="or: ended name state step loss validation restarts")
@@ -79,6 +80,15 @@ def add_verbs(under: Any) -> None:
     one = run_verb(under, "clone", clone, "Submit a run's configuration under a new name.")
     one.add_argument("name", metavar="NAME")
     one.add_argument("overrides", nargs="*", metavar="key=value")
+    text = "Change a run's labels; without changes, list them."
+    one = run_verb(under, "label", label, text)
+    one.add_argument("changes", metavar="key=value|key-", nargs="*", help="set a label; key- removes it")
+    one = run_verb(under, "notes", notes, "What is noted about a run; with TEXT, note this instead.")
+    one.add_argument(
+        "text", metavar="TEXT", nargs="?", help='at most 10,000 characters; "" removes the notes'
+    )
+    one = run_verb(under, "archive", archive, "Leave a run out of `nbtrain runs`; its files stay.")
+    one.add_argument("--undo", action="store_true", help="list it again")
     one = run_verb(under, "clean", clean, "Remove what failed attempts left.")
     one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
     one = run_verb(under, "delete", delete, "Delete a run with all its files; asks first.")
@@ -158,19 +168,19 @@ def _waited(run: Any) -> int:
 
 
 def runs(options: argparse.Namespace) -> None:
-    from nbtrain.monitor.run_filter import EVERY_RUN, run_filter
+    from nbtrain.monitor.run_filter import run_filter
     from nbtrain.monitor.runs import list_runs, runs_json, runs_table
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
-    wanted = run_filter(options.name, options.state, *ages, *order, options.label)
+    wanted = run_filter(options.name, options.state, *ages, *order, options.label, options.archived)
     entries = list_runs(wanted=wanted)
     if options.json:
         print(runs_json(entries))
-    elif entries or wanted == EVERY_RUN:
+    elif entries or not list_runs():
         print(runs_table(entries))
     else:
-        print("No run matches; `nbtrain runs` lists all.")
+        print("No run matches; `nbtrain runs --archived` lists all.")
 
 
 def status(options: argparse.Namespace) -> None:
@@ -288,6 +298,40 @@ def save(options: argparse.Namespace) -> None:
     run = run_of(options)
     step = run.save(options.wait)
     print(f"{run.name}: {'asked to save at the next step' if step is None else f'saved at step {step:,}'}.")
+
+
+def label(options: argparse.Namespace) -> None:
+    from nbtrain.base.terminal import printable
+    from nbtrain.monitor.notes import label_changes
+
+    run, changes = run_of(options), label_changes(options.changes)
+    labels = run.label(changes) if changes else run.labels
+    for key, value in sorted(labels.items()):
+        print(printable(f"{key}={value}"))
+    if not labels:
+        print(f"{run.name} has no labels.")
+
+
+def notes(options: argparse.Namespace) -> None:
+    from nbtrain.base.terminal import printable
+
+    run = run_of(options)
+    if options.text is not None:
+        run.note(options.text)
+    print(printable(run.notes) or f"{run.name} has no notes.")
+
+
+def archive(options: argparse.Namespace) -> None:
+    from nbtrain.base.jobstate import ACTIVE
+
+    run = run_of(options)
+    run.archive(not options.undo)
+    if options.undo:
+        print(f"{run.name}: listed again.")
+        return
+    active = run.directory.newest_job() and run.state in ACTIVE
+    until = " Until its job ends it is still listed." if active else ""
+    print(f"{run.name}: archived; `nbtrain runs --archived` lists it.{until}")
 
 
 def clean(options: argparse.Namespace) -> None:

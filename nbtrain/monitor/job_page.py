@@ -24,6 +24,7 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
 from nbtrain.monitor.logs import log_attempts
+from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of
 from nbtrain.monitor.runs import lost_words, record_with_end
 from nbtrain.monitor.snapshot import finite
@@ -146,6 +147,9 @@ class JobPage:
     engine: dict[str, Any] | None
     """The last word of Slurm, Kubernetes or a host (engine.json); None without an engine."""
     labels: dict[str, str]
+    notes: str
+    """Of the run, as is `archived`."""
+    archived: bool
     created_at: float
     started_at: float | None
     ended_at: float | None
@@ -198,7 +202,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
     config = load_resolved(run.config_yaml)
     usage = read_usage(job.resources)
-    active = state in ACTIVE
+    active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
     begin = "started_at" if record.started_at else "created_at"
     events = read_events(job)
@@ -222,7 +226,9 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         phase=PHASES.get(state, state),
         cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,
         engine=engine,
-        labels=_labels(run, job, record),
+        labels=_labels(run, job, record, said),
+        notes=said.notes,
+        archived=said.archived,
         created_at=record.created_at,
         started_at=record.started_at,
         ended_at=record.ended_at,
@@ -255,12 +261,13 @@ def job_of(run: RunDir, job_id: str | None) -> JobDir:
     return run.job(job_id or ids[-1])
 
 
-def _labels(run: RunDir, job: JobDir, record: JobRecord) -> dict[str, str]:
-    """What nbtrain knows the job by, and the labels that the run had then; these count."""
+def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
+    """What nbtrain knows the job by, and its labels, which count: the newest job has those of the run."""
     labels = {"run": run.name, "job": job.job_id, "backend": record.backend}
     if parent := (run.record() or {}).get("parent"):
         labels["parent"] = str(parent)
-    return labels | record.labels
+    newest = job.job_id == run.job_ids()[-1]
+    return labels | (said.applied(record.labels) if newest else record.labels)
 
 
 def _limits(usage: list[NodeUsage]) -> dict[str, float]:

@@ -75,6 +75,10 @@ def _basics(page: "JobPage") -> list[str]:
     if page.image:
         lines.append(f"image {page.image}")
     lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
+    if page.archived:
+        lines.append("archived: not in `nbtrain runs` without --archived")
+    if page.notes:
+        lines.append("notes: " + page.notes.strip().replace("\n", "\n  "))
     return lines
 
 

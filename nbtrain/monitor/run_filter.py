@@ -67,6 +67,8 @@ class RunFilter:
     reverse: bool = False
     limit: int | None = None
     labels: tuple[LabelRule, ...] = ()
+    archived: bool = False
+    """Archived runs too; one whose job is active is always listed."""
 
     def named(self, name: str) -> bool:
         """Whether a run of this name is wanted, whatever is in it."""
@@ -81,6 +83,7 @@ class RunFilter:
         age = now - run.created_at
         return (
             (not self.states or run.state in self.states)
+            and (self.archived or not run.archived or run.state in ACTIVE)
             and (self.newer_seconds is None or age <= self.newer_seconds)
             and (self.older_seconds is None or age >= self.older_seconds)
             and all(rule.holds(run.labels) for rule in self.labels)
@@ -99,7 +102,7 @@ class RunFilter:
         return [*known, *unknown][: self.limit]
 
 
-EVERY_RUN = RunFilter()
+EVERY_RUN = RunFilter(archived=True)
 
 
 def run_filter(
@@ -111,6 +114,7 @@ def run_filter(
     reverse: bool = False,
     limit: int | None = None,
     label: str | Mapping[str, str] | Sequence[str] = (),
+    archived: bool = False,
 ) -> RunFilter:
     """A filter from words of a person: states in any case, ages such as 2d, labels as in label_rules().
 
@@ -121,7 +125,8 @@ def run_filter(
     if limit is not None and limit < 0:
         raise ConfigError(f"limit = {limit} must be at least 0.")
     newer, older = age_seconds("newer_than", newer_than), age_seconds("older_than", older_than)
-    return RunFilter(name, _states(states), newer, older, sort, reverse, limit, label_rules(label))
+    rules = label_rules(label)
+    return RunFilter(name, _states(states), newer, older, sort, reverse, limit, rules, archived)
 
 
 def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRule, ...]:

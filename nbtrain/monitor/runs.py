@@ -22,6 +22,7 @@ from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import output_root
+from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.run_filter import NO_JOB as NO_JOB
@@ -32,6 +33,7 @@ CAUSE_LENGTH = 60
 RECORD_BYTES = 64 << 10
 # A rank renews its heartbeat once a second; one on another host that did so lately still runs.
 RANK_SILENCE_SECONDS = 10.0
+NOTHING_SAID = RunNotes()
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class RunSummary:
     loss: float | None = None
     validation_loss: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    notes: str = ""
+    archived: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which knows no NaN: None in its place."""
@@ -142,6 +146,10 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             # JobRecord.placed() has more to say.
             return None
         progress = beat.get("progress") or {}
+        try:
+            said = RunNotes.of_json(_read(f"{folder}/notes.json"))
+        except FileNotFoundError:
+            said = NOTHING_SAID
         return RunSummary(
             name=name,
             run_id=identity.get("run_id"),
@@ -158,7 +166,9 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             total_steps=progress.get("total_steps"),
             loss=progress.get("loss"),
             validation_loss=progress.get("validation_loss"),
-            labels=record.get("labels") or {},
+            labels=said.applied(record.get("labels") or {}),
+            notes=said.notes,
+            archived=said.archived,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -187,6 +197,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
     beat = Heartbeat.read(job.heartbeat(0)) if job else None
     beat = record.placed(beat) if record and beat else beat
     progress = beat.progress if beat else None
+    said = notes_of(run)
     return RunSummary(
         name=run.name,
         run_id=identity.get("run_id"),
@@ -199,7 +210,9 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         ended_at=getattr(record, "ended_at", None),
         world_size=getattr(record, "world_size", None),
         restarts=record.restarts if record else 0,
-        labels=record.labels if record else {},
+        labels=said.applied(record.labels if record else {}),
+        notes=said.notes,
+        archived=said.archived,
         step=beat.step if beat else record.first_step if record else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )

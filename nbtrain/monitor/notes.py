@@ -1,0 +1,161 @@
+"""What a user says of a run after its submission: labels, notes, whether it is archived (notes.json).
+
+    change_notes(RunDir, labels={"team": "nlp", "stage": None}, notes="…", archived=True)  ->  RunNotes
+
+The file belongs to the user's verbs (`nbtrain label`, `notes`, `archive`, REST); no job reads it.
+A run has the labels that its newest job was submitted with, and over them the changes made since then.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.locks import flock_folder
+from nbtrain.base.records import JobRecord, Record
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import display
+
+# A page of text: a list of runs reads it with each line.
+MOST_NOTES_CHARS = 10_000
+
+
+@dataclass
+class Relabelled(Record):
+    """One label that was changed by hand."""
+
+    value: str | None
+    """None: the label was removed."""
+    submitted: str | None
+    """What the newest job had then. After a submission with another value, that value counts."""
+
+
+@dataclass
+class RunNotes(Record):
+    """notes.json."""
+
+    labels: dict[str, Relabelled] = field(default_factory=dict)
+    notes: str = ""
+    archived: bool = False
+    """Left out of `nbtrain runs` while no job of the run is active."""
+    changed_at: float | None = None
+
+    def applied(self, submitted: Mapping[str, str]) -> dict[str, str]:
+        """The labels of a run whose newest job was submitted with `submitted`."""
+        found = dict(submitted)
+        for key, change in self.labels.items():
+            if submitted.get(key) != change.submitted:
+                continue
+            if change.value is None:
+                found.pop(key, None)
+            else:
+                found[key] = change.value
+        return found
+
+
+def notes_of(run: RunDir) -> RunNotes:
+    """What is noted; of a run without notes.json nothing. Raises RecordError for a damaged file."""
+    return RunNotes.read(run.notes_json) or RunNotes()
+
+
+def labels_of(run: RunDir) -> dict[str, str]:
+    """The labels of a run now."""
+    return notes_of(run).applied(_submitted(run))
+
+
+def change_notes(
+    run: RunDir,
+    labels: Mapping[str, str | None] | None = None,
+    notes: str | None = None,
+    archived: bool | None = None,
+) -> RunNotes:
+    """Change what is given; None leaves a field, and in `labels` removes the label.
+
+    Raises ConfigError if a label has not the form that submit asks for, the notes are too long, or a value
+    has another type, and JobError if there is no such run; then nothing is changed.
+    """
+    if not run.exists():
+        raise JobError(f"{display(run.path)} is no run directory: it has no run.json.")
+    _check(labels or {}, notes, archived)
+    run.jobs.mkdir(exist_ok=True)
+    # The run's own lock is held as long as a job is active.
+    descriptor = flock_folder(run.jobs, blocking=True)
+    assert descriptor is not None, "a blocking lock is taken"
+    try:
+        found, submitted = notes_of(run), _submitted(run)
+        wanted = found.applied(submitted)
+        for key, value in (labels or {}).items():
+            if value is None:
+                wanted.pop(key, None)
+            else:
+                wanted[key] = value
+        found.labels = {
+            key: Relabelled(wanted.get(key), submitted.get(key))
+            for key in sorted({*wanted, *submitted})
+            if wanted.get(key) != submitted.get(key)
+        }
+        found.notes = found.notes if notes is None else notes
+        found.archived = found.archived if archived is None else archived
+        found.changed_at = time.time()
+        found.write(run.notes_json)
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def label_changes(words: list[str]) -> dict[str, str | None]:
+    """{key: value} from key=value, and {key: None} from key-. Raises ConfigError."""
+    found: dict[str, str | None] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and not word.endswith("-"):
+            raise ConfigError(
+                f"label {shortened(word)!r} must be key=value, or key- to remove it, e.g. team=nlp stage-."
+            )
+        key = key if equals else word[:-1]
+        if key in found:
+            raise ConfigError(f"label {shortened(key)!r} is given twice; give each key once.")
+        found[key] = value if equals else None
+    return found
+
+
+def _submitted(run: RunDir) -> dict[str, str]:
+    """The labels with which the newest job was submitted, or will be if there is none yet."""
+    job = run.newest_job()
+    if job and (record := JobRecord.read(job.job_json)):
+        return record.labels
+    if not run.config_yaml.exists():
+        return {}
+    from nbtrain.config.load import load_resolved
+
+    return load_resolved(run.config_yaml).all_labels
+
+
+def _check(labels: Mapping[str, str | None], notes: str | None, archived: bool | None) -> None:
+    # A list of runs, which reads notes too, does without the schema.
+    from nbtrain.config.labels import label_problem
+
+    if not isinstance(labels, Mapping):
+        raise ConfigError(f"labels = {shortened(repr(labels))} must be a mapping, e.g. {{team: nlp}}.")
+    if problems := [words for key, value in labels.items() if (words := label_problem(key, value))]:
+        raise ConfigError("\n".join(problems))
+    if archived is not None and not isinstance(archived, bool):
+        raise ConfigError(f"archived = {shortened(repr(archived))} must be true or false.")
+    if notes is None:
+        return
+    if not isinstance(notes, str):
+        raise ConfigError(f"notes = {shortened(repr(notes))} must be text.")
+    if len(notes) > MOST_NOTES_CHARS:
+        raise ConfigError(
+            f"notes: has {len(notes):,} characters; the field takes at most {MOST_NOTES_CHARS:,}. "
+            "Shorten them, or put a longer text into a file of the run's notebooks/."
+        )
+    try:
+        notes.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"notes: character {error.start + 1} is half of a surrogate pair, which no UTF-8 file holds; "
+            "leave it out."
+        ) from None

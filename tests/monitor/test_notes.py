@@ -1,0 +1,152 @@
+"""Labels, notes and the archive: changed after the submission, by anybody, at once."""
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, JobError, RecordError
+from nbtrain.base.locks import flock_folder
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
+from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.notes import MOST_NOTES_CHARS, change_notes, labels_of, notes_of
+from nbtrain.monitor.run_filter import run_filter
+from nbtrain.monitor.runs import list_runs
+from tests.lab.widgets.fake_run import FakeJob
+from tests.monitor.test_runs import made
+
+
+def submitted_again(run, labels):
+    """The run's newest job has these labels now."""
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.labels = labels
+    record.write(job.job_json)
+
+
+def test_labels_change_over_those_of_the_submission(workspace):
+    """A change stays through a submission with the old value; a new value counts, and the change is over."""
+    run = made("a", "FAILED", 1.0, labels={"team": "nlp", "stage": "trial"})
+    change_notes(run, labels={"team": "vision", "stage": None, "example.com/owner": "ada"})
+    changed = {"team": "vision", "example.com/owner": "ada"}
+    assert labels_of(run) == changed
+    [listed] = list_runs(wanted=run_filter(label="team=vision,!stage"))
+    assert listed.labels == changed
+    submitted_again(run, {"team": "audio", "stage": "trial"})
+    assert labels_of(run) == {"team": "audio", "example.com/owner": "ada"}
+    change_notes(run, labels={"example.com/owner": None, "stage": "trial"})
+    assert (labels_of(run), notes_of(run).labels) == ({"team": "audio", "stage": "trial"}, {})
+
+
+def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, capsys):
+    """Its line says so in JSON; an empty list says where the archived runs are."""
+    ended, active = made("ended", "FAILED", 1.0, hours=1), made("active", "RUNNING", 1.0)
+    for run in (ended, active):
+        change_notes(run, archived=True, notes="diverged")
+    [listed] = list_runs(wanted=run_filter())
+    assert (listed.name, listed.archived, listed.notes) == ("active", True, "diverged")
+    assert [entry.name for entry in list_runs(wanted=run_filter(archived=True))] == ["active", "ended"]
+    assert cli.main(["runs", "ended"]) == 0
+    assert capsys.readouterr().out == "No run matches; `nbtrain runs --archived` lists all.\n"
+    assert cli.main(["runs", "ended", "--archived"]) == 0
+    assert "ended  FAILED" in capsys.readouterr().out
+
+
+def test_the_verbs(workspace, capsys):
+    """label, notes and archive change the run, and show it if they are given nothing."""
+    run = made("gpt", "FAILED", 1.0, labels={"stage": "trial"})
+
+    def said(*words):
+        assert cli.main([words[0], "gpt", *words[1:]]) == 0
+        return capsys.readouterr().out
+
+    assert said("label", "team=nlp", "stage-") == "team=nlp\n" == said("label")
+    assert said("label", "team-") == "gpt has no labels.\n"
+    assert said("notes") == "gpt has no notes.\n"
+    assert said("notes", "two\nlines \x1b[1m") == "two\nlines \\x1b[1m\n" == said("notes")
+    assert said("notes", "") == "gpt has no notes.\n"
+    assert said("archive") == "gpt: archived; `nbtrain runs --archived` lists it.\n"
+    assert notes_of(run).archived
+    assert said("archive", "--undo") == "gpt: listed again.\n" and not notes_of(run).archived
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["team"], "label 'team' must be key=value, or key- to remove it, e.g. team=nlp stage-."),
+        (["a=b", "a-"], "label 'a' is given twice; give each key once."),
+        (
+            ["team=n lp", "-b=c"],
+            "labels.team = 'n lp': must be a label's value: at most 63 letters, digits, dots, dashes and "
+            "underscores, the first and last a letter or digit.",
+        ),
+        (
+            ["te am=nlp", f"{'a' * 320}=b"],
+            "labels: the key 'te am' must be a label's key: at most 63 letters, digits, dots, dashes and "
+            "underscores, the first and last a letter or digit, if wanted after a domain: example.com/team.",
+        ),
+    ],
+)
+def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
+    """The words are those of a submission, and every wrong label has its line."""
+    run = made("gpt", "FAILED", 1.0)
+    assert cli.main(["label", "gpt", "--", *words]) == 2
+    assert message in capsys.readouterr().err and not run.notes_json.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"notes": "a" * (MOST_NOTES_CHARS + 1)},
+            r"notes: has 10,001 characters; .* at most 10,000\. Shorten",
+        ),
+        ({"notes": "ab\ud800"}, "notes: character 3 is half of a surrogate pair"),
+        ({"notes": 3}, "notes = 3 must be text"),
+        ({"archived": "yes"}, "archived = 'yes' must be true or false"),
+        ({"labels": ["a"]}, r"labels = \['a'\] must be a mapping, e.g. \{team: nlp\}"),
+        ({"labels": {"a": 1}}, "labels.a = 1: must be text; write it in quotes"),
+    ],
+)
+def test_a_wrong_value_changes_nothing(workspace, given, message):
+    """What REST passes on is checked here."""
+    run = made("gpt", "FAILED", 1.0)
+    with pytest.raises(ConfigError, match=message):
+        change_notes(run, **{"archived": True, **given})
+    assert not run.notes_json.exists()
+
+
+def test_no_run_and_a_damaged_file(workspace):
+    """A folder that is no run gets no file; a damaged file is named, and not written over."""
+    with pytest.raises(JobError, match=r"output/none is no run directory: it has no run\.json\."):
+        change_notes(RunDir.named("none"), archived=True)
+    run = made("gpt", "FAILED", 1.0)
+    run.notes_json.write_text("{")
+    with pytest.raises(RecordError, match=r"notes\.json:1: not JSON"):
+        change_notes(run, archived=True)
+    [listed] = list_runs()
+    assert listed.state == "DAMAGED" and "notes.json:1" in listed.cause
+
+
+def test_a_change_is_made_under_a_lock(workspace, monkeypatch):
+    """Two changes at once: the second waits until the first has written what it read."""
+    run, write, held = made("gpt", "FAILED", 1.0), files.write_json, []
+
+    def looked_at(path, value):
+        held.append(flock_folder(run.jobs, blocking=False) is None)
+        write(path, value)
+
+    monkeypatch.setattr(files, "write_json", looked_at)
+    change_notes(run, {"a": "1"})
+    assert held == [True] and labels_of(run) == {"a": "1"}
+
+
+def test_the_page_of_a_job_shows_them(workspace):
+    """The newest job has the run's labels; an earlier one those of its submission."""
+    fake = FakeJob(RunDir.named("gpt-fake"), steps=40)
+    change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
+    text = str(job_page(fake.run))
+    assert (
+        ", team=nlp\narchived: not in `nbtrain runs` without --archived\nnotes: first line\n  second\n"
+        in text
+    )

@@ -89,10 +89,10 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         assert charts.count() == 5 and charts.locator("polyline").count() >= 7
         assert charts.nth(1).locator(".nbt-bound.nbt-limit").count() == 1
         screenshot(page, "panel-resources")
-        tabs.get_by_text("Job", exact=True).click()
-        page.locator(".nbtrain-panel tr", has_text="StoppedOnRequest").wait_for()
-        screenshot(page, "panel-job")
-        tabs.get_by_text("Log", exact=True).click()
+        tabs.get_by_text("Overview", exact=True).click()
+        page.locator(".nbtrain-panel tr", has_text="StoppedOnRequest").first.wait_for()
+        screenshot(page, "panel-overview")
+        tabs.get_by_text("Logs", exact=True).click()
         page.locator(".nbtrain-panel select[aria-label='whose log']").select_option(label="rank 0")
         page.locator(".nbtrain-panel pre", has_text="step     1 |").wait_for()
 

@@ -1,22 +1,39 @@
-"""The script of the user interface: its ES modules as the one module that anywidget and the server send."""
+"""The user interface's ES modules as one module, as anywidget and the server send it."""
 
 import functools
 import re
 from pathlib import Path
 
-# Each after the modules that it imports; what the last one exports is what the whole exports.
-MODULES = ("words", "style", "server", "charts", "job", "view", "panel")
-IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+
+
+def panel_script() -> str:
+    """The panel of a run: exports mount, rescue and anywidget's default."""
+    return script("panel")
 
 
 @functools.cache
-def panel_script() -> str:
-    """All modules in one text. Raises ValueError if one imports what does not stand before it."""
-    parts: list[str] = []
-    for at, name in enumerate(MODULES):
-        text = Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
-        if not set(IMPORT.findall(text)) <= set(MODULES[:at]):
-            raise ValueError(f"lab/ui/{name}.js imports a module that does not stand before it in MODULES")
-        text = IMPORT.sub("", text)
-        parts.append(text if name == MODULES[-1] else re.sub("^export ", "", text, flags=re.MULTILINE))
-    return "\n".join(parts)
+def script(entry: str) -> str:
+    """`entry` with all modules that it imports in one text, which exports what `entry` does.
+
+    Joined, the modules share one scope: no name is defined twice in the folder, and none is renamed in an
+    import. Raises ValueError if modules import each other.
+    """
+    parts: dict[str, str] = {}
+    _join(entry, parts, ())
+    last = parts.pop(entry)
+    return "\n".join([*(re.sub("^export ", "", text, flags=re.MULTILINE) for text in parts.values()), last])
+
+
+def _join(name: str, parts: dict[str, str], importers: tuple[str, ...]) -> None:
+    """Add `name` to `parts`, each module after those that it imports."""
+    if name in importers:
+        raise ValueError(f"lab/ui: {' -> '.join([*importers, name])} import each other")
+    if name in parts:
+        return
+    text = Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
+    for names, imported in IMPORT.findall(text):
+        if " as " in names:
+            raise ValueError(f"lab/ui/{name}.js renames what it imports from {imported}.js")
+        _join(imported, parts, (*importers, name))
+    parts[name] = IMPORT.sub("", text)

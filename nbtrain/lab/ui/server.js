@@ -25,8 +25,14 @@ export class Server {
     this.token = config.token;
   }
 
-  async call(path, method = "GET") {
-    const headers = {};
+  /** The address of a route, for a link. */
+  url(path) {
+    return this.base + path;
+  }
+
+  /** The JSON that a route answers; an Error with `status` if it refuses. `body` goes as JSON. */
+  async call(path, method = "GET", body = null) {
+    const headers = body === null ? {} : { "Content-Type": "application/json" };
     if (this.token) headers.Authorization = `token ${this.token}`;
     if (method !== "GET") headers["X-XSRFToken"] = cookie("_xsrf");
     // Looking at a panel is no activity: a forgotten tab must not keep an idle server alive.
@@ -34,6 +40,7 @@ export class Server {
     const response = await fetch(`${this.base}${path}${mark}no_track_activity=1`, {
       method,
       headers,
+      body: body === null ? undefined : JSON.stringify(body),
       credentials: "same-origin",
       cache: "no-store",
     });
@@ -52,3 +59,15 @@ export class Server {
     return value;
   }
 }
+
+/** The server half that this page belongs to; null if the page is none of a Jupyter server. */
+export function serverHere() {
+  const config = pageConfig();
+  return config && new Server(config);
+}
+
+/** Why a part of the page cannot be shown. */
+export const refused = (error, what) =>
+  error.status === 404 && /^HTTP 404|not found/i.test(error.message)
+    ? `This Jupyter server's nbtrain does not give ${what}; restart the server if nbtrain is newer.`
+    : `Not shown: ${what}. ${error.message}`;

@@ -1,5 +1,5 @@
-// Small helpers for text and elements. Numbers come in words from the snapshot; only times are worded here,
-// in the reader's own time zone.
+// Small helpers for text and elements. Numbers come in words from Python or from numbers.js; only times are
+// worded here, in the reader's own time zone.
 
 export const known = (value) => value !== null && value !== undefined;
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");
@@ -9,6 +9,20 @@ export function moment(time) {
   const today = then.toDateString() === new Date().toDateString();
   return today ? clock(time) : `${then.toLocaleDateString("sv-SE")} ${clock(time)}`;
 }
+/** Day, time and zone: "2026-11-23 14:02:11 GMT+1". */
+export function stamp(time) {
+  const then = new Date(time * 1000);
+  const zone = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" })
+    .formatToParts(then)
+    .find(({ type }) => type === "timeZoneName");
+  return `${then.toLocaleDateString("sv-SE")} ${clock(time)} ${zone ? zone.value : ""}`.trim();
+}
+/** How long ago: "5 s", "12 min", "3 h", "4 d". */
+export function age(seconds) {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+  return `${Math.max(0, Math.floor(seconds))} s`;
+}
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 
 export function element(tag, className, text) {
@@ -16,4 +30,80 @@ export function element(tag, className, text) {
   if (className) node.className = className;
   if (known(text)) node.textContent = text;
   return node;
+}
+
+/** A button; `title` is its tooltip. */
+export function button(text, title, act, className = "") {
+  const node = element("button", className, text);
+  node.type = "button";
+  if (title) node.title = title;
+  node.addEventListener("click", act);
+  return node;
+}
+
+/** An input with its words, such as a check box. */
+export function labelled(input, words, className = "nbt-field") {
+  const node = element("label", className);
+  node.append(input, ` ${words}`);
+  return node;
+}
+
+export function checkbox(words, act) {
+  const input = element("input");
+  input.type = "checkbox";
+  input.addEventListener("change", act);
+  const node = labelled(input, words);
+  node.input = input;
+  return node;
+}
+
+/** Give a select its [[value, words], ...]; the choice stays if it still exists. */
+export function choices(select, options) {
+  const before = [...select.options].map((option) => option.value + option.textContent).join("\n");
+  if (before === options.map((words) => words.join("")).join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(...options.map(([value, words]) => {
+    const option = element("option", "", words);
+    option.value = value;
+    return option;
+  }));
+  if (options.some(([value]) => value === chosen)) select.value = chosen;
+}
+
+/** Put text into the clipboard. Over plain HTTP a page has no navigator.clipboard. */
+export async function copyText(text) {
+  if (navigator.clipboard && window.isSecureContext) {
+    try {
+      return await navigator.clipboard.writeText(text);
+    } catch {
+      /* not allowed in this frame: the old way */
+    }
+  }
+  const area = element("textarea");
+  area.value = text;
+  area.style.cssText = "position:fixed;opacity:0";
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A button that copies what `text()` gives, and says so on itself. */
+export function copyButton(words, title, text) {
+  const node = button(words, title, async () => {
+    await copyText(text());
+    node.textContent = "Copied";
+    setTimeout(() => (node.textContent = words), 1500);
+  }, "nbt-copy");
+  return node;
+}
+
+/** Save `content` as a file of the reader's. */
+export function download(name, content, type) {
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  const link = element("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
 }

@@ -1,0 +1,350 @@
+// One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
+//
+//   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?}], bounds: [{word, value}],
+//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, begin?, named?, smooth?}
+//
+// xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
+
+import { chartCsv, chartPng } from "./chart_files.js";
+import { byteTicks, logTicks, nearest, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
+import { button, clock, download, element, known } from "./words.js";
+
+const RIGHT = 10, TOP = 16, BOTTOM = 20;
+// Air between a curve and the frame, as a share of the curve's own range.
+const MARGIN = 0.06;
+// Pixels between two labels of an axis.
+const APART_X = 70, APART_Y = 34;
+// Values that have room under the pointer.
+const MOST_READ = 4;
+// A drag shorter than this is a click.
+const DRAG_PIXELS = 6;
+
+export function svg(tag, attributes, text) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (known(text)) node.textContent = text;
+  return node;
+}
+
+const stroke = (line) => `var(--nbt-${line.color})`;
+const finite = Number.isFinite;
+
+/** Charts that share their x axis: where the pointer is, and what part is zoomed into. */
+export class ChartGroup {
+  constructor() {
+    this.charts = new Set();
+    this.at = null;
+    this.range = null;
+  }
+
+  hover(x) {
+    if (this.at === x) return;
+    this.at = x;
+    this.draw();
+  }
+
+  zoom(range) {
+    this.range = range;
+    this.draw();
+  }
+
+  draw() {
+    this.charts.forEach((chart) => chart.draw());
+  }
+}
+
+export class Chart {
+  constructor(height, { group = new ChartGroup(), name = "chart" } = {}) {
+    this.height = height;
+    this.group = group;
+    this.fileName = name;
+    this.log = false;
+    this.smoothing = 0;
+    group.charts.add(this);
+    this.node = element("div", "nbt-chart");
+    this.header = element("header");
+    this.legend = element("span", "nbt-legend");
+    this.picture = svg("svg", { height, role: "img", tabindex: 0 });
+    this.header.append(this.legend, this.menu());
+    this.node.append(this.header, this.picture);
+    this.drag = null;
+    this.picture.addEventListener("pointermove", (event) => this.moved(event));
+    this.picture.addEventListener("pointerleave", () => !this.drag && group.hover(null));
+    this.picture.addEventListener("pointerdown", (event) => this.pressed(event));
+    this.picture.addEventListener("pointerup", (event) => this.released(event));
+    this.picture.addEventListener("dblclick", () => group.zoom(null));
+    this.picture.addEventListener("keydown", (event) => this.key(event));
+    this.picture.addEventListener("blur", () => group.hover(null));
+  }
+
+  menu() {
+    const node = element("details", "nbt-menu"), list = element("div", "nbt-menu-list");
+    const summary = element("summary", "", "\u22ef");
+    summary.setAttribute("aria-label", "menu of the chart");
+    summary.title = "Log axis, zoom, PNG and CSV";
+    const entry = (words, act) => button(words, "", () => {
+      node.open = false;
+      act();
+    });
+    this.logEntry = entry("Log axis", () => {
+      this.log = !this.log;
+      this.draw();
+    });
+    list.append(
+      this.logEntry,
+      entry("Reset zoom", () => this.group.zoom(null)),
+      entry("Save as PNG", async () => download(`${this.fileName}.png`, await chartPng(this))),
+      entry("Save as CSV", () => download(`${this.fileName}.csv`, chartCsv(this.spec), "text/csv")),
+    );
+    node.addEventListener("focusout", (event) => {
+      if (!node.contains(event.relatedTarget)) node.open = false;
+    });
+    node.append(summary, list);
+    return node;
+  }
+
+  dispose() {
+    this.group.charts.delete(this);
+  }
+
+  show(spec) {
+    this.spec = spec;
+    const marks = spec.named === false
+      ? [element("i", "", `${spec.lines.length} lines`)]
+      : spec.lines.map((line) => {
+          const mark = element("i", "", line.label);
+          mark.style.setProperty("--c", stroke(line));
+          return mark;
+        });
+    for (const bound of spec.bounds || []) marks.push(element("i", `nbt-${bound.word}`, bound.word));
+    if (spec.title) marks.unshift(element("b", "", spec.title));
+    const words = marks.map((mark) => mark.textContent).join("\n");
+    if (this.legendWords !== words) this.legend.replaceChildren(...marks);
+    this.legendWords = words;
+    this.draw();
+  }
+
+  // --- axes ---
+
+  /** The frame: ranges, scales and ticks for what is in sight; null if there is no point. */
+  frame(width) {
+    const { spec, height } = this, range = this.group.range;
+    const xs = spec.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []));
+    if (!xs.length) return null;
+    let [x0, x1] = range || [Math.min(...xs), Math.max(...xs)];
+    if (!(x1 > x0)) [x0, x1] = spec.xForm === "whole" ? [x0 - 1, x0 + 1] : [x0, x0 + 1];
+    let low = Infinity, high = -Infinity;
+    const see = (value) => {
+      if (!finite(value) || (this.log && value <= 0)) return;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    };
+    for (const line of spec.lines)
+      line.x.forEach((x, at) => {
+        if (x < x0 || x > x1) return;
+        see(line.y[at]);
+        if (line.maxima) see(line.maxima[at]);
+      });
+    (spec.bounds || []).forEach(({ value }) => see(value));
+    if (low > high) [low, high] = this.log ? [1, 10] : [0, 1];
+    let y0, y1, scale, yTicks;
+    const most = Math.max(3, Math.floor((height - TOP - BOTTOM) / APART_Y));
+    if (this.log) {
+      const air = Math.max((high / low) ** MARGIN, 1.02);
+      [y0, y1] = [low / air, high * air];
+      scale = (value) => Math.log10(value);
+      yTicks = logTicks(y0, y1);
+    } else {
+      const margin = (high - low) * MARGIN || Math.abs(high) * 0.05 || 1;
+      [y0, y1] = [spec.fromZero ? Math.min(0, low) : low - margin, high + margin];
+      scale = (value) => value;
+      yTicks = /^bytes/.test(spec.yForm) ? byteTicks(y0, y1) : ticks(y0, y1, most);
+    }
+    const apart = (at) => (at.length > 1 ? at[1] - at[0] : Math.abs(at[0]) || 1);
+    const gaps = yTicks.slice(1).map((one, at) => one - yTicks[at]);
+    const gap = this.log ? Math.min(...gaps, yTicks[0]) : apart(yTicks);
+    const yLabels = yTicks.map((value) => [value, tickLabel(spec.yForm, value, gap)]);
+    const left = 12 + 6.2 * Math.max(2, ...yLabels.map(([, label]) => label.length));
+    const across = width - left - RIGHT, up = height - TOP - BOTTOM;
+    const fits = Math.max(2, Math.floor(across / APART_X));
+    const xTicks = spec.xForm === "seconds"
+      ? timeTicks(x0, x1, fits)
+      : ticks(x0, x1, fits, 2, spec.xForm === "whole");
+    return {
+      x0, x1, y0, y1, left, width, yLabels,
+      xLabels: xTicks.map((value) => [value, tickLabel(spec.xForm, value, apart(xTicks))]),
+      X: (x) => left + ((x - x0) / (x1 - x0)) * across,
+      Y: (y) => TOP + ((scale(y1) - scale(y)) / (scale(y1) - scale(y0))) * up,
+      valueAt: (pixel) => x0 + ((pixel - left) / Math.max(1, across)) * (x1 - x0),
+    };
+  }
+
+  draw() {
+    const { spec, height } = this;
+    const width = this.picture.clientWidth || this.node.clientWidth - 24;
+    if (!spec || width < 40) return;
+    this.logEntry.textContent = this.log ? "Linear axis" : "Log axis";
+    const frame = (this.now = this.frame(width));
+    if (!frame) {
+      const place = { x: width / 2, y: height / 2, "text-anchor": "middle" };
+      this.picture.replaceChildren(svg("text", place, "no points yet"));
+      this.picture.setAttribute("aria-label", `${spec.title || spec.yName}: no points yet`);
+      return;
+    }
+    const { X, Y, left } = frame, right = width - RIGHT, floor = height - BOTTOM;
+    const parts = [];
+    for (const [y, label] of frame.yLabels) {
+      parts.push(svg("line", { class: "nbt-grid", x1: left, x2: right, y1: Y(y), y2: Y(y) }));
+      parts.push(svg("text", { class: "nbt-y", x: left - 6, y: Y(y) + 3, "text-anchor": "end" }, label));
+    }
+    const xName = spec.xName || "", room = right - 6 * xName.length - 8;
+    for (const [x, label] of frame.xLabels) {
+      const half = 3 * label.length;
+      if (xName && X(x) + half > room) continue;
+      parts.push(svg("text", { class: "nbt-x", x: X(x), y: height - 6, "text-anchor": "middle" }, label));
+    }
+    parts.push(svg("text", { class: "nbt-axis", x: right, y: height - 6, "text-anchor": "end" }, xName));
+    parts.push(svg("text", { class: "nbt-axis", x: 2, y: 9 }, spec.yName || ""));
+    for (const { word, value } of spec.bounds || []) {
+      if (this.log && value <= 0) continue;
+      const across = { x1: left, x2: right, y1: Y(value), y2: Y(value) };
+      parts.push(svg("line", { class: `nbt-bound nbt-${word}`, ...across }));
+    }
+    for (const { x, kind, words } of spec.marks || []) {
+      if (x < frame.x0 || x > frame.x1) continue;
+      const mark = svg("line", { class: `nbt-mark nbt-${kind}`, x1: X(x), x2: X(x), y1: TOP, y2: floor });
+      mark.append(svg("title", {}, words));
+      const flag = svg("path", { class: `nbt-flag nbt-${kind}`, d: `M${X(x) - 4},${TOP} h8 l-4,6 z` });
+      flag.append(svg("title", {}, words));
+      parts.push(mark, flag);
+    }
+    const inside = svg("g", { "clip-path": `inset(0)` });
+    spec.lines.forEach((line) => inside.append(...this.line(line, frame)));
+    parts.push(inside);
+    if (this.drag && known(this.drag.to)) {
+      const [from, to] = [this.drag.from, this.drag.to].sort((one, two) => one - two);
+      const place = { x: from, y: TOP, width: to - from, height: floor - TOP };
+      parts.push(svg("rect", { class: "nbt-zoom", ...place }));
+    }
+    const at = this.group.at;
+    const read = known(at) && at >= frame.x0 && at <= frame.x1 ? this.hover(at, frame, parts) : "";
+    this.picture.replaceChildren(...parts);
+    const names = spec.lines.map((line) => line.label).join(", ");
+    const words = `${spec.title ? `${spec.title}: ` : ""}${names} by ${xName}${read ? `. ${read}` : ""}`;
+    if (this.said !== words) this.picture.setAttribute("aria-label", words);
+    this.said = words;
+  }
+
+  /** The points of a line in sight, with one on each side; their values smoothed beforehand. */
+  points(line, values, { x0, x1, X, Y }) {
+    const found = [];
+    line.x.forEach((x, at) => {
+      const beside = (line.x[at + 1] ?? x) < x0 || (line.x[at - 1] ?? x) > x1;
+      const value = values[at];
+      if (!beside && finite(value) && !(this.log && value <= 0)) found.push([X(x), Y(value)]);
+    });
+    return found;
+  }
+
+  line(line, frame) {
+    const raw = this.points(line, line.y, frame);
+    const text = (points) => points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+    const color = `stroke:${stroke(line)}`, shape = "fill:none;stroke-linejoin:round";
+    const parts = [];
+    if (line.maxima && line.maxima.some((most, at) => most > line.y[at])) {
+      // Down-sampled: from each mean to the greatest sample of its stretch.
+      const above = this.points(line, line.maxima, frame).reverse();
+      const style = `fill:${stroke(line)};opacity:.15`;
+      parts.push(svg("polygon", { points: `${text(raw)} ${text(above)}`, style }));
+    }
+    const weight = line.smooth === false || line.dots ? 0 : this.smoothing;
+    if (weight > 0 && raw.length > 2) {
+      const calm = this.points(line, smoothed(line.y, weight), frame);
+      parts.push(svg("polyline", { class: "nbt-raw", points: text(raw), style: `${shape};${color}` }));
+      parts.push(svg("polyline", { points: text(calm), style: `${shape};${color};stroke-width:1.8` }));
+    } else if (raw.length > 1)
+      parts.push(svg("polyline", { points: text(raw), style: `${shape};${color};stroke-width:1.6` }));
+    if (raw.length === 1 || (line.dots && raw.length < 80))
+      for (const [cx, cy] of raw)
+        parts.push(svg("circle", { cx, cy, r: raw.length === 1 ? 3 : 2.4, style: `fill:${stroke(line)}` }));
+    return parts;
+  }
+
+  // --- the pointer and the keys ---
+
+  moved(event) {
+    const pixel = event.clientX - this.picture.getBoundingClientRect().left;
+    if (!this.now) return;
+    if (this.drag) this.drag.to = Math.min(Math.max(pixel, this.now.left), this.now.width - RIGHT);
+    const at = this.now.valueAt(pixel);
+    if (this.drag || this.group.at !== at) {
+      this.group.at = at;
+      this.group.draw();
+    }
+  }
+
+  pressed(event) {
+    if (event.button !== 0 || !this.now) return;
+    const pixel = event.clientX - this.picture.getBoundingClientRect().left;
+    if (pixel < this.now.left) return;
+    this.drag = { from: pixel, to: null };
+    this.picture.setPointerCapture(event.pointerId);
+  }
+
+  released() {
+    const drag = this.drag;
+    this.drag = null;
+    if (!drag || !known(drag.to) || Math.abs(drag.to - drag.from) < DRAG_PIXELS) return this.draw();
+    const ends = [drag.from, drag.to].map(this.now.valueAt).sort((one, two) => one - two);
+    this.group.zoom(ends);
+  }
+
+  /** Left and right read point after point, + and - zoom about it, 0 or Escape shows all. */
+  key(event) {
+    const line = this.spec && this.spec.lines.find((one) => one.x.length);
+    if (!line || !this.now || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { x0, x1 } = this.now, at = this.group.at ?? x1;
+    const here = nearest(line.x, at), last = line.x.length - 1;
+    const zoomed = (factor) => [at - (at - x0) * factor, at + (x1 - at) * factor];
+    const acts = {
+      ArrowLeft: () => this.group.hover(line.x[Math.max(0, here - 1)]),
+      ArrowRight: () => this.group.hover(line.x[Math.min(last, here + 1)]),
+      Home: () => this.group.hover(line.x[0]),
+      End: () => this.group.hover(line.x[last]),
+      "+": () => this.group.zoom(zoomed(0.5)),
+      "-": () => this.group.zoom(this.group.range && zoomed(2)),
+      0: () => this.group.zoom(null),
+      Escape: () => this.group.zoom(null),
+    };
+    if (!acts[event.key]) return;
+    event.preventDefault();
+    event.stopPropagation();
+    acts[event.key]();
+  }
+
+  /** Marks the points nearest to `wanted` and reads their values out; returns the words. */
+  hover(wanted, frame, parts) {
+    const { spec } = this, { X, Y } = frame, values = [];
+    let x = null;
+    spec.lines.forEach((line) => {
+      if (!line.x.length) return;
+      const near = nearest(line.x, wanted), value = line.y[near];
+      if (!finite(value) || (this.log && value <= 0)) return;
+      if (!known(x)) x = line.x[near];
+      values.push(line.words ? line.words[near] : tickLabel(spec.yForm, value, this.gapAt(value)));
+      const style = `fill:${stroke(line)};stroke:var(--nbt-bg)`;
+      parts.push(svg("circle", { cx: X(line.x[near]), cy: Y(value), r: 3.2, style }));
+    });
+    if (!known(x)) return "";
+    parts.unshift(svg("line", { class: "nbt-cross", x1: X(x), x2: X(x), y1: TOP, y2: this.height - BOTTOM }));
+    const place = known(spec.begin) ? clock(spec.begin + x) : `${spec.xName} ${tickLabel(spec.xForm, x, 1)}`;
+    const words = `${place}: ${values.slice(0, MOST_READ).join(" / ")}`;
+    parts.push(svg("text", { class: "nbt-read", x: frame.width - RIGHT, y: 9, "text-anchor": "end" }, words));
+    return words;
+  }
+
+  /** A value is read with four significant digits. */
+  gapAt(value) {
+    return value ? 10 ** (Math.floor(Math.log10(Math.abs(value))) - 3) : 1;
+  }
+}

@@ -1,0 +1,25 @@
+// What only the surroundings of a view can do. A null is not to be had here: its button is left out.
+//
+//   openRun(name), openRuns(), openCompare(names), openForm({yaml, overrides, clone}),
+//   openTensorBoard(name), insertCell(text), notify(text, kind)
+
+/** A host of which `able` are the abilities. */
+export const makeHost = (able = {}) => ({
+  openRun: null,
+  openRuns: null,
+  openCompare: null,
+  openForm: null,
+  openTensorBoard: null,
+  insertCell: null,
+  notify: null,
+  ...able,
+});
+
+/** In a notebook: TensorBoard opens in a browser tab; with nbtrain's extension, that does the rest. */
+export function notebookHost(server) {
+  const lab = window.nbtrainHost || {};
+  const openTensorBoard = server
+    ? (name) => window.open(server.url(`tensorboard/?runFilter=${encodeURIComponent(`^${name}/`)}`), "_blank")
+    : null;
+  return makeHost({ openTensorBoard, ...lab });
+}

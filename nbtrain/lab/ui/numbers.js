@@ -1,0 +1,154 @@
+// Numbers on the axes of charts that a reader zooms: the words of base/amounts.py and monitor/chart_data.py,
+// and their ticks. tests/lab/ui/numbers.json holds what both must say.
+
+/** Rounded as Python rounds: a tie, which only a binary fraction can be, goes to the even digit. */
+function fixed(value, digits) {
+  const scaled = Math.abs(value) * 10 ** digits, low = Math.floor(scaled);
+  const tie = scaled < 1e15 && scaled - low === 0.5 && scaled / 10 ** digits === Math.abs(value);
+  if (!tie || low % 2 === 1) return value.toFixed(digits);
+  return `${value < 0 ? "-" : ""}${(low / 10 ** digits).toFixed(digits)}`;
+}
+
+/** The number with at most six significant digits, as Python's "g" writes it. */
+function general(value) {
+  if (value === 0) return "0";
+  const exponent = Math.floor(Math.log10(Math.abs(value)));
+  if (exponent < -4 || exponent >= 6) {
+    const [mantissa, power] = value.toExponential(5).split("e");
+    const sign = power[0] === "-" ? "-" : "+";
+    return `${trimmed(mantissa)}e${sign}${power.slice(1).padStart(2, "0")}`;
+  }
+  return trimmed(value.toPrecision(6));
+}
+
+const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
+const grouped = (text) => text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+
+/** 126638592 as "126.6M"; 1000 of a unit make the next. */
+export function count(value) {
+  for (const [unit, mark] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]])
+    if (Math.abs(value) >= unit)
+      return trimmed(fixed(value / unit, Math.abs(value) < 10 * unit ? 2 : 1)) + mark;
+  return general(value);
+}
+
+/** 42949672960 as "40.0 GiB". */
+export function size(bytes) {
+  for (const [unit, mark] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+    if (Math.abs(bytes) >= unit) return `${fixed(bytes / unit, 1)} ${mark}`;
+  return `${fixed(bytes, 0)} B`;
+}
+
+/** Steps and other whole numbers: "1,200", "12k" if all ticks are thousands. */
+export const whole = (value, step) =>
+  value >= 10000 && step % 1000 === 0 ? count(value) : grouped(Math.round(value).toString());
+
+/** 0.00015 as "1.5e-4". */
+export function scientific(value) {
+  if (!value) return "0";
+  const [mantissa, exponent] = value.toExponential(1).split("e");
+  return `${mantissa.replace(/\.0$/, "")}e${Number(exponent)}`;
+}
+
+/** With just enough decimals to differ from a neighbour `step` away. */
+export const decimals = (value, step) =>
+  fixed(value, Math.min(20, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))));
+
+const BYTES = (value) => size(value).replace(".0 ", " ");
+const FORMS = {
+  decimals,
+  scientific,
+  count,
+  whole,
+  bytes: BYTES,
+  "bytes/s": (value) => `${BYTES(value)}/s`,
+  share: (value) => `${fixed(100 * value, 0)} %`,
+  "1/s": (value) => `${count(value)}/s`,
+  cores: (value) => (value === 1 ? "1 core" : `${count(value)} cores`),
+  seconds: (value, step) => {
+    const [length, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([one]) => step >= one)
+      || [1, "s"];
+    return value ? `${general(value / length)} ${unit}` : "0";
+  },
+};
+
+/** A tick's label; a form that is none of the table is a unit, said after the number. */
+export const tickLabel = (form, value, step) =>
+  FORMS[form] ? FORMS[form](value, step) : `${count(value)} ${form}`;
+
+const spread = (first, last, step) =>
+  Array.from({ length: Math.max(0, last - first + 1) }, (_, at) =>
+    Number(((first + at) * step).toPrecision(12)),
+  );
+
+/** Round numbers from `low` to `high`: 1, 2 or 5 times a power of ten apart, at least `least` of them. */
+export function ticks(low, high, most, least = 3, integer = false) {
+  for (let wanted = most; ; wanted += 1) {
+    const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
+    let step = [1, 2, 5, 10].find((one) => one * power >= rough * 0.999) * power;
+    if (integer) step = Math.max(1, Math.round(step));
+    const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+    if (last - first + 1 >= least || (integer && step === 1) || wanted >= most + 12)
+      return spread(first, last, step);
+  }
+}
+
+const TIMES = [
+  1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000,
+  864000, 1728000, 4320000, 8640000,
+];
+
+/** Round times between two times in seconds. */
+export function timeTicks(low, high, most) {
+  const step = TIMES.find((one) => (high - low) / one <= most) || TIMES[TIMES.length - 1];
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return spread(first, last, step);
+}
+
+/** Round amounts of a binary unit from `low` to `high`. */
+export function byteTicks(low, high) {
+  const step = 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(high - low, 1) / 5)));
+  const first = Math.ceil(low / step), last = Math.floor(high / step);
+  return spread(first, last, step);
+}
+
+/** Powers of ten between two positive numbers; with 2 and 5 of each if these are few, else round numbers. */
+export function logTicks(low, high) {
+  const between = (factors) => {
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1)
+      for (const factor of factors) {
+        const value = Number((factor * 10 ** power).toPrecision(12));
+        if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+      }
+    return found;
+  };
+  for (const factors of [[1], [1, 3], [1, 2, 5]]) {
+    const found = between(factors);
+    if (found.length >= 3) return found.length > 8 ? found.filter((_, at) => at % 2 === 0) : found;
+  }
+  return ticks(low, high, 4);
+}
+
+/** Exponential moving average, corrected for its start: the first value is the first of the curve. */
+export function smoothed(values, weight) {
+  if (!(weight > 0)) return values;
+  let sum = 0, share = 1;
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    sum = weight * sum + (1 - weight) * value;
+    share *= weight;
+    return sum / (1 - share);
+  });
+}
+
+/** The index of the number nearest to `wanted` in sorted numbers. */
+export function nearest(sorted, wanted) {
+  let low = 0, high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && wanted - sorted[low - 1] < sorted[low] - wanted ? low - 1 : low;
+}

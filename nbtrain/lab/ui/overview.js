@@ -1,0 +1,104 @@
+// The tab Overview: figures and curves of the moment, basic info, conditions, events.
+
+import { Chart, ChartGroup } from "./chart.js";
+import { snapSpecs } from "./chart_spec.js";
+import { DataTable, pairs } from "./table.js";
+import { age, choices, copyButton, element } from "./words.js";
+
+// Pixels of a snapshot's charts, the large one first.
+const CHART_HEIGHTS = [226, 104, 104];
+// How the loss is smoothed; the raw line stays faintly visible.
+const SMOOTHING = 0.6;
+const EVENTS_ON_A_PAGE = 15;
+// Rows of a snapshot that its job's page says in its own words.
+const OF_JOB = ["backend", "command", "job"];
+
+export class Overview {
+  constructor(run) {
+    this.run = run;
+    this.node = element("div", "nbt-overview");
+    this.tiles = element("div", "nbt-tiles");
+    const charts = element("div", "nbt-charts"), group = new ChartGroup();
+    const names = ["loss", "learning-rate", "throughput"];
+    const named = (at) => ({ group, name: `${run.name}-${names[at]}` });
+    this.charts = CHART_HEIGHTS.map((height, at) => new Chart(height, named(at)));
+    this.charts[0].smoothing = SMOOTHING;
+    charts.append(...this.charts.map((chart) => chart.node));
+    this.basics = element("section");
+    this.conditions = new DataTable("conditions");
+    const ago = (time) => `${age(Date.now() / 1000 - time)} ago`;
+    this.events = new DataTable("events", { pageSize: EVENTS_ON_A_PAGE, time: ago });
+    this.events.order = { column: 0, direction: -1 };
+    this.events.filter = (row) => this.wanted(row);
+    this.kind = element("select");
+    this.kind.setAttribute("aria-label", "which events");
+    this.find = element("input");
+    Object.assign(this.find, { type: "search", placeholder: "Filter events" });
+    this.find.setAttribute("aria-label", "filter events");
+    for (const control of [this.kind, this.find])
+      control.addEventListener("input", () => {
+        this.events.page = 0;
+        this.events.draw();
+      });
+    this.events.tool(this.kind, this.find);
+    this.parts = [element("h4", "", "Basic info"), this.basics, element("h4", "", "Conditions")];
+    this.parts.push(this.conditions.node, element("h4", "", "Events"), this.events.node);
+    const kept = element("div", "nbt-padded");
+    kept.append(...this.parts);
+    this.node.append(this.tiles, charts, kept);
+  }
+
+  wanted(row) {
+    const kind = this.kind.value, text = this.find.value.trim().toLowerCase();
+    const cells = row.cells.join(" ").toLowerCase();
+    const fits = !kind || (kind === "warning" ? row.kind === "warning" : row.cells.includes(kind.slice(2)));
+    return fits && cells.includes(text);
+  }
+
+  draw(snap, kept) {
+    const shown = snap.shown;
+    this.tiles.replaceChildren(...shown.tiles.map(([label, value, unit]) => {
+      const node = element("div", "nbt-tile"), strong = element("strong", "", value);
+      if (unit) strong.append(element("small", "", unit));
+      node.append(element("span", "", label), strong);
+      return node;
+    }));
+    snapSpecs(snap).forEach((spec, at) => this.charts[at].show(spec));
+    this.drawBasics(snap, kept);
+    if (kept) {
+      this.conditions.show(kept.conditions.heads, kept.conditions.rows);
+      const rows = kept.events.rows, warnings = rows.filter(({ kind }) => kind === "warning").length;
+      const reasons = [...new Set(rows.map(({ cells }) => cells[1]))].sort();
+      const options = [["", `all events (${rows.length})`], ["warning", `warnings (${warnings})`]];
+      choices(this.kind, [...options, ...reasons.map((reason) => [`r:${reason}`, reason])]);
+      this.events.show(kept.events.heads, rows);
+    } else {
+      const rows = snap.events.map((one) => ({
+        kind: one.kind === "alert" ? "warning" : "",
+        time: one.time,
+        cells: [one.kind, one.writer, one.message],
+      }));
+      choices(this.kind, [["", `newest events (${rows.length})`]]);
+      this.events.show(["time", "kind", "from", "message"], rows);
+    }
+  }
+
+  drawBasics(snap, kept) {
+    const trained = snap.shown.job;
+    const rows = kept ? [...kept.basics, ...trained.filter(([label]) => !OF_JOB.includes(label))] : trained;
+    const state = JSON.stringify(rows);
+    if (state === this.basicState) return;
+    this.basicState = state;
+    const table = pairs(rows, "basic info"), copies = element("div", "nbt-tools");
+    const command = rows.find(([label]) => label === "command");
+    const line = `nb.open_run("${snap.name}")`;
+    if (snap.job) copies.append(copyButton("Copy job id", snap.job.job_id, () => snap.job.job_id));
+    if (command) copies.append(copyButton("Copy command", command[1], () => command[1]));
+    copies.append(copyButton("Copy nb.open_run line", line, () => line));
+    this.basics.replaceChildren(table, copies);
+  }
+
+  resize() {
+    this.charts.forEach((chart) => chart.draw());
+  }
+}

@@ -1,0 +1,52 @@
+// The tab Plan: whether it fits, its time and disk first; then the tables of the plan and its findings.
+
+import { refused } from "./server.js";
+import { DataTable } from "./table.js";
+import { element } from "./words.js";
+
+export class Plan {
+  constructor(run) {
+    this.run = run;
+    this.node = element("div", "nbt-padded");
+    this.note = element("p", "nbt-empty", "Reading the plan...");
+    this.node.append(this.note);
+  }
+
+  async opened() {
+    const { run } = this;
+    if (this.read) return;
+    if (!run.server) {
+      this.note.textContent = "The plan needs the server half of nbtrain; in the notebook: nb.plan(...).";
+      return;
+    }
+    try {
+      this.show(await run.server.call(`run/${run.name}/plan`));
+      this.read = true;
+    } catch (error) {
+      this.note.textContent = refused(error, "the plan");
+    }
+  }
+
+  show({ headline, tables = [], findings = [] }) {
+    const tiles = element("div", "nbt-tiles");
+    for (const [label, value] of Object.entries(headline || {})) {
+      const tile = element("div", "nbt-tile");
+      tile.append(element("span", "", label), element("strong", "", value));
+      tiles.append(tile);
+    }
+    const parts = [tiles];
+    for (const { title, heads, rows } of tables) {
+      const table = new DataTable(title, { sortable: false });
+      table.show(heads, rows.map((cells) => ({ kind: "", cells })));
+      parts.push(element("h4", "", title), table.node);
+    }
+    if (findings.length) {
+      const list = element("ul");
+      findings.forEach((one) => list.append(element("li", "", one.message || one)));
+      parts.push(element("h4", "", "Findings"), list);
+    }
+    this.node.replaceChildren(...parts);
+  }
+
+  draw() {}
+}

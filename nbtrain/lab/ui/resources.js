@@ -1,0 +1,43 @@
+// The tab Resources: use over time against request and limit, and the newest, mean and greatest values.
+
+import { Chart, ChartGroup } from "./chart.js";
+import { usageSpec } from "./chart_spec.js";
+import { DataTable } from "./table.js";
+import { element } from "./words.js";
+
+const USAGE_HEIGHT = 132;
+
+export class Resources {
+  constructor(run) {
+    this.run = run;
+    this.charts = [];
+    this.group = new ChartGroup();
+    this.node = element("div", "nbt-padded");
+    this.empty = element("p", "nbt-empty", "Reading what the run has kept...");
+    this.grid = element("div", "nbt-usage");
+    this.figures = new DataTable("newest, mean and greatest values", { choose: true, pageSize: 30 });
+    const details = element("details", "nbt-details");
+    details.append(element("summary", "", "Newest, mean and greatest values"), this.figures.node);
+    this.node.append(this.empty, this.grid, details);
+  }
+
+  draw(snap, kept) {
+    if (!kept) return;
+    const { charts, figures } = kept;
+    this.empty.hidden = charts.length > 0;
+    this.empty.textContent = "Nothing was measured yet.";
+    while (this.charts.length < charts.length) {
+      const name = `${this.run.name}-resources-${this.charts.length}`;
+      this.charts.push(new Chart(USAGE_HEIGHT, { group: this.group, name }));
+    }
+    this.charts.splice(charts.length).forEach((chart) => chart.dispose());
+    if (this.grid.childElementCount !== charts.length)
+      this.grid.replaceChildren(...this.charts.map((chart) => chart.node));
+    charts.forEach((chart, at) => this.charts[at].show(usageSpec(chart)));
+    this.figures.show(figures.heads, figures.rows);
+  }
+
+  resize() {
+    this.charts.forEach((chart) => chart.draw());
+  }
+}

@@ -1,0 +1,220 @@
+// The controller of a run's detail view: what it fetches and when, and what its buttons do.
+//
+// Snapshots come by REST from <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
+// Without a server half, the trait `snap` of the widget's model is drawn instead.
+
+import { makeHost } from "./host.js";
+import { View } from "./view.js";
+
+const POLL_MS = 1000;
+const POLL_FINAL_MS = 5000;
+// The pages of a job: its resources are measured every two seconds; rarely while none of them is in sight.
+const KEPT_MS = 3000;
+const KEPT_HIDDEN_MS = 30000;
+// Buttons that post to the route of their name.
+const POSTED = ["stop", "pause", "resume"];
+const SAID = {
+  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
+  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
+  resume: "Asked to resume.",
+};
+
+/**
+ * Keep `root` showing the run `name`; returns what ends it.
+ *
+ * server   Server of server.js, or null
+ * host     what the surroundings can do (host.js)
+ * model    the anywidget model, or null; `snap` is its first snapshot
+ * runId    of the run that is meant: a server that shows another one of that name is not asked
+ * tab      the page that is open at first
+ */
+export function mountRun(root, options) {
+  const { server, name, host = makeHost(), runId = "", snap = null, model = null, tab = "" } = options;
+  const run = new Run(root, { server, name, host, runId, model, tab });
+  run.begin(snap);
+  return () => run.end();
+}
+
+class Run {
+  constructor(root, { server, name, host, runId, model, tab }) {
+    Object.assign(this, { root, name, host, runId, model });
+    this.asked = server;
+    this.served = false;
+    this.ended = false;
+    this.visible = false;
+    this.timer = null;
+    this.keptAt = 0;
+    this.keptState = "";
+    this.polled = !server;
+    this.job = "";
+    root.dataset.run = name;
+    this.view = new View(root, this, tab);
+  }
+
+  /** The server half while it answers, else null. */
+  get server() {
+    return this.served ? this.asked : null;
+  }
+
+  say(text, kind) {
+    this.view.head.say(text, kind);
+  }
+
+  redraw() {
+    if (this.view.snap) this.view.drawPage();
+  }
+
+  openLog(rank, attempt) {
+    this.view.page("logs").open(rank, attempt);
+    this.view.tabs.select("logs");
+  }
+
+  // --- actions ---
+
+  can(key) {
+    if (key === "clone") return Boolean(this.host.openForm);
+    return this.served || key === "stop";
+  }
+
+  async act(key) {
+    if (key === "tensorboard") return this.host.openTensorBoard(this.name);
+    if (key === "clone") return this.host.openForm({ clone: this.name });
+    const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
+    if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
+    this.busy(key);
+    try {
+      if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
+      else if (this.served && POSTED.includes(key))
+        await this.asked.call(`run/${this.name}/${key}`, "POST", {});
+      else if (this.model) this.model.send({ kind: key });
+      const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
+      this.say(this.served ? SAID[key] || "" : asked);
+      if (key !== "stop") this.busy("");
+      if (key === "delete") this.gone();
+    } catch (error) {
+      this.busy("");
+      this.say(`${key}: ${error.message}`, "error");
+    }
+  }
+
+  busy(key) {
+    this.view.head.busy = key;
+    if (this.view.snap) this.view.head.draw(this.view.snap);
+  }
+
+  gone() {
+    this.asked = null;
+    this.say(`The run ${this.name} is deleted.`);
+    if (this.host.openRuns) this.host.openRuns();
+  }
+
+  // --- data ---
+
+  show(value) {
+    if (!value || !value.shown) return;
+    if (!value.active && this.view.head.busy === "stop") {
+      this.view.head.busy = "";
+      this.say("");
+    }
+    this.view.draw(value);
+    this.keep();
+  }
+
+  /** Ask for the pages of the job when due: by REST, else from the kernel, which answers between cells. */
+  async keep(now = false) {
+    const snapped = this.view && this.view.snap;
+    if (!snapped || !snapped.job || !this.polled) return;
+    const state = `${snapped.state} ${snapped.job.job_id}`, gone = Date.now() - this.keptAt;
+    const due = snapped.active && gone > (this.view.showsKept() ? KEPT_MS : KEPT_HIDDEN_MS);
+    if (!now && !due && this.keptState === state) return;
+    [this.keptAt, this.keptState] = [Date.now(), state];
+    const { job } = this;
+    if (!this.served && this.model) return this.model.send({ kind: "job", job: job || null });
+    if (!this.asked) return;
+    try {
+      this.view.take(await this.asked.call(`run/${this.name}/job${job ? `?job=${job}` : ""}`));
+    } catch (error) {
+      this.say(`The pages of the job could not be read: ${error.message}`, "error");
+    }
+  }
+
+  setServed(value) {
+    if (this.served === value) return;
+    this.served = value;
+    if (value) this.view.reopened();
+    if (this.model) {
+      // The kernel stops sending snapshots while the server answers.
+      this.model.set("served", value);
+      this.model.save_changes();
+    }
+  }
+
+  async poll() {
+    this.timer = null;
+    if (this.ended || !this.root.isConnected || document.hidden || !this.visible || !this.asked) return;
+    let wait = POLL_MS;
+    try {
+      const value = await this.asked.call(`run/${this.name}`);
+      this.polled = true;
+      if (this.runId && value.run_id && value.run_id !== this.runId) {
+        this.asked = null;
+        this.setServed(false);
+        this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
+      } else {
+        if (!this.served && !this.view.head.busy) this.say("");
+        this.setServed(true);
+        this.show(value);
+        if (!value.active) wait = POLL_FINAL_MS;
+      }
+    } catch (error) {
+      this.polled = true;
+      this.setServed(false);
+      wait = POLL_FINAL_MS;
+      if (error.status === 404 && this.model)
+        this.say("No server half of nbtrain here: the figures come from the kernel.");
+      else if (error.status === 404) this.say(error.message, "error");
+      else this.say(`The Jupyter server does not answer (${error.message}); trying again.`, "error");
+    }
+    if (!this.ended && this.asked && this.timer === null) this.timer = setTimeout(() => this.poll(), wait);
+  }
+
+  wake() {
+    if (!this.ended && this.timer === null && this.visible && !document.hidden)
+      this.timer = setTimeout(() => this.poll(), 0);
+  }
+
+  begin(snap) {
+    this.watcher = new IntersectionObserver((entries) => {
+      this.visible = entries[entries.length - 1].isIntersecting;
+      this.wake();
+    });
+    this.watcher.observe(this.root);
+    this.onVisible = () => this.wake();
+    document.addEventListener("visibilitychange", this.onVisible);
+    this.onSnap = () => !this.served && this.show(this.model.get("snap"));
+    this.onMessage = (message) => {
+      if (message.kind !== "job") return;
+      if (message.value) this.view.take(message.value);
+      else this.say(message.error, "error");
+    };
+    if (this.model) {
+      this.model.on("change:snap", this.onSnap);
+      this.model.on("msg:custom", this.onMessage);
+      if (!this.asked)
+        this.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
+    }
+    this.show(snap);
+  }
+
+  end() {
+    this.ended = true;
+    clearTimeout(this.timer);
+    this.watcher.disconnect();
+    document.removeEventListener("visibilitychange", this.onVisible);
+    if (this.model) {
+      this.model.off("change:snap", this.onSnap);
+      this.model.off("msg:custom", this.onMessage);
+    }
+    this.view.dispose();
+  }
+}

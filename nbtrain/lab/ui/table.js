@@ -1,0 +1,172 @@
+// A table of rows {kind, time, cells}: sorted by a click on a head, filtered, with a choice of columns and pages.
+
+import { button, checkbox, element, known, moment, stamp } from "./words.js";
+
+const SORTED = { 1: "ascending", "-1": "descending" };
+
+/** Cells before their row's own: a time stands first, in the reader's time zone. */
+const timeCell = (row, time) =>
+  known(row.time) ? { text: time(row.time), sort: row.time, title: stamp(row.time) } : null;
+
+export class DataTable {
+  /** `act(row)` gives elements of a last column; `time(seconds)` words the time of a row. */
+  constructor(label, { sortable = true, pageSize = 0, choose = false, act = null, time = moment } = {}) {
+    Object.assign(this, { label, sortable, pageSize, act, time });
+    this.rows = [];
+    this.heads = [];
+    this.order = null;
+    this.page = 0;
+    this.hidden = new Set();
+    this.filter = () => true;
+    this.node = element("div", "nbt-table");
+    this.tools = element("div", "nbt-tools");
+    this.scroll = element("div", "nbt-scroll");
+    this.pager = element("div", "nbt-pager");
+    if (choose) this.tools.append(this.columns());
+    this.node.append(this.tools, this.scroll, this.pager);
+    this.tools.hidden = !choose;
+  }
+
+  /** Elements that stand above the table, such as a filter. */
+  tool(...nodes) {
+    this.tools.prepend(...nodes);
+    this.tools.hidden = false;
+  }
+
+  columns() {
+    this.menu = element("details", "nbt-menu");
+    this.menuList = element("div", "nbt-menu-list");
+    this.menu.append(element("summary", "", "Columns"), this.menuList);
+    this.menu.addEventListener("focusout", (event) => {
+      if (event.relatedTarget && !this.menu.contains(event.relatedTarget)) this.menu.open = false;
+    });
+    return this.menu;
+  }
+
+  show(heads, rows) {
+    const state = JSON.stringify([heads, rows]);
+    if (state === this.state) return;
+    this.state = state;
+    if (this.menu && heads.join() !== this.heads.join()) {
+      this.menuList.replaceChildren(...heads.map((title, at) => {
+        const box = checkbox(title, () => {
+          if (box.input.checked) this.hidden.delete(at);
+          else this.hidden.add(at);
+          this.draw();
+        });
+        box.input.checked = !this.hidden.has(at);
+        return box;
+      }));
+    }
+    [this.heads, this.rows] = [heads, rows];
+    this.draw();
+  }
+
+  cells(row) {
+    const first = timeCell(row, this.time);
+    return first ? [first, ...row.cells] : row.cells;
+  }
+
+  sorted() {
+    const rows = this.rows.filter((row) => this.filter(row));
+    if (!this.order) return rows;
+    const { column, direction } = this.order;
+    const key = (row) => {
+      const cell = this.cells(row)[column];
+      return cell && known(cell.sort) ? cell.sort : (cell && cell.text) ?? cell ?? "";
+    };
+    const compared = (one, two) =>
+      typeof one === "number" && typeof two === "number"
+        ? one - two
+        : String(one).localeCompare(String(two), "en", { numeric: true });
+    return [...rows].sort((one, two) => direction * compared(key(one), key(two)));
+  }
+
+  draw() {
+    const rows = this.sorted(), size = this.pageSize || rows.length || 1;
+    this.page = Math.min(this.page, Math.max(0, Math.ceil(rows.length / size) - 1));
+    const begin = this.page * size, table = element("table");
+    table.setAttribute("aria-label", this.label);
+    if (this.heads.some(Boolean)) table.append(this.head());
+    const body = element("tbody");
+    for (const row of rows.slice(begin, begin + size)) body.append(this.row(row));
+    table.append(body);
+    this.scroll.replaceChildren(table);
+    this.pager.hidden = !this.pageSize || rows.length <= size;
+    if (this.pager.hidden) return;
+    const to = (page) => () => {
+      this.page = page;
+      this.draw();
+    };
+    const back = button("\u2039", "the page before", to(this.page - 1));
+    const on = button("\u203a", "the next page", to(this.page + 1));
+    back.disabled = this.page === 0;
+    on.disabled = begin + size >= rows.length;
+    const words = `${begin + 1}\u2013${Math.min(begin + size, rows.length)} of ${rows.length}`;
+    this.pager.replaceChildren(back, element("span", "", words), on);
+  }
+
+  head() {
+    const head = element("thead"), row = element("tr");
+    this.heads.forEach((title, column) => {
+      if (this.hidden.has(column)) return;
+      const cell = element("th");
+      cell.scope = "col";
+      const mine = this.order && this.order.column === column;
+      if (this.sortable) {
+        const sort = button(title, `sort by ${title}`, () => {
+          const direction = this.order && this.order.column === column ? -this.order.direction : 1;
+          this.order = { column, direction };
+          this.draw();
+          const again = this.scroll.querySelector(`th button[data-column="${column}"]`);
+          if (again) again.focus();
+        });
+        sort.dataset.column = column;
+        cell.append(sort);
+        cell.setAttribute("aria-sort", mine ? SORTED[this.order.direction] : "none");
+      } else cell.textContent = title;
+      row.append(cell);
+    });
+    if (this.act) row.append(element("td"));
+    head.append(row);
+    return head;
+  }
+
+  row(row) {
+    const node = element("tr"), cells = this.cells(row);
+    node.dataset.kind = row.kind || "";
+    cells.forEach((cell, column) => {
+      if (this.hidden.has(column)) return;
+      const last = column === cells.length - 1;
+      const own = element("td", last ? "nbt-wide" : "");
+      if (cell instanceof Node) own.append(cell);
+      else if (cell && typeof cell === "object") {
+        own.textContent = cell.text;
+        if (cell.title) own.title = cell.title;
+      } else own.textContent = cell ?? "";
+      node.append(own);
+    });
+    if (this.act) {
+      const own = element("td");
+      own.append(...this.act(row));
+      node.append(own);
+    }
+    return node;
+  }
+}
+
+/** A list of [label, text] as two columns. */
+export function pairs(rows, label) {
+  const table = element("table", "nbt-pairs");
+  if (label) table.setAttribute("aria-label", label);
+  for (const [name, text] of rows) {
+    const row = element("tr"), head = element("th", "", name);
+    head.scope = "row";
+    const cell = element("td", "nbt-wide");
+    if (text instanceof Node) cell.append(text);
+    else cell.textContent = text;
+    row.append(head, cell);
+    table.append(row);
+  }
+  return table;
+}

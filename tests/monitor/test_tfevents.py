@@ -11,6 +11,7 @@ from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.metrics import RESUMED
 from nbtrain.monitor.tfevents import ScalarReader, Series, masked_crc32c, read_scalars
 
 LOSS = "lm-loss-training/lm loss"
@@ -95,6 +96,33 @@ def test_purge_step_is_not_compared_with_token_counts(tmp_path: Path) -> None:
     second.purge(3, 200)
     second.scalar(3 * 4096, 2.0, 203, by_tokens)
     assert points(read_scalars(tmp_path)[by_tokens]) == [(4096, 1.0), (8192, 1.0), (3 * 4096, 2.0)]
+
+
+def test_a_resumed_run_drops_what_was_written_after_its_checkpoint(tmp_path: Path) -> None:
+    """Its mark does so before the first new point; a CHECKPOINT event of another program is no such mark."""
+    first = EventFile(tmp_path, 100)
+    for step in range(1, 6):
+        first.scalar(step, 1.0, 100 + step)
+    log = event_pb2.SessionLog(status=event_pb2.SessionLog.CHECKPOINT, checkpoint_path="model.ckpt-2")
+    second = EventFile(tmp_path, 200)
+    second.add(event_pb2.Event(step=2, wall_time=200, session_log=log))
+    assert len(read_scalars(tmp_path)[LOSS]) == 5
+    log = event_pb2.SessionLog(status=event_pb2.SessionLog.CHECKPOINT, msg=RESUMED)
+    second.add(event_pb2.Event(step=3, wall_time=201, session_log=log))
+    assert points(read_scalars(tmp_path)[LOSS]) == [(1, 1.0), (2, 1.0)]
+
+
+def test_counts_of_tokens_and_samples_are_passed_over_if_nobody_asks(tmp_path: Path) -> None:
+    """As bytes, before a record is parsed; the file is read to its end all the same."""
+    file = EventFile(tmp_path, 100)
+    file.scalar(4096, 1.0, 101, f"{LOSS} vs tokens")
+    file.scalar(4, 1.0, 101, f"{LOSS} vs samples")
+    file.scalar(1, 1.0, 101)
+    reader = ScalarReader(tmp_path, [LOSS])
+    assert reader.refresh()
+    assert not reader.refresh()
+    assert list(reader.series) == [LOSS]
+    assert set(read_scalars(tmp_path)) == {LOSS, f"{LOSS} vs tokens", f"{LOSS} vs samples"}
 
 
 def test_late_points_of_a_purged_session_do_not_come_back(tmp_path: Path) -> None:

@@ -230,6 +230,10 @@ def metrics_page() -> str:
         "more times, as `<tag> vs samples` and `<tag> vs tokens`, with that count in place of the step.",
         "`<dataset>` stands for the name of each dataset that a run mixes.",
         "",
+        "All are in one folder, so that a run is one entry in TensorBoard. After a restart TensorBoard shows",
+        "each step once; without its data server (on ARM, for which it has no wheel) it shows the steps",
+        "between the checkpoint and the restart twice.",
+        "",
         "| name | tag | unit | meaning | vs samples, tokens |",
         "| --- | --- | --- | --- | --- |",
     ]

@@ -1,34 +1,37 @@
-"""tfevents of a run, by the table in metrics.py.
+"""tfevents of a run, by the table in metrics.py: one folder, so that the run is one entry in TensorBoard.
 
-    tensorboard/              every scalar by step
-    tensorboard/by_tokens/    "<tag> vs tokens": by the count of tokens
-    tensorboard/by_samples/   "<tag> vs samples"
+    <tag>               by step
+    <tag> vs tokens     by the count of tokens
+    <tag> vs samples    by the count of samples
 
-Three folders because a restart must carry purge_step, and TensorBoard then drops every point of that folder
-from there on, whatever its tag: points by tokens in the first folder would all go at the first restart.
+A resumed run writes some steps again. TensorBoard's data server then drops, tag by tag, the older points from
+the newer one's step on. torch's purge_step is not written: TensorBoard without its data server (no wheel for
+ARM) compares it with the counts of tokens too, and would drop these curves whole at each restart.
 """
 
 import time
 from pathlib import Path
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
+from nbtrain.base.metrics import RESUMED
 from nbtrain.base.metrics import scalar as scalar_named
 
 FLUSH_SECONDS = 10
 
 
 class MetricsWriter:
-    """Writes on rank 0. `step` and the other counts are where the run starts: 0, or a checkpoint."""
+    """Writes on rank 0. `step` is where the run starts: 0, or a checkpoint's."""
 
-    def __init__(self, folder: Path, step: int, consumed_tokens: int, consumed_samples: int):
+    def __init__(self, folder: Path, step: int):
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._writers = {
-            "": _writer(folder, step),
-            "tokens": _writer(folder / "by_tokens", consumed_tokens),
-            "samples": _writer(folder / "by_samples", consumed_samples),
-        }
+        # At the first start there is nothing to drop, and the mark would be noise.
+        resumed = step > 0 or any(folder.glob("events.out.tfevents.*"))
+        self._writer = SummaryWriter(str(folder), max_queue=1000, flush_secs=120)
+        if resumed:
+            mark = SessionLog(status=SessionLog.CHECKPOINT, msg=RESUMED)
+            self._writer._get_file_writer().add_event(Event(session_log=mark), step + 1)
         self._flushed = time.monotonic()
 
     def write(self, step: int, consumed_tokens: int, consumed_samples: int, **values: float | None) -> None:
@@ -37,31 +40,21 @@ class MetricsWriter:
             if value is None:
                 continue
             scalar = scalar_named(name)
-            self._writers[""].add_scalar(scalar.tag, value, step)
+            self._writer.add_scalar(scalar.tag, value, step)
             if scalar.by_tokens:
-                self._writers["tokens"].add_scalar(f"{scalar.tag} vs tokens", value, consumed_tokens)
-                self._writers["samples"].add_scalar(f"{scalar.tag} vs samples", value, consumed_samples)
+                self._writer.add_scalar(f"{scalar.tag} vs tokens", value, consumed_tokens)
+                self._writer.add_scalar(f"{scalar.tag} vs samples", value, consumed_samples)
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self.flush()
 
     def text(self, name: str, content: str) -> None:
         """A text panel, shown as it is typed."""
-        self._writers[""].add_text(name, "    " + content.replace("\n", "\n    "), 0)
+        self._writer.add_text(name, "    " + content.replace("\n", "\n    "), 0)
 
     def flush(self) -> None:
         """Have everything in the files."""
         self._flushed = time.monotonic()
-        for writer in self._writers.values():
-            writer.flush()
+        self._writer.flush()
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-
-def _writer(folder: Path, done: int) -> SummaryWriter:
-    # At the first start there is nothing to purge, and a purge mark would be noise.
-    restarted = done > 0 or any(folder.glob("events.out.tfevents.*"))
-    return SummaryWriter(
-        str(folder), purge_step=done + 1 if restarted else None, max_queue=1000, flush_secs=120
-    )
+        self._writer.close()

@@ -54,8 +54,7 @@ class Report:
         assert heartbeat.progress is not None and heartbeat.events is not None
         self.config, self.world, self.dataset_names = config, world, dataset_names
         self.progress, self.events = heartbeat.progress, heartbeat.events
-        samples = state.data.consumed_samples
-        self.writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
+        self.writer = MetricsWriter(folder, state.step)
         self.writer.text("config", to_yaml(config))
         self.writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
         self.speedometer = Speedometer(config, world.device)

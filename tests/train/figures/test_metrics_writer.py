@@ -1,11 +1,15 @@
 """tfevents: tags, counts in place of steps, and restarts without double points."""
 
 import itertools
+import json
+import subprocess
+import sys
 import time
 
 import pytest
 
 from nbtrain.base.metrics import SCALARS
+from nbtrain.monitor.tfevents import read_scalars
 from nbtrain.train.figures.metrics_writer import MetricsWriter
 
 
@@ -16,73 +20,133 @@ def seconds_apart(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
 
 
-def read(folder, tag):
-    """[(step, value)] as TensorBoard shows them, restarts taken into account."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def points(folder, tag):
+    """[(step, value)] as nbtrain's own reader has them, restarts taken into account."""
+    series = read_scalars(folder)[tag]
+    return list(zip(series.steps, [round(value, 3) for value in series.values]))
 
-    accumulator = EventAccumulator(str(folder))
-    accumulator.Reload()
-    return [(point.step, round(point.value, 3)) for point in accumulator.Scalars(tag)]
+
+BY_TENSORBOARD = """
+import json, sys
+from tensorboard import context
+from tensorboard.data import server_ingester
+from tensorboard.util import grpc_util
+try:
+    binary = server_ingester.get_server_binary()
+except server_ingester.NoDataServerError as error:
+    sys.exit(f"no data server: {error}")
+ingester = server_ingester.SubprocessServerDataIngester(
+    server_binary=binary,
+    logdir=sys.argv[1],
+    reload_interval=0,
+    channel_creds_type=grpc_util.ChannelCredsType.LOCAL,
+)
+ingester.start()
+found = ingester.data_provider.read_scalars(
+    context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=1000
+)
+print(json.dumps([
+    [run, tag, [[point.step, round(point.value, 3)] for point in series]]
+    for run, tags in found.items() for tag, series in tags.items()
+]))
+"""
+
+
+def by_tensorboard(root):
+    """{(run, tag): [(step, value)]} of the data server that TensorBoard starts on this machine."""
+    done = subprocess.run([sys.executable, "-c", BY_TENSORBOARD, root], capture_output=True, text=True)
+    if "no data server" in done.stderr:
+        pytest.skip(done.stderr)
+    return {(run, tag): [tuple(point) for point in points] for run, tag, points in json.loads(done.stdout)}
 
 
 def test_every_scalar_of_the_table_can_be_written(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, 0, 0)
+    writer = MetricsWriter(tmp_path, 0)
     writer.write(1, 128, 4, **{scalar.name: 1.5 for scalar in SCALARS})
     writer.close()
     for scalar in SCALARS:
-        assert read(tmp_path, scalar.tag) == [(1, 1.5)]
+        assert points(tmp_path, scalar.tag) == [(1, 1.5)]
         if scalar.by_tokens:
-            assert read(tmp_path / "by_tokens", f"{scalar.tag} vs tokens") == [(128, 1.5)]
-            assert read(tmp_path / "by_samples", f"{scalar.tag} vs samples") == [(4, 1.5)]
+            assert points(tmp_path, f"{scalar.tag} vs tokens") == [(128, 1.5)]
+            assert points(tmp_path, f"{scalar.tag} vs samples") == [(4, 1.5)]
 
 
 def test_an_unknown_value_leaves_no_point(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, 0, 0)
+    writer = MetricsWriter(tmp_path, 0)
     writer.write(1, 128, 4, loss=2.0, mfu=None)
     writer.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
-    assert accumulator.Tags()["scalars"] == ["lm-loss-training/lm loss"]
+    loss = "lm-loss-training/lm loss"
+    assert accumulator.Tags()["scalars"] == [loss, f"{loss} vs tokens", f"{loss} vs samples"]
 
 
 def test_after_a_restart_each_step_has_one_point_and_none_is_lost(tmp_path):
     """Three steps, death, and on from the checkpoint of step 2; the same by tokens and by samples."""
-    first = MetricsWriter(tmp_path, 0, 0, 0)
+    first = MetricsWriter(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, 128 * step, 4 * step, loss=float(step))
     first.close()
-    second = MetricsWriter(tmp_path, 2, 256, 8)
+    second = MetricsWriter(tmp_path, 2)
     for step in (3, 4):
         second.write(step, 128 * step, 4 * step, loss=10.0 + step)
     second.close()
     expected = [1.0, 2.0, 13.0, 14.0]
-    assert read(tmp_path, "lm-loss-training/lm loss") == list(zip((1, 2, 3, 4), expected))
-    assert read(tmp_path / "by_tokens", "lm-loss-training/lm loss vs tokens") == list(
-        zip((128, 256, 384, 512), expected)
-    )
-    assert read(tmp_path / "by_samples", "lm-loss-training/lm loss vs samples") == list(
-        zip((4, 8, 12, 16), expected)
-    )
+    assert points(tmp_path, "lm-loss-training/lm loss") == list(zip((1, 2, 3, 4), expected))
+    assert points(tmp_path, "lm-loss-training/lm loss vs tokens") == list(zip((128, 256, 384, 512), expected))
+    assert points(tmp_path, "lm-loss-training/lm loss vs samples") == list(zip((4, 8, 12, 16), expected))
 
 
 def test_a_restart_before_the_first_checkpoint_starts_over(tmp_path):
-    first = MetricsWriter(tmp_path, 0, 0, 0)
+    first = MetricsWriter(tmp_path, 0)
     first.write(1, 128, 4, loss=1.0)
     first.close()
-    second = MetricsWriter(tmp_path, 0, 0, 0)
+    second = MetricsWriter(tmp_path, 0)
     second.write(1, 128, 4, loss=9.0)
     second.close()
-    assert read(tmp_path, "lm-loss-training/lm loss") == [(1, 9.0)]
+    assert points(tmp_path, "lm-loss-training/lm loss") == [(1, 9.0)]
 
 
 def test_a_scalar_of_a_family_has_the_name_in_its_tag(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, 0, 0)
+    writer = MetricsWriter(tmp_path, 0)
     writer.write(1, 128, 4, **{"loss/wiki": 2.5, "loss/b/c#2": 3.5, "loss/none": None})
     writer.close()
-    assert read(tmp_path, "lm-loss-training/lm loss/wiki") == [(1, 2.5)]
-    assert read(tmp_path, "lm-loss-training/lm loss/b/c#2") == [(1, 3.5)]
-    assert read(tmp_path / "by_tokens", "lm-loss-training/lm loss/wiki vs tokens") == [(128, 2.5)]
+    assert points(tmp_path, "lm-loss-training/lm loss/wiki") == [(1, 2.5)]
+    assert points(tmp_path, "lm-loss-training/lm loss/b/c#2") == [(1, 3.5)]
+    assert points(tmp_path, "lm-loss-training/lm loss/wiki vs tokens") == [(128, 2.5)]
     with pytest.raises(KeyError):
         writer.write(1, 128, 4, losses=1.0)
+
+
+@pytest.mark.slow
+def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
+    """By step, tokens and samples in one folder; the data server drops what the restart wrote again."""
+    folder = tmp_path / "gpt" / "tensorboard"
+    first = MetricsWriter(folder, 0)
+    for step in (1, 2, 3):
+        first.write(step, 128 * step, 4 * step, loss=float(step))
+    first.close()
+    second = MetricsWriter(folder, 2)
+    second.write(3, 384, 12, loss=13.0)
+    second.close()
+    loss = "lm-loss-training/lm loss"
+    assert by_tensorboard(tmp_path) == {
+        ("gpt/tensorboard", loss): [(1, 1.0), (2, 2.0), (3, 13.0)],
+        ("gpt/tensorboard", f"{loss} vs tokens"): [(128, 1.0), (256, 2.0), (384, 13.0)],
+        ("gpt/tensorboard", f"{loss} vs samples"): [(4, 1.0), (8, 2.0), (12, 13.0)],
+    }
+
+
+def test_tensorboard_without_its_data_server_keeps_the_points_by_tokens(tmp_path):
+    """A restart's mark must not be one that TensorBoard's Python reader compares with counts of tokens."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = MetricsWriter(tmp_path, 0)
+    first.write(1, 128, 4, loss=1.0)
+    first.close()
+    MetricsWriter(tmp_path, 1).close()
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [point.step for point in accumulator.Scalars("lm-loss-training/lm loss vs tokens")] == [128]

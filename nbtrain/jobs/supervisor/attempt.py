@@ -111,6 +111,7 @@ class Attempt:
                 first_step=self._first_step,
                 gone=self.ranks.gone,
                 launcher_signal=self._launcher_signal,
+                trained=self.ranks.training(),
                 mode=self._config.mode,
                 saved_step=newest_checkpoint_step(self._job.run) if self.stop_asked else None,
                 node_left=self._launcher.last_words,

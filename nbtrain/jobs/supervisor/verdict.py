@@ -78,6 +78,8 @@ class Circumstances:
     """Ranks without a record that were seen to be gone before the supervisor killed any."""
     launcher_signal: int | None = None
     """The signal that killed torchrun, if it was not the supervisor's."""
+    trained: bool = True
+    """Whether rank 0 came past loading: before, there is nothing to save."""
     mode: str = "full"
     """The run's mode: only full trains to the end and saves."""
     saved_step: int | None = None
@@ -158,6 +160,11 @@ def _stop_out_of_order(
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
     how = f" (rank {first.rank}: {first.message})" if first else ""
+    if not around.trained and around.mode == "full":
+        failed = how if first and first.outcome == "failed" else ""
+        on = f"; a resume takes the checkpoint of step {kept}" if kept else ""
+        early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
+        return f"stopped on request {early}{failed}{on}"
     if kept is not None and step is not None and kept >= step:
         later = " (its processes had to be killed later)" if killed else how
         return f"stopped on request{_at(kept)}; {saved}{later}"
@@ -207,10 +214,10 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
 
 def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | None) -> Verdict:
     if record.signal not in (SIGKILL, None):
-        said = record.message
+        said = _once(where, record.message)
         if record.signal == SIGBUS:
             said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
-        return Verdict(FAILED, f"{where}: {said}", retry=True, step=step, kind="killed")
+        return Verdict(FAILED, said, retry=True, step=step, kind="killed")
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
         said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX['host memory']}"
@@ -218,7 +225,13 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
         return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
     # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
-    return Verdict(FAILED, f"{where}: {said}, {_by_whom(around)}", True, step=step, kind="killed")
+    return Verdict(FAILED, f"{_once(where, said)}, {_by_whom(around)}", True, step=step, kind="killed")
+
+
+def _once(where: str, said: str) -> str:
+    """ "rank 1 was killed at step 7 by SIGKILL": the word stands in both."""
+    by = said.removeprefix("killed ")
+    return f"{where}: {said}" if by == said else f"{where} {by}"
 
 
 def _by_whom(around: Circumstances) -> str:

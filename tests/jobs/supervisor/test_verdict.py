@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.base.records import ExitRecord
+from nbtrain.config.load import load
 from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.recovery import overdue
 from nbtrain.jobs.supervisor.verdict import Circumstances, judge, lost_a_peer, user_error
 
+DEADLINE_OF_5 = load("gpt-tiny", ["backend.deadline_seconds=5"])
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'
 
 
@@ -178,6 +181,30 @@ def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
+@pytest.mark.parametrize(
+    ("records", "saved_step", "cause"),
+    [
+        ([], None, "before step 1: nothing to save"),
+        ([], 4, "before step 5: nothing to save; a resume takes the checkpoint of step 4"),
+        ([record(0, "killed", signal=15, code=None, step=None)], None, "before step 1: nothing to save"),
+        (
+            [record(0, "failed", code=1, step=None, message="DataError: no such file")],
+            None,
+            "before step 1: nothing to save (rank 0: DataError: no such file)",
+        ),
+    ],
+)
+def test_a_stop_before_the_first_step_has_nothing_to_save(records, saved_step, cause):
+    """Ranks that were still starting lose nothing; what a resume takes is said."""
+    around = {"world_size": 2, "stop_requested": True, "killed_at": 8.0, "trained": False}
+    verdict = judged(*records, saved_step=saved_step, **around)
+    assert verdict.state == "CANCELLED"
+    assert verdict.cause == f"stopped on request while its ranks were starting, {cause}"
+    assert overdue(verdict, DEADLINE_OF_5).cause == (
+        "deadline: backend.deadline_seconds = 5 have passed; stopped while its ranks were starting, " + cause
+    )
+
+
 def test_the_first_failure_is_the_cause():
     """Peers fail because the first one did: the earliest record names the cause, not the lowest rank."""
     verdict = judged(
@@ -204,8 +231,9 @@ GIB = 1 << 30
     [
         (
             HostMemory(1, 1, 8 * GIB, 8 * GIB),
-            "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 "
-            "GiB were used). Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+            "rank 1 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at "
+            "most 8.00 of 8.00 GiB were used). Lower data.num_workers or batch.micro_batch_size, or give "
+            "the job more memory",
         ),
         (
             HostMemory(None, 2, killed=frozenset({(7, 41), (9, 43)})),
@@ -213,8 +241,8 @@ GIB = 1 << 30
         ),
         (
             HostMemory(1, 2, killed=frozenset({(7, 41), (8, 42)})),
-            "killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of host memory: "
-            "the machine's out-of-memory killer acted 2 times meanwhile",
+            "rank 1 was killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of "
+            "host memory: the machine's out-of-memory killer acted 2 times meanwhile",
         ),
         (
             HostMemory(0, 1),
@@ -223,8 +251,8 @@ GIB = 1 << 30
         ),
         (
             HostMemory(0, 0, 8 * GIB, 2 * GIB),
-            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the "
-            "kernel counts no such kill; at most 2.00 of 8.00 GiB were used)",
+            "rank 1 was killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host "
+            "memory (the kernel counts no such kill; at most 2.00 of 8.00 GiB were used)",
         ),
         (HostMemory(), "or out of host memory (the kernel's counters are not readable)"),
     ],
@@ -236,7 +264,7 @@ def test_signal_9_tells_memory_from_a_person(memory, words):
     """
     entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
     verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory, pids={0: 42, 1: 43})
-    assert verdict.cause.startswith("rank 1 was killed: ")
+    assert verdict.cause.startswith("rank 1 was killed") and "killed: killed" not in verdict.cause
     assert words in verdict.cause
     assert verdict.retry
     # Only what is sure counts as the same failure again, which is not tried a third time.
@@ -327,7 +355,7 @@ def test_a_rank_that_lost_its_peer_is_no_cause(said):
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
     dead = record(1, "killed", time=2.0, code=None, signal=11, message="killed by SIGSEGV")
-    assert judged(follower, dead).cause == "rank 1 was killed at step 7: killed by SIGSEGV"
+    assert judged(follower, dead).cause == "rank 1 was killed at step 7 by SIGSEGV"
 
 
 def test_what_follows_from_the_end_of_others_is_no_cause():

@@ -38,7 +38,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]
     assert wait(job, END_SECONDS)[0] == SUCCEEDED
     record = JobRecord.read(job.job_json)
     assert record.restarts == 1
-    assert record.attempts[0].cause.startswith("rank 3 was killed: killed by SIGKILL")
+    assert record.attempts[0].cause.startswith("rank 3 was killed by SIGKILL")
     assert record.attempts[1].resumed_from_step == 10
 
 

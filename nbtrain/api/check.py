@@ -1,6 +1,5 @@
 """nb.check: what stands against a run or against files of other programs, before anything starts."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from nbtrain.planner.findings import Finding
 
 CHECK_SCHEMA_VERSION = 1
-# A second line of a problem is indented.
-NEXT_PROBLEM = re.compile(r"\n(?! )")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
-    from nbtrain.planner.findings import finding_of_problem
+    from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
     if any(isinstance(one, str | Path) and is_foreign(one) for one in runs):
@@ -85,7 +82,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
         config = load_config(run, overrides)
         return Checked(config.name, plan(config).findings)
     except ConfigError as error:
-        problems = [finding_of_problem(problem) for problem in NEXT_PROBLEM.split(str(error))]
+        problems = [finding_of_problem(problem) for problem in split_problems(str(error))]
         return Checked(str(getattr(run, "name", run)), problems, error)
 
 

@@ -46,6 +46,7 @@ nbtrain.jobs | nbtrain.jobs.supervisor | attempt hang host_memory leftovers proc
 nbtrain.jobs | nbtrain.proof | fork_server=fork_client twin_folder=folder twin_report=report
 nbtrain.jobs | nbtrain.monitor | registry=runs
 nbtrain.jobs.twin | nbtrain.proof | folder fork_client prove report shape small_sections
+nbtrain.lab.widgets | nbtrain.lab.form | draft
 nbtrain.model | nbtrain.model | pipeline=gpt_pipe
 nbtrain.monitor | nbtrain.base | nvml
 nbtrain.planner | nbtrain.cli.reference | docs=pages docs_parallelism=parallelism
@@ -61,7 +62,8 @@ nbtrain.train | nbtrain.train.figures | communication metrics_writer perf=throug
 nbtrain.train | nbtrain.train.health | collectives faults finite_weights heartbeat stability
 nbtrain.train | nbtrain.train.profile | profile_picture=picture profile_summary=summary profiler
 nbtrain.train | nbtrain.train.twin | fork_server twin_export=export
-nbtrain.widgets | nbtrain.lab.widgets | data_browser draft launcher mime panel static tensorboard watched
+nbtrain.widgets | nbtrain.lab.form | draft
+nbtrain.widgets | nbtrain.lab.widgets | data_browser launcher mime panel static tensorboard watched
 """
 # Old module | where else its definitions went.
 _SPLIT = """

@@ -126,6 +126,15 @@ def finding_of(
     return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
 
 
+# A second line of a problem is indented.
+NEXT_PROBLEM = re.compile(r"\n(?! )")
+
+
+def split_problems(text: str) -> list[str]:
+    """The problems in the text of a ConfigError."""
+    return NEXT_PROBLEM.split(text)
+
+
 # "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
 _BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
 # "gpt.yaml:22: " or "override batch.x=1: ", the beginning of other messages.

@@ -63,6 +63,20 @@ class Plan:
         return self.memory.fits
 
     @property
+    def headline(self) -> dict[str, str]:
+        """What is asked first: whether it fits, how long it takes, the disk it needs; `kind` of the first."""
+        from nbtrain.planner.what_if import fit_word
+
+        _, fits, kind = fit_word(self.memory)
+        seconds = self.duration.seconds
+        return {
+            "fits": fits,
+            "kind": kind,
+            "time": amounts.duration(seconds) if seconds is not None else "not known",
+            "disk": amounts.size(self.disk.total_bytes),
+        }
+
+    @property
     def batch_equation(self) -> str:
         """Tokens per step as an equation."""
         config = self.config

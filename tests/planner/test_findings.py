@@ -10,7 +10,7 @@ from nbtrain.base import amounts
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.lab.widgets.draft import run_yamls
+from nbtrain.lab.form.fields import run_yamls
 from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
 from nbtrain.planner.lint import machine
 from nbtrain.planner.lint.rules import RULES

@@ -18,8 +18,8 @@ import ipywidgets as widgets
 from nbtrain.base.errors import NbtrainError
 from nbtrain.config.load import Overrides
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.changes import Change
-from nbtrain.lab.widgets.draft import GROUPS, Assessment, Draft, Field, fields_of, run_yamls
+from nbtrain.lab.form.draft import Assessment, Draft
+from nbtrain.lab.form.fields import GROUPS, Field, fields_of, run_yamls
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.panel import RunPanel
 from nbtrain.monitor.run_view import RunView
@@ -142,7 +142,7 @@ class LaunchForm(widgets.VBox):
         for key, (_, control) in self.controls.items():
             changed = key in self.draft.overrides
             (control.add_class if changed else control.remove_class)("nbf-changed")
-        self.side.value = assessment_html(self.assessment)
+        self.side.value = assessment_html(self.draft, self.assessment)
         self.line.value = f'<code class="nbf-line">{html.escape(self.draft.line)}</code>'
         self.submit_button.disabled = not self._may_submit()
 
@@ -235,12 +235,13 @@ class LaunchForm(widgets.VBox):
     def static_html(self) -> str:
         """The form as a picture: YAML, checks, difference, plan and the line."""
         return (
-            f"<p><strong>Launch {html.escape(self.draft.run)}</strong></p>{assessment_html(self.assessment)}"
+            f"<p><strong>Launch {html.escape(self.draft.run)}</strong></p>"
+            f"{assessment_html(self.draft, self.assessment)}"
             f"<p><code>{html.escape(self.draft.line)}</code></p>"
         )
 
 
-def assessment_html(assessment: Assessment) -> str:
+def assessment_html(draft: Draft, assessment: Assessment) -> str:
     """Messages, what this machine lacks, difference and plan."""
     parts = []
     if assessment.problems:
@@ -250,8 +251,8 @@ def assessment_html(assessment: Assessment) -> str:
         parts += [_message(str(shortage), "nbf-short") for shortage in assessment.shortages]
     else:
         parts.append('<div class="nbf-good">Ready to submit</div>')
-    if assessment.changes:
-        parts.append(f'<div class="nbf-head">Changed against the YAML</div>{_changes(assessment.changes)}')
+    if draft.overrides:
+        parts.append(f'<div class="nbf-head">Changed against the YAML</div>{_changes(draft)}')
     if assessment.plan is not None:
         parts.append(assessment.plan._repr_html_())
     return "".join(parts)
@@ -261,10 +262,10 @@ def _message(text: str, kind: str) -> str:
     return f'<div class="nbf-message {kind}">{html.escape(text)}</div>'
 
 
-def _changes(changes: Iterable[Change]) -> str:
+def _changes(draft: Draft) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(change.key)}</td><td><s>{html.escape(show(change.before))}</s></td>"
-        f"<td><strong>{html.escape(show(change.now))}</strong></td></tr>"
-        for change in changes
+        f"<tr><td>{html.escape(key)}</td><td><s>{html.escape(show(draft.base_value(key)))}</s></td>"
+        f"<td><strong>{html.escape(show(value))}</strong></td></tr>"
+        for key, value in draft.overrides.items()
     )
     return f"<table>{rows}</table>"

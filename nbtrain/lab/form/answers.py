@@ -1,0 +1,240 @@
+"""What the launch form asks for, by request: JSON in, JSON out. The server's routes and the kernel give it.
+
+form           what the form shows of a YAML with overrides: fields, groups, values, and the assessment
+form/assess    what is said of values that were typed: problems by field, headline, plan, changes, the line
+form/layouts   the layout search's suggestions, each with the changes that it makes
+submit         submits what the form holds
+
+A request is {yaml, overrides, typed, name, mode}: `overrides` are those that the form was opened with (as
+nb.submit takes them, or a JSON object as text), `typed` is {key: text} of what a person changed since.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import bundled, display, output_root, workspace
+from nbtrain.config.load import Overrides, find
+from nbtrain.config.yaml_source import show
+from nbtrain.lab.form.draft import Draft
+from nbtrain.lab.form.fields import GROUPS, Field, essentials, every_field, fields_of, group_of, run_yamls
+from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
+
+Request = Mapping[str, Any]
+
+MODES = ("full", "twin")
+"""What is done with a run, as notebooks name it: trained, or its twin."""
+TWIN_WORDS = (
+    "Mode twin: the notebook's next cell trains a small run of this shape on this machine's CPU. It takes a "
+    "few minutes and is not submitted from here."
+)
+SUGGESTIONS = 6
+
+
+def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
+    """The answer to a request. Raises ConfigError for one that cannot be answered, SubmitError for a refusal.
+
+    With `anywhere`, run YAMLs outside of the workspace are read: for a kernel, which may read them anyway.
+    """
+    return ANSWERS[path](request, anywhere)
+
+
+def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
+    """Everything that the form shows of a YAML.
+
+    Overrides that do not go with the YAML are left out, and `left_out` says why: when another YAML is chosen,
+    the notebook's overrides stay.
+    """
+    run, overrides, left_out = _run(request, anywhere), _overrides(request), ""
+    try:
+        draft = Draft(run, overrides)
+    except ConfigError as error:
+        draft, left_out = Draft(run), str(error)
+    values = draft.base.batch.model_dump()
+    return {
+        "yaml": draft.run,
+        "yamls": run_yamls(),
+        "place": place(),
+        "modes": list(MODES),
+        "groups": [
+            {"title": title, "sections": [{"name": name, "keys": _keys(name)} for name in sections]}
+            for title, sections in GROUPS.items()
+        ],
+        "essentials": essentials(values),
+        "fields": [_field(draft, one) for one in every_field().values()],
+        "given": [_change(draft, key) for key in draft.given],
+        "left_out": left_out,
+        "assessment": _assessed(_typed(draft, request), request),
+    }
+
+
+def form_assessed(request: Request, anywhere: bool = False) -> dict[str, Any]:
+    """What is said of a draft."""
+    return _assessed(_draft(request, anywhere), request)
+
+
+def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
+    """The best layouts of the run on its GPUs, or on `gpus` of `gpu_type`; none with the reason."""
+    from nbtrain.planner.found import FoundLayouts
+    from nbtrain.planner.search import search
+
+    draft = _draft(request, anywhere)
+    config = draft.assess().config
+    if config is None or draft.unreadable:
+        raise ConfigError("The fields that are marked have to be right before layouts can be searched.")
+    gpus, gpu_type = request.get("gpus") or None, request.get("gpu_type") or None
+    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):
+        raise ConfigError(f"gpus = {gpus!r} must be a whole number.")
+    found = FoundLayouts(search(config, gpus, gpu_type=gpu_type), SUGGESTIONS)
+    rows = []
+    for number, cells in enumerate(found.rows(), start=1):
+        chosen = found.result.space.run(found[number].layout, check=False)
+        texts = draft.texts_for(chosen)
+        changes = [[key, draft.text(every_field()[key]), text] for key, text in texts.items()]
+        _, layout, step, mfu, run, memory, spare, *_, against = cells
+        rows.append(
+            {
+                "number": number,
+                "layout": layout,
+                "step": step,
+                "mfu": mfu,
+                "time": run,
+                "memory": memory,
+                "spare": spare,
+                "against": against,
+                "typed": texts,
+                "changes": changes,
+            }
+        )
+    refused = found.refused_lines()[1:]
+    return {"title": found.title, "rows": rows, "refused": [line.removeprefix("  - ") for line in refused]}
+
+
+def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
+    """Submit what the form holds, as nb.submit does: {"name", "job_id"}."""
+    from nbtrain.jobs.submit import submit
+
+    if _mode(request) == "twin":
+        raise ConfigError(TWIN_WORDS)
+    # Loaded anew: the file may have changed since the form read it.
+    job = submit(_draft(request, anywhere).config)
+    return {"name": job.run.name, "job_id": job.job_id}
+
+
+ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
+    "form": form_described,
+    "form/assess": form_assessed,
+    "form/layouts": form_layouts,
+    "submit": form_submitted,
+}
+
+
+def place() -> str:
+    """Where this process finds YAMLs and writes runs: a server and a kernel may differ."""
+    return f"{workspace()} -> {output_root()}"
+
+
+def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
+    mode, found = _mode(request), draft.assess()
+    plan, twin = found.plan, mode == "twin"
+    # As notebook 03 does it: what is missing is made first.
+    unprepared = any(one.kind == "data" for one in found.shortages)
+    function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
+    return {
+        "ready": found.ready,
+        "may_submit": not found.problems and not twin,
+        "words": TWIN_WORDS if twin else "",
+        "problems": problems_by_key(draft, found.problems, found.config),
+        "shortages": [] if twin else shortages_by_key(found.shortages),
+        "findings": findings_by_key(plan.findings) if plan else [],
+        "headline": plan.headline if plan else None,
+        "plan": [[title, [[*row] for row in rows.items()]] for title, rows in plan.sections().items()]
+        if plan
+        else None,
+        "changes": [_change(draft, key) for key in draft.overrides],
+        "name": draft.value("name"),
+        "line": draft.call(function),
+        "cell": draft.cell(function, "twin" if twin else "run", more),
+    }
+
+
+def _draft(request: Request, anywhere: bool) -> Draft:
+    return _typed(Draft(_run(request, anywhere), _overrides(request)), request)
+
+
+def _typed(draft: Draft, request: Request) -> Draft:
+    """The draft with what was typed in this request."""
+    typed = request.get("typed") or {}
+    if not isinstance(typed, Mapping):
+        raise ConfigError(f"typed = {typed!r} must be {{key: text}}.")
+    draft.type(typed)
+    if name := request.get("name"):
+        draft.type({"name": name})
+    return draft
+
+
+def _run(request: Request, anywhere: bool) -> str:
+    run = request.get("yaml") or "gpt-tiny"
+    if not isinstance(run, str):
+        raise ConfigError(f"yaml = {run!r} must be text.")
+    path = find(run).resolve()
+    roots = (workspace(), bundled("examples/megatron-gpt"), output_root())
+    if not anywhere and not any(path.is_relative_to(root.resolve()) for root in roots):
+        raise ConfigError(
+            f"{display(path)} lies outside of the workspace ({workspace()}), and the server reads no run "
+            "YAML there. Copy it into the workspace, or open the form in a notebook that has a kernel."
+        )
+    return run
+
+
+def _overrides(request: Request) -> Overrides:
+    """Those of the request; text may be a JSON object or key=value pairs."""
+    given = request.get("overrides")
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"overrides are no JSON object: {error}") from None
+    return given or None
+
+
+def _mode(request: Request) -> str:
+    mode = request.get("mode") or "full"
+    if mode not in MODES:
+        raise ConfigError(f'mode = {mode!r} must be "full" or "twin".')
+    return mode
+
+
+def _keys(section: str) -> list[str]:
+    return [one.key for one in fields_of(section)]
+
+
+def _field(draft: Draft, one: Field) -> dict[str, Any]:
+    return {
+        "key": one.key,
+        "label": one.label,
+        "group": group_of(one.section),
+        "kind": one.kind,
+        "choices": [show(choice) for choice in one.choices],
+        "description": one.description,
+        "unit": one.unit,
+        "default": one.default,
+        "base": one.text(draft.base_value(one.key)),
+        "value": draft.text(one),
+    }
+
+
+def _change(draft: Draft, key: str) -> list[str]:
+    """[key, from, to, who made it]: the notebook, or a person in the form."""
+    mine = key not in draft.given or draft.given[key] != draft.overrides.get(key)
+    value = draft.overrides.get(key, draft.base_value(key))
+    return [key, show(draft.base_value(key)), show(value), "form" if mine else "given"]
+
+
+def yaml_for_others(run: str | Path) -> str:
+    """A run YAML as another process finds it: a name as it is, a path below this folder whole."""
+    path = find(run)
+    beside = any((Path.cwd() / f"{run}{ending}").absolute() == path for ending in ("", ".yaml", ".yml"))
+    return str(path) if beside and str(run) not in run_yamls() else str(run)

@@ -1,0 +1,177 @@
+"""A run before it is submitted: a YAML, changes to it, and what can be said about both. Knows no widget.
+
+Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems, plan, difference, one line
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base.addresses import text_without_secrets, without_secrets
+from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.config.load import Overrides, load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import parse_value
+from nbtrain.lab.form.fields import Field, every_field
+from nbtrain.planner.findings import split_problems
+
+if TYPE_CHECKING:
+    from nbtrain.jobs.preflight import Obstacle
+    from nbtrain.planner.plan import Plan
+
+WIDTH = 88
+"""Of a cell that is written into the notebook."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is known about a draft as it stands."""
+
+    config: RunConfig | None
+    """None if a value does not fit the schema."""
+    problems: list[str]
+    """Why it cannot be submitted, each with place, rule and fix."""
+    shortages: list["Obstacle"]
+    """What this machine lacks for it."""
+    plan: "Plan | None"
+    """None if there are problems."""
+
+    @property
+    def ready(self) -> bool:
+        return self.config is not None and not self.problems and not self.shortages
+
+
+class Draft:
+    """A run YAML with changes. Every change is an override, as in nb.submit's second argument.
+
+    `given` are the changes that the draft began with: those of the notebook, or of a run that is cloned.
+    """
+
+    def __init__(self, run: str | Path, overrides: Overrides = None):
+        self.run = str(run)
+        self.base = load(run, check=False)
+        self._base_values = self.base.model_dump()
+        now = load(self.base, overrides, check=False).model_dump()
+        self.overrides: dict[str, Any] = {}
+        for key in every_field():
+            self.set(key, _at(now, key))
+        self.given = dict(self.overrides)
+        self.unreadable: dict[str, str] = {}
+        """{key: why the text that was typed is no value}."""
+
+    def value(self, key: str) -> Any:
+        """The value of a field as it stands."""
+        return self.overrides[key] if key in self.overrides else self.base_value(key)
+
+    def base_value(self, key: str) -> Any:
+        """The value that the YAML gives, defaults included."""
+        return _at(self._base_values, key)
+
+    def set(self, key: str, value: Any) -> None:
+        """Change a field; its YAML value takes the change back."""
+        if value == self.base_value(key):
+            self.overrides.pop(key, None)
+        else:
+            self.overrides[key] = value
+
+    def set_text(self, one: Field, text: str) -> None:
+        """Change a field to what a person typed. Raises ConfigError if it is not YAML."""
+        text = text.strip()
+        if one.kind == "text":
+            self.set(one.key, None if text in ("", "null") else text)
+            return
+        try:
+            self.set(one.key, parse_value(text))
+        except (ValueError, NbtrainError) as error:
+            raise ConfigError(f"{one.key} = {text_without_secrets(text)!r}: {error}") from error
+
+    def type(self, typed: Mapping[str, Any]) -> None:
+        """Change fields to what a person typed; `unreadable` says what is no value.
+
+        Raises ConfigError for a key that no field has.
+        """
+        for key, text in typed.items():
+            if (one := every_field().get(key)) is None:
+                raise ConfigError(f"the form has no field {key!r}.")
+            try:
+                self.set_text(one, str(text))
+            except ConfigError as error:
+                self.unreadable[key] = str(error)
+
+    def text(self, one: Field) -> str:
+        """The field's value as a person types it."""
+        return one.text(self.value(one.key))
+
+    @property
+    def config(self) -> RunConfig:
+        """The checked run. Raises ConfigError with every problem, also of text that is no value."""
+        problems = [*self.unreadable.values()]
+        try:
+            config = load(self.run, self.overrides)
+        except ConfigError as error:
+            problems += split_problems(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return config
+
+    def assess(self) -> Assessment:
+        """Load, check, plan and look at this machine: some 20 ms."""
+        from nbtrain.jobs.preflight import preflight
+        from nbtrain.planner.plan import plan
+
+        unreadable = [*self.unreadable.values()]
+        try:
+            config = load(self.run, self.overrides, check=False)
+        except ConfigError as error:
+            return Assessment(None, [*unreadable, *split_problems(str(error))], [], None)
+        problems = [*unreadable, *find_problems(config)]
+        if problems:
+            return Assessment(config, problems, [], None)
+        return Assessment(config, [], preflight(config), plan(config))
+
+    @property
+    def line(self) -> str:
+        """The call that does what the form's button does, without passwords of addresses."""
+        return self.call("nb.submit")
+
+    def call(self, function: str) -> str:
+        """A call of a function that takes a run and overrides, in one line."""
+        run, changes = _python(self.run), self._changes()
+        return f"{function}({run}, {{{', '.join(changes)}}})" if changes else f"{function}({run})"
+
+    def cell(self, function: str, name: str, more: str = "") -> str:
+        """A notebook's cell that calls the function and shows what it returns, as a formatter writes it."""
+        call = self.call(function)
+        call = f"{call[:-1]}, {more})" if more else call
+        if len(f"{name} = {call}") > WIDTH:
+            lines = "".join(f"        {change},\n" for change in self._changes())
+            last = f"    {more},\n" if more else ""
+            call = f"{function}(\n    {_python(self.run)},\n    {{\n{lines}    }},\n{last})"
+        return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
+
+    def texts_for(self, config: RunConfig) -> dict[str, str]:
+        """What would be typed to make this draft the configuration: {key: text} of the fields that differ."""
+        wanted = config.model_dump()
+        return {
+            key: one.text(_at(wanted, key))
+            for key, one in every_field().items()
+            if key != "name" and _at(wanted, key) != self.value(key)
+        }
+
+    def _changes(self) -> list[str]:
+        return [f"{_python(key)}: {_python(without_secrets(value))}" for key, value in self.overrides.items()]
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    value: Any = values
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _python(value: Any) -> str:
+    """As a formatter writes it: text in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

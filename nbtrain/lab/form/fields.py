@@ -1,0 +1,189 @@
+"""The fields of the launch form: on which page each stands, which come first, units and defaults.
+
+Every leaf of the schema has one field, or lies inside the text of one (a list, a section that may be null).
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from nbtrain.base.workspace import bundled, workspace
+from nbtrain.config.fields import described
+from nbtrain.config.keys import FREE_FORM, field_keys
+from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show, spelled
+
+# The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
+GROUPS = {
+    "Distributed": ("resources", "backend", "labels"),
+    "Model": ("model", "tokenizer"),
+    "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint", "stability"),
+    "Parallel": ("parallel",),
+    "Data": ("data",),
+    "Evaluation": ("evaluation",),
+    "Logging": ("logging", "profile", "notify"),
+}
+# `name` has its own place on the form; the other two are not settings.
+NOT_IN_GROUPS = ("schema_version", "extends", "name")
+
+# What a person looks at before most runs. The length of training is in the unit that the YAML gives it in.
+LENGTH = "batch.train_tokens"
+ESSENTIALS = (
+    LENGTH,
+    "batch.max_steps",
+    "batch.global_batch_size",
+    "batch.micro_batch_size",
+    "model.seq_length",
+    "lr_schedule.lr",
+    "precision.dtype",
+    "backend.kind",
+    "resources.device",
+    "resources.nodes",
+    "resources.gpus_per_node",
+    "parallel.data_parallel_size",
+)
+
+# {the end of a key, or all of its last word: unit}, the longer endings first.
+FIELD_UNITS = {
+    "_bytes_per_second": "bytes/s",
+    "_tokens": "tokens",
+    "_samples": "samples",
+    "_steps": "steps",
+    "_seconds": "s",
+    "_minutes": "min",
+    "_bytes": "bytes",
+    "_fraction": "share, 0 to 1",
+    "_chars": "characters",
+    "_layers": "layers",
+    "batch_size": "sequences",
+    "seq_length": "tokens",
+    "_parallel_size": "ranks",
+    "eval_iters": "global batches",
+    "nodes": "machines",
+    "gpus_per_node": "GPUs",
+    "cpus_per_node": "cores",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the form."""
+
+    key: str
+    """Dotted, as in an override."""
+    description: str
+    kind: str
+    """choice, switch, text (taken as written) or yaml (read as in a run YAML)."""
+    choices: tuple[Any, ...] = ()
+    default: str | None = None
+    """The schema's, as a run YAML spells it; None if the field has none."""
+
+    @property
+    def section(self) -> str:
+        """The section of the schema."""
+        return self.key.partition(".")[0]
+
+    @property
+    def label(self) -> str:
+        """The key without its section."""
+        return self.key.partition(".")[2] or self.key
+
+    @property
+    def unit(self) -> str:
+        """What a number of the field counts; "" if nothing, or if it is no number."""
+        if self.kind != "yaml":
+            return ""
+        last = self.key.rpartition(".")[2]
+        return next((unit for ending, unit in FIELD_UNITS.items() if last.endswith(ending)), "")
+
+    def text(self, value: Any) -> str:
+        """A value as a person types it."""
+        if isinstance(value, list | Mapping):
+            return json.dumps(value, ensure_ascii=False)
+        if self.kind == "text":
+            return "" if value is None else str(value)
+        return spelled(value)
+
+
+NAME = Field("name", "The run's folder under the output root.", "text")
+
+
+@functools.cache
+def every_field() -> Mapping[str, Field]:
+    """{key: field}, page by page, the name first."""
+    sections = (section for group in GROUPS.values() for section in group)
+    return {"name": NAME, **{one.key: one for section in sections for one in fields_of(section)}}
+
+
+def field_at(key: str) -> Field | None:
+    """The field of a dotted key, or the one whose text holds it: data.sources for data.sources.0.path."""
+    known = every_field()
+    while key and key not in known:
+        key = key.rpartition(".")[0]
+    return known.get(key)
+
+
+def group_of(section: str) -> str:
+    """The page of a section; "" for the name."""
+    return next((title for title, sections in GROUPS.items() if section in sections), "")
+
+
+def essentials(given: Mapping[str, Any]) -> list[str]:
+    """The keys that come first; `given` is {field of batch: value}."""
+    unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
+    return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
+
+
+def run_yamls() -> list[str]:
+    """Names of the run YAMLs of nbtrain and of the workspace: gpt-tiny first, the others by name."""
+    examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
+    names = {path.stem for folder in examples for path in folder.glob("training/*.yaml")}
+    return sorted(names, key=lambda name: (name != "gpt-tiny", name))
+
+
+@functools.cache
+def fields_of(section: str) -> tuple[Field, ...]:
+    """The fields of one section of the schema, nested ones with dotted keys; of a single field, itself."""
+    found: list[Field] = []
+    known = field_keys()
+    for key, inner in known.items():
+        if not f"{key}.".startswith(f"{section}.") or any(key.startswith(f"{one.key}.") for one in found):
+            continue
+        info = _field_info(key)
+        optional = NoneType in get_args(info.annotation)
+        if inner is not None and not optional and key not in FREE_FORM:
+            continue
+        kind, choices = _kind(info)
+        found.append(Field(key, info.description or "", kind, choices, _default(info)))
+    return tuple(found)
+
+
+def _field_info(key: str) -> FieldInfo:
+    parents, _, last = key.rpartition(".")
+    model: Any = field_keys()[parents] if parents else RunConfig
+    return described(model)[last]
+
+
+def _kind(info: FieldInfo) -> tuple[str, tuple[Any, ...]]:
+    annotation = info.annotation
+    if annotation is bool:
+        return "switch", ()
+    if get_origin(annotation) is Literal:
+        return "choice", get_args(annotation)
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    types = {get_args(one)[0] if get_origin(one) is Annotated else one for one in choices}
+    return ("text" if types <= {str, NoneType} else "yaml"), ()
+
+
+def _default(info: FieldInfo) -> str | None:
+    if info.is_required():
+        return None
+    value = info.get_default(call_default_factory=True)
+    return show(value.model_dump() if isinstance(value, BaseModel) else value)

@@ -1,0 +1,268 @@
+"""What the form's requests answer: the same for the server's routes and for a kernel."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbtrain.jobs.submit
+from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.form.answers import TWIN_WORDS, answer, yaml_for_others
+from tests.lab.widgets.fake_run import FakeJob
+
+
+def assessed(
+    run: str = "gpt-tiny", overrides: Any = None, mode: str = "full", **typed: str
+) -> dict[str, Any]:
+    """The assessment of what was typed; __ stands for a dot."""
+    texts = {key.replace("__", "."): text for key, text in typed.items()}
+    request = {"yaml": run, "overrides": overrides, "typed": texts, "mode": mode}
+    return json.loads(json.dumps(answer("form/assess", request)))
+
+
+def at(fields: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    return next(one for one in fields if one["key"] == key)
+
+
+def test_a_yaml_is_described(workspace: Path) -> None:
+    """Each field has its page, description, unit, default, the YAML's value and its own; twelve are first."""
+    found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.max_steps=400"})
+    assert json.loads(json.dumps(found)) == found
+    assert at(found["fields"], "batch.max_steps") == {
+        "key": "batch.max_steps",
+        "label": "max_steps",
+        "group": "Training",
+        "kind": "yaml",
+        "choices": [],
+        "description": "Stop after this many steps with all schedules unchanged: a trial of the run. "
+        "null trains to the end.",
+        "unit": "steps",
+        "default": "null",
+        "base": "null",
+        "value": "400",
+    }
+    assert at(found["fields"], "model.num_layers")["default"] is None
+    assert at(found["fields"], "backend.kind")["choices"] == ["local", "hosts", "slurm", "kubernetes"]
+    assert len(found["essentials"]) == 12
+    assert set(found["essentials"]) < {one["key"] for one in found["fields"]}
+    keys = [key for group in found["groups"] for section in group["sections"] for key in section["keys"]]
+    assert ["name", *keys] == [one["key"] for one in found["fields"]]
+    assert found["given"] == [["batch.max_steps", "null", "400", "given"]]
+    assert found["yamls"][0] == "gpt-tiny"
+
+
+def test_the_length_that_comes_first_is_in_the_yamls_own_unit(workspace: Path) -> None:
+    """A run that is given in steps shows its steps."""
+    overrides = {"batch.train_tokens": None, "batch.train_steps": 5}
+    (workspace / "steps.yaml").write_text("extends: gpt-tiny\nbatch: {train_tokens: null, train_steps: 5}\n")
+    assert "batch.train_steps" in answer("form", {"yaml": "steps.yaml"})["essentials"]
+    assert "batch.train_tokens" in answer("form", {"yaml": "gpt-tiny", "overrides": overrides})["essentials"]
+
+
+def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
+    """As the address of a GET has them."""
+    found = answer("form", {"yaml": "gpt-tiny", "overrides": '{"batch.max_steps": 3}'})
+    assert found["assessment"]["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 3})'
+    with pytest.raises(ConfigError, match="overrides are no JSON object"):
+        answer("form", {"overrides": "{batch"})
+
+
+def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: Path) -> None:
+    """What does not go with it is left out with the schema's words."""
+    found = answer("form", {"yaml": "gpt-125m", "overrides": "batch.max_steps=400"})
+    assert found["given"] == [["batch.max_steps", "null", "400", "given"]]
+    assert found["left_out"] == ""
+    found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.rampup.start_batch_size=4"})
+    assert found["given"] == []
+    assert "batch.rampup.batch_size_increment is missing" in found["left_out"]
+
+
+def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: Path) -> None:
+    """Text that is no YAML, the schema's rules and a rule of two fields, all at once; no word twice."""
+    found = assessed(
+        batch__micro_batch_size="[5", model__num_layers="four", data__sources='[{"kind": "json"}]'
+    )
+    said = {one["key"]: one["message"] for one in found["problems"]}
+    assert list(said) == ["model.num_layers", "batch.micro_batch_size", "data.sources"]
+    assert said["model.num_layers"] == "Must be a whole number."
+    assert said["batch.micro_batch_size"].startswith("Not YAML: expected")
+    assert said["data.sources"].startswith("data.sources.0.kind = json: must be one of python-docs")
+    assert not found["may_submit"] and found["headline"] is None and found["plan"] is None
+
+
+def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None:
+    """The message stands at the field that breaks the rule; what was changed is marked as well."""
+    (problem,) = assessed(batch__micro_batch_size="5")["problems"]
+    assert problem == {
+        "key": "batch.global_batch_size",
+        "message": "Must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10.",
+        "full": "gpt-tiny.yaml:29: batch.global_batch_size = 8\n  must be a multiple of micro_batch_size(5) "
+        "* data_parallel_size(1) = 5; nearest: 5, 10.",
+        "also": ["batch.micro_batch_size"],
+    }
+    (problem,) = assessed(batch__train_steps="5")["problems"]
+    assert problem["key"] == "batch.train_tokens"
+    assert problem["message"] == (
+        "Stands beside batch.train_steps = 5: give one amount in several units; set all but one to null."
+    )
+    assert problem["also"] == ["batch.train_steps"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "key", "message"),
+    [
+        (
+            {"resources__nodes": "3"},
+            "resources.nodes",
+            "data(1) * pipeline(1) * tensor(1) = 1 processes, which",
+        ),
+        ({"name": "My Run"}, "name", "Must be 1 to 53 lower case letters"),
+        ({"data__sources": '[{"kind": "jsonl"}]'}, "data.sources", "data.sources.0.path is missing"),
+        ({"backend__env": '{"HF_TOKEN": "x"}'}, "backend.env", "backend.env.HF_TOKEN looks like a secret"),
+        ({"lr_schedule__min_lr": "1.0"}, "lr_schedule.min_lr", "Must be at most lr(0.002)."),
+    ],
+)
+def test_where_a_problem_stands(workspace: Path, typed: dict[str, str], key: str, message: str) -> None:
+    (problem,) = assessed(**typed)["problems"]
+    assert problem["key"] == key
+    assert problem["message"].startswith(message)
+
+
+def test_headline_plan_and_changes(workspace: Path) -> None:
+    """Fits, time and disk; the rest in tables; who changed what, the notebook or a person in the form."""
+    found = assessed(overrides={"batch.max_steps": 400}, batch__micro_batch_size="4")
+    assert found["headline"]["fits"].startswith("yes, ") and found["headline"]["kind"] == "good"
+    assert set(found["headline"]) == {"fits", "kind", "time", "disk"}
+    assert [title for title, _ in found["plan"]] == ["Model", "Training", "Memory", "Time", "Disk"]
+    assert found["changes"] == [
+        ["batch.max_steps", "null", "400", "given"],
+        ["batch.micro_batch_size", "8", "4", "form"],
+    ]
+    assert found["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 400, "batch.micro_batch_size": 4})'
+    assert found["may_submit"] and not found["ready"]
+    assert {one["kind"] for one in found["shortages"]} == {"data"}
+    assert all("RUN.yaml" not in one["message"] for one in found["shortages"])
+
+
+def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:
+    """A long call stands in lines, as a formatter writes it; the cell runs."""
+    found = assessed(batch__micro_batch_size="4")
+    assert found["cell"] == (
+        "import nbtrain as nb\n\n"
+        'run = nb.submit("gpt-tiny", {"batch.micro_batch_size": 4}, prepared=False)\nrun'
+    )
+    cell = assessed(batch__micro_batch_size="4", batch__max_steps="5", data__split="8,1,1")["cell"]
+    assert cell == (
+        'import nbtrain as nb\n\nrun = nb.submit(\n    "gpt-tiny",\n    {\n'
+        '        "batch.micro_batch_size": 4,\n        "batch.max_steps": 5,\n'
+        '        "data.split": "8,1,1",\n    },\n    prepared=False,\n)\nrun'
+    )
+    compile(cell, "cell", "exec")
+
+
+def test_mode_twin_is_heeded(workspace: Path) -> None:
+    """The line trains the twin; nothing can be submitted, and the words say what does it."""
+    found = assessed(mode="twin", batch__max_steps="5")
+    assert found["line"] == 'nb.twin("gpt-tiny", {"batch.max_steps": 5})'
+    assert found["cell"].endswith('twin = nb.twin("gpt-tiny", {"batch.max_steps": 5})\ntwin')
+    assert (found["may_submit"], found["words"], found["shortages"]) == (False, TWIN_WORDS, [])
+    with pytest.raises(ConfigError, match="Mode twin"):
+        answer("submit", {"yaml": "gpt-tiny", "mode": "twin"})
+    with pytest.raises(ConfigError, match='mode = \'dry\' must be "full" or "twin"'):
+        assessed(mode="dry")
+
+
+def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
+    """What is typed for a suggestion gives a run that the same search calls its best."""
+    request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
+    found = answer("form/layouts", request)
+    best = found["rows"][0]
+    assert "fit of" in found["title"] and best["against"] == "the first"
+    assert best["changes"] and "name" not in best["typed"]
+    after = assessed("gpt-1-3b-4xdp", **{key.replace(".", "__"): text for key, text in best["typed"].items()})
+    assert after["problems"] == [] and after["headline"]["fits"].startswith("yes, ")
+
+
+def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
+    """Without them the reason is said; with them the suggestion moves the run there."""
+    with pytest.raises(ConfigError, match="names no GPU: give a GPU type"):
+        answer("form/layouts", {"yaml": "gpt-tiny"})
+    found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
+    assert found["rows"][0]["typed"]["resources.gpu_type"] == "A100-80GB"
+    with pytest.raises(ConfigError, match="The fields that are marked have to be right"):
+        answer("form/layouts", {"yaml": "gpt-tiny", "typed": {"model.num_layers": "four"}})
+
+
+def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of the line, and the job's id as the answer; a refusal is raised with its words."""
+    given = []
+
+    def submit(config: Any) -> Any:
+        given.append(config)
+        job = FakeJob(RunDir.named(config.name), steps=10)
+        job.finish("CANCELLED", "only a test")
+        return job.job
+
+    monkeypatch.setattr(nbtrain.jobs.submit, "submit", submit)
+    request = {"yaml": "gpt-tiny", "overrides": {"batch.max_steps": 3}, "name": "mine"}
+    found = answer("submit", request)
+    assert found["name"] == "mine" and found["job_id"]
+    assert [(config.name, config.batch.max_steps) for config in given] == [("mine", 3)]
+    with pytest.raises(ConfigError, match=r"model\.num_layers = four: must be a whole number"):
+        answer("submit", {**request, "typed": {"model.num_layers": "four", "batch.max_steps": "[5"}})
+    assert len(given) == 1
+
+    def refuse(config: Any) -> None:
+        raise SubmitError("output/mine has succeeded.")
+
+    monkeypatch.setattr(nbtrain.jobs.submit, "submit", refuse)
+    with pytest.raises(SubmitError, match="has succeeded"):
+        answer("submit", request)
+
+
+def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:
+    """Neither by its path nor through a link is a file outside read; a kernel reads it."""
+    outside = tmp_path / "outside.yaml"
+    outside.write_text("extends: gpt-tiny\nname: outside\n")
+    (workspace / "link.yaml").symlink_to(outside)
+    for run in (str(outside), "link.yaml"):
+        with pytest.raises(ConfigError, match="lies outside of the workspace"):
+            answer("form", {"yaml": run})
+        assert answer("form", {"yaml": run}, anywhere=True)["assessment"]["name"] == "outside"
+
+
+def test_malformed_requests_are_refused(workspace: Path) -> None:
+    """A client's mistake is no traceback."""
+    for request, words in (
+        ({"yaml": 5}, "yaml = 5 must be text"),
+        ({"typed": []}, None),
+        ({"typed": ["a"]}, "typed = "),
+        ({"typed": {"batch.nothing": "5"}}, "the form has no field 'batch.nothing'"),
+        ({"overrides": 5}, "overrides"),
+    ):
+        if words is None:
+            answer("form/assess", request)
+            continue
+        with pytest.raises(ConfigError, match=words):
+            answer("form/assess", request)
+
+
+def test_no_widget_is_imported(repository: Path) -> None:
+    """A Jupyter server answers too, and has no use for ipywidgets."""
+    for path in (repository / "nbtrain" / "lab" / "form").glob("*.py"):
+        assert "widgets" not in path.read_text().replace("no widget", ""), path
+
+
+def test_a_yaml_beside_the_notebook_is_named_whole(
+    workspace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has another current folder than the kernel."""
+    monkeypatch.chdir(workspace)
+    training = repository / "examples" / "megatron-gpt" / "training"
+    shutil.copytree(training, workspace / "mine")
+    assert yaml_for_others("gpt-tiny") == "gpt-tiny"
+    assert yaml_for_others("mine/gpt-tiny.yaml") == str(workspace / "mine" / "gpt-tiny.yaml")
+    assert yaml_for_others("13B") == "13B"

@@ -11,12 +11,16 @@ The order of truth about a job of an engine (Slurm, Kubernetes): its own records
 (engine.json), then the engine's silence. That the engine cannot be seen is a flag beside the state, no state.
 """
 
+from typing import TYPE_CHECKING
+
 from nbtrain.base import files, last_words
 from nbtrain.base.files import READ_ONLY, is_read_only
-from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
+
+if TYPE_CHECKING:
+    from nbtrain.base.node_records import EngineWord
 
 QUEUED = "QUEUED"
 STARTING = "STARTING"
@@ -90,7 +94,10 @@ def observed_state(record: JobRecord, now: float, written_at: float | None = Non
 
 
 def state_with_engine(
-    record: JobRecord, word: EngineWord | None, silent_seconds: float, silent_when_asked: float | None = None
+    record: JobRecord,
+    word: "EngineWord | None",
+    silent_seconds: float,
+    silent_when_asked: float | None = None,
 ) -> tuple[str, str | None]:
     """(state, cause) of a job that an engine has placed.
 
@@ -169,6 +176,9 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     if record is None:
         return LOST, "the submission was cut off before job.json was written"
     if record.backend in ENGINES:
+        # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.
+        from nbtrain.base.node_records import EngineWord
+
         word, written_at = EngineWord.read(job.engine_json), job.job_json.stat().st_mtime
         asked = job.engine_json.stat().st_mtime - written_at if word else None
         return state_with_engine(record, word, now - written_at, asked)

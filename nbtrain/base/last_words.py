@@ -6,10 +6,8 @@ can take a name in advance.
 """
 
 import contextlib
-import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from nbtrain.base.errors import RecordError
@@ -29,11 +27,11 @@ def keep(record: JobRecord) -> Path | None:
 
 def kept(record: JobRecord) -> JobRecord | None:
     """The last words of the job that `record` is about; None if it has none there."""
-    path = _folder() / _name(record)
-    if not _is_ours(path.parent):
+    folder = _folder()
+    if not _is_ours(folder):
         return None
     try:
-        found = JobRecord.read(path)
+        found = JobRecord.read(folder / _name(record))
     except (OSError, RecordError):
         return None
     same = found is not None and (found.run_id, found.job_id) == (record.run_id, record.job_id)
@@ -47,10 +45,15 @@ def forget(record: JobRecord) -> None:
 
 
 def _folder() -> Path:
+    # Imported here, as hashlib below: nearly every command loads this file, and few of them need the folder.
+    import tempfile
+
     return Path(tempfile.gettempdir()) / f"nbtrain-{os.getuid()}"
 
 
 def _name(record: JobRecord) -> str:
+    import hashlib
+
     # A hash: ids come from a file that anybody may have written, and must not become a path.
     return hashlib.sha256(f"{record.run_id}/{record.job_id}".encode()).hexdigest()[:32] + ".json"
 

@@ -3,16 +3,12 @@
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-
-logger = logging.getLogger(__name__)
-
 
 # Network file systems that lock no folder: NFS asks for a descriptor that can write, which a folder has not.
 NO_FOLDER_LOCK = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -64,7 +60,12 @@ def _lock(directory: Path) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         if (descriptor := flock_folder(directory, blocking=False)) is not None:
             return descriptor
-        logger.warning("%s: another process is preparing it; waiting until it ends.", display(directory))
+        # Imported here: every command loads this file, and few of them wait.
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "%s: another process is preparing it; waiting until it ends.", display(directory)
+        )
         waited = flock_folder(directory, blocking=True)
     except OSError as error:
         raise DataError(

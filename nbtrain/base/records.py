@@ -20,8 +20,8 @@ class Record:
     @classmethod
     def of_json(cls, value: Any, where: object = "") -> Self:
         """From a JSON object. Raises RecordError, beginning with `where`, if it is no such record."""
+        known = _inner_records(cls)  # type: ignore[arg-type]
         try:
-            known = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
             return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
         except (TypeError, KeyError, AttributeError) as error:
             raise RecordError(f"{where}: is no {cls.__name__}: {error}") from error
@@ -37,21 +37,34 @@ class Record:
         files.write_json(path, asdict(self))  # type: ignore[call-overload]
 
 
-def _nested(kind: Any, value: Any, where: object) -> Any:
-    """The value of a field of type `kind`, with the records in it: one, a list of them or a dict of them."""
-    if value is None:
-        return None
-    if isinstance(kind, UnionType):
-        # `X | None`: the value is there, so it is an X.
-        kind = next(one for one in get_args(kind) if one is not type(None))
-    for inner in (kind, *get_args(kind)):
-        if isinstance(inner, type) and issubclass(inner, Record):
-            if get_origin(kind) is list:
-                return [inner.of_json(one, where) for one in value]
-            if get_origin(kind) is dict:
-                return {key: inner.of_json(one, where) for key, one in value.items()}
-            return inner.of_json(value, where)
-    return value
+@functools.cache
+def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
+    """Of each field, the record in it, and list or dict if it holds several; None if it holds no record."""
+    found: dict[str, tuple[type[Record], object] | None] = {}
+    for one in fields(cls):  # type: ignore[arg-type]
+        kind: Any = one.type
+        if isinstance(kind, UnionType):
+            # `X | None`: if the value is there, it is an X.
+            kind = next(inner for inner in get_args(kind) if inner is not type(None))
+        records = [
+            inner
+            for inner in (kind, *get_args(kind))
+            if isinstance(inner, type) and issubclass(inner, Record)
+        ]
+        found[one.name] = (records[0], get_origin(kind)) if records else None
+    return found
+
+
+def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object) -> Any:
+    """The value of a field, with the records in it: one, a list of them or a dict of them."""
+    if inner is None or value is None:
+        return value
+    record, several = inner
+    if several is list:
+        return [record.of_json(one, where) for one in value]
+    if several is dict:
+        return {key: record.of_json(one, where) for key, one in value.items()}
+    return record.of_json(value, where)
 
 
 @dataclass

@@ -50,11 +50,9 @@ folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a 
 one. This module is the standard library only: the trainer, the supervisor and the panel all meet here.
 """
 
-import calendar
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,30 +71,41 @@ NOT_USED = "is not used"
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
+class _Below:
+    """A path below its owner's folder, made when it is asked for: a list of runs asks for few of them."""
+
+    def __init__(self, *parts: str):
+        self._parts = parts
+
+    def __get__(self, owner: "RunDir | JobDir", kind: type | None = None) -> Path:
+        return owner.path.joinpath(*self._parts)
+
+
 class RunDir:
     """Owner of every path of one run."""
 
+    run_json = _Below("run.json")
+    config_yaml = _Below("config.yaml")
+    plan_json = _Below("plan.json")
+    summary_json = _Below("summary.json")
+    rollbacks_json = _Below("rollbacks.json")
+    notes_json = _Below("notes.json")
+    jobs = _Below("jobs")
+    tensorboard = _Below("tensorboard")
+    model = _Below("model")
+    latest = _Below("model", "latest")
+    local_json = _Below("model", "local.json")
+    universal = _Below("universal")
+    profiling = _Below("profiling")
+    export = _Below("export")
+    notebooks = _Below("notebooks")
+    autotuning_exps = _Below("autotuning_exps")
+    autotuning_results = _Below("autotuning_results")
+    autotuning_optimum = _Below("autotuning_results", "ds_config_optimal.json")
+
     def __init__(self, path: str | os.PathLike):
-        self.path = path = Path(path).absolute()
-        self.name = path.name
-        self.run_json = path / "run.json"
-        self.config_yaml = path / "config.yaml"
-        self.plan_json = path / "plan.json"
-        self.summary_json = path / "summary.json"
-        self.rollbacks_json = path / "rollbacks.json"
-        self.notes_json = path / "notes.json"
-        self.jobs = path / "jobs"
-        self.tensorboard = path / "tensorboard"
-        self.model = path / "model"
-        self.latest = self.model / "latest"
-        self.local_json = self.model / "local.json"
-        self.universal = path / "universal"
-        self.profiling = path / "profiling"
-        self.export = path / "export"
-        self.notebooks = path / "notebooks"
-        self.autotuning_exps = path / "autotuning_exps"
-        self.autotuning_results = path / "autotuning_results"
-        self.autotuning_optimum = self.autotuning_results / "ds_config_optimal.json"
+        self.path = Path(path).absolute()
+        self.name = self.path.name
 
     @classmethod
     def named(cls, name: str) -> "RunDir":
@@ -130,7 +139,7 @@ class RunDir:
         """Job ids, oldest first (an id starts with its UTC time)."""
         if not self.jobs.is_dir():
             return []
-        return sorted(entry.name for entry in self.jobs.iterdir() if JOB_ID_PATTERN.fullmatch(entry.name))
+        return sorted(name for name in os.listdir(self.jobs) if JOB_ID_PATTERN.fullmatch(name))
 
     def job(self, job_id: str) -> "JobDir":
         return JobDir(self, job_id)
@@ -153,32 +162,33 @@ class RunDir:
 class JobDir:
     """Owner of every path of one job of a run."""
 
+    job_json = _Below("job.json")
+    environment_json = _Below("environment.json")
+    deepspeed_json = _Below("deepspeed.json")
+    autotune_json = _Below("autotune.json")
+    autotune_script = _Below("autotune.py")
+    resume_json = _Below("resume.json")
+    control_request = _Below("control", "request.json")
+    control_ack = _Below("control", "ack.json")
+    control_devices = _Below("control", "devices.json")
+    control_pause = _Below("control", "pause.json")
+    control_ask = _Below("control", "ask.json")
+    control_given_up = _Below("control", "given_up.json")
+    control_launch = _Below("control", "launch.json")
+    control_signals = _Below("control", "signals.json")
+    handle_json = _Below("handle.json")
+    engine_json = _Below("engine.json")
+    kubernetes_json = _Below("kubernetes.json")
+    supervisor_log = _Below("logs", "supervisor.log")
+    events = _Below("events")
+    resources = _Below("resources")
+
     def __init__(self, run: RunDir, job_id: str):
         if not JOB_ID_PATTERN.fullmatch(job_id):
             raise ValueError(f"{job_id!r} is not a job id such as 20261121-031500-a1b2")
         self.run = run
         self.job_id = job_id
-        self.path = path = run.jobs / job_id
-        self.job_json = path / "job.json"
-        self.environment_json = path / "environment.json"
-        self.deepspeed_json = path / "deepspeed.json"
-        self.autotune_json = path / "autotune.json"
-        self.autotune_script = path / "autotune.py"
-        self.resume_json = path / "resume.json"
-        self.control_request = path / "control" / "request.json"
-        self.control_ack = path / "control" / "ack.json"
-        self.control_devices = path / "control" / "devices.json"
-        self.control_pause = path / "control" / "pause.json"
-        self.control_ask = path / "control" / "ask.json"
-        self.control_given_up = path / "control" / "given_up.json"
-        self.control_launch = path / "control" / "launch.json"
-        self.control_signals = path / "control" / "signals.json"
-        self.handle_json = path / "handle.json"
-        self.engine_json = path / "engine.json"
-        self.kubernetes_json = path / "kubernetes.json"
-        self.supervisor_log = path / "logs" / "supervisor.log"
-        self.events = path / "events"
-        self.resources = path / "resources"
+        self.path = run.jobs / job_id
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
@@ -206,13 +216,16 @@ class JobDir:
 def new_job_id(now: float | None = None) -> str:
     """UTC time to the second and four random hex digits: sorts by age."""
     moment = time.gmtime(time.time() if now is None else now)
-    return time.strftime("%Y%m%d-%H%M%S-", moment) + secrets.token_hex(2)
+    return time.strftime("%Y%m%d-%H%M%S-", moment) + os.urandom(2).hex()
 
 
 def time_of_job(job_id: str) -> float:
     """Seconds since the epoch: when a job was submitted, as its id says it."""
+    # Imported here: it loads datetime and locale, 4 ms in all.
+    import calendar
+
     return calendar.timegm(time.strptime(job_id[:15], "%Y%m%d-%H%M%S"))
 
 
 def new_run_id() -> str:
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()

@@ -11,6 +11,8 @@ notebooks/ and examples/megatron-gpt/, else the current folder. Every relative p
 in a YAML or a notebook parameter is relative to the workspace, so that it means the same from notebooks/
 (where JupyterLab starts kernels), from the root (where papermill runs) and from anywhere below.
 On the command line a path that exists as typed, relative to the current folder, wins.
+
+The queue of this machine lies outside of all workspaces ($NBTRAIN_QUEUE moves it).
 """
 
 import os
@@ -56,6 +58,16 @@ def output_root() -> Path:
 def data_home() -> Path:
     """The folder that holds tokenizers and datasets: $NBTRAIN_DATA, else <workspace>/data."""
     return _from_environment("NBTRAIN_DATA", "data")
+
+
+def queue_folder() -> Path:
+    """Where this machine's queue is: $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>."""
+    if configured := os.environ.get("NBTRAIN_QUEUE"):
+        return resolve(configured)
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The specification of XDG_STATE_HOME: a relative path is to be ignored.
+    base = state if state.is_absolute() else Path("~/.local/state").expanduser()
+    return base / "nbtrain" / "queue" / os.uname().nodename
 
 
 def tokenizer_dir(name: str) -> Path:

@@ -169,7 +169,7 @@ def _waited(run: Any) -> int:
 
 def runs(options: argparse.Namespace) -> None:
     from nbtrain.monitor.run_filter import run_filter
-    from nbtrain.monitor.runs import list_runs, runs_json, runs_table
+    from nbtrain.monitor.runs import any_run, list_runs, runs_json, runs_table
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
@@ -177,7 +177,7 @@ def runs(options: argparse.Namespace) -> None:
     entries = list_runs(wanted=wanted)
     if options.json:
         print(runs_json(entries))
-    elif entries or not list_runs():
+    elif entries or not any_run():
         print(runs_table(entries))
     else:
         print("No run matches; `nbtrain runs --archived` lists all.")

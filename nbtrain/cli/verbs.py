@@ -15,6 +15,27 @@ PICTURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
 PICTURE_HELP = f"{', '.join(PICTURE_ENDINGS[:-1])} or {PICTURE_ENDINGS[-1]}"
 
 
+class OneVerb:
+    """Subparsers with one verb: those of other verbs are not made."""
+
+    def __init__(self, under: Any, word: str):
+        self._under = under
+        self._word = word
+
+    def add_parser(self, word: str, **settings: Any) -> Any:
+        return self._under.add_parser(word, **settings) if word == self._word else _NoParser()
+
+
+class _NoParser:
+    """Takes arguments, groups and verbs as a parser does, and keeps none."""
+
+    def __getattr__(self, name: str) -> "_NoParser":
+        return self
+
+    def __call__(self, *words: Any, **settings: Any) -> "_NoParser":
+        return self
+
+
 def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:
     """A verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options."""
     one = under.add_parser(name, help=help_text, description=help_text)

@@ -20,14 +20,13 @@ from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import DataError
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
-from nbtrain.base.workspace import data_home, output_root, tokenizer_dir, workspace
+from nbtrain.base.workspace import data_home, output_root, queue_folder, tokenizer_dir, workspace
 from nbtrain.config.attempt import TAKEN_OVER
 from nbtrain.config.debug import debug_variables
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.queue.folder import queue_folder
 from nbtrain.jobs.supervisor.processes import JOB_MARKER, NODE_MARKER
 
 RECORDED_PACKAGES = (

@@ -139,6 +139,7 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
     assert said.endswith(f"\nNext: cd '{tmp_path}/my own' && nbtrain lab\n")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(workspace):
     """`nbtrain schema | head -1` ends quietly."""
     command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ schema"
@@ -153,6 +154,38 @@ def test_lab_hands_jupyterlabs_own_options_on():
     assert options.rest == ["--no-browser", "--port", "8899"]
     with pytest.raises(SystemExit):
         cli.parse(["doctor", "--no-browser"])
+
+
+def test_a_call_makes_the_parser_of_its_own_verb_alone():
+    """The table of modules names every verb, and a verb's parser is the one among those of all verbs."""
+    assert " ".join(verbs()) == " ".join(cli.VERBS.values())
+    [of_all] = [action for action in cli.parser()._actions if action.choices]
+    for word in verbs():
+        [of_one] = [action for action in cli.parser(word)._actions if action.choices]
+        assert list(of_one.choices) == [word]
+        assert of_one.choices[word].format_help() == of_all.choices[word].format_help()
+        assert of_one.choices[word]._defaults == of_all.choices[word]._defaults
+
+
+def test_a_word_that_is_no_verb_is_answered_with_all_verbs(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid choice: 'run' (choose from 'doctor', 'init', " in said
+    assert "'lab')" in said
+
+
+@pytest.mark.slow
+def test_a_list_of_runs_loads_little(workspace):
+    """What a list of ended runs needs not would take longer to load than hundreds of runs take to read."""
+    code = "import sys; from nbtrain.cli import main; main(['runs']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "nbtrain.monitor.runs" in loaded
+    late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.base.node_records"
+    ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.queue.folder nbtrain.api.verbs"
+    assert loaded & {*late.split(), *ours.split()} == set()
 
 
 def test_help_names_every_verb_of_checkpoint_and_data():

@@ -6,18 +6,23 @@ of its own.
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.jobs.queue.folder import Queue, Ticket, system_start
+from nbtrain.base.workspace import queue_folder
+
+if TYPE_CHECKING:
+    from nbtrain.jobs.queue.folder import Queue, Ticket
 
 MODULE = "nbtrain.jobs.queue"
 
 
-def from_before(queue: Queue) -> list[Ticket]:
+def from_before(queue: "Queue") -> "list[Ticket]":
     """Tickets of jobs that an earlier start of the machine has left, and that were not refused since."""
+    from nbtrain.jobs.queue.folder import system_start
+
     if not queue.path.is_dir():
         return []
     here = system_start()
@@ -28,6 +33,13 @@ def start_after_boot(say: Callable[[str], object]) -> None:
     """Start them again in the background, and say which, if there are any. Never raises an error."""
     # Whatever is wrong with the queue must not stop a command that has nothing to do with it.
     with contextlib.suppress(OSError, NbtrainError):
+        if not os.listdir(queue_folder() / "tickets"):
+            return
+        # Imported here: on most machines nothing waits, and what follows takes 20 ms to load.
+        import subprocess
+
+        from nbtrain.jobs.queue.folder import Queue
+
         queue = Queue()
         if left := from_before(queue):
             with (queue.path / "restart.log").open("ab") as log:

@@ -25,9 +25,9 @@ from pathlib import Path
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import JobError, RecordError, SubmitError
 from nbtrain.base.jobstate import LOST, read_state
-from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id, host_name
+from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.workspace import display, resolve
+from nbtrain.base.workspace import display, queue_folder
 
 TICKET_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}\.[0-9a-f]{12}\.json")
 SLOT_NAME = re.compile(r"(gpu|cpu)-[A-Za-z0-9][A-Za-z0-9_.:-]{0,120}")
@@ -189,13 +189,3 @@ def meaningless(ticket: Ticket) -> bool:
         return JobRecord.read(ticket.job.job_json) is None or read_state(ticket.job, time.time())[0] != LOST
     except RecordError:
         return True
-
-
-def queue_folder() -> Path:
-    """Where this machine's queue is."""
-    if configured := os.environ.get("NBTRAIN_QUEUE"):
-        return resolve(configured)
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The specification of XDG_STATE_HOME: a relative path is to be ignored.
-    base = state if state.is_absolute() else Path("~/.local/state").expanduser()
-    return base / "nbtrain" / "queue" / host_name()

@@ -130,7 +130,7 @@ class RemoteLauncher:
         while time.monotonic() < deadline and self.poll() is None:
             time.sleep(POLL_SECONDS)
         if self.poll() is None:
-            self._end_agents("its agents did not answer the order to end")
+            self._end_agents(self._unanswered())
 
     def processes_left(self) -> bool:
         """Whether a node has not yet said that its last process is gone."""
@@ -300,13 +300,27 @@ class RemoteLauncher:
         """One sentence about nodes that are lost, if there are any."""
         if not lost:
             return []
-        hosts = ", ".join(self._watches[node].record.host for node in lost)
+        hosts = self._hosts_of(lost)
         silent = min(time.monotonic() - self._watches[node].heard_at for node in lost)
         limit = self._config.backend.node_timeout_seconds
         return [
             f"node {hosts} is gone: nothing was heard of its agent for {silent:.0f} s "
             f"(backend.node_timeout_seconds = {limit:g})"
         ]
+
+    def _unanswered(self) -> str:
+        """Which agents did not answer the order to end; those that are silent are gone already."""
+        waiting = [node for node, watch in sorted(self._watches.items()) if self._exit_of(node) is None]
+        heard = {node: time.monotonic() - self._watches[node].heard_at for node in waiting}
+        if not (silent := [node for node in waiting if heard[node] > KILL_SECONDS]):
+            return f"node {self._hosts_of(waiting)} did not answer the order to end"
+        return (
+            f"node {self._hosts_of(silent)} is gone: nothing was heard of its agent for "
+            f"{min(heard[node] for node in silent):.0f} s, and it did not answer the order to end"
+        )
+
+    def _hosts_of(self, nodes: Iterable[int]) -> str:
+        return ", ".join(self._watches[node].record.host for node in nodes)
 
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
         """Whether an agent without a last word is still heard of, although what started it has ended."""

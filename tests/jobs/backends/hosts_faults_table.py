@@ -222,7 +222,8 @@ def host_lost(scene: Scene) -> Row:
     scene.pair.kill_host("hostb")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert not scene.bad_states
-    assert scene.causes()[0].startswith("node hostb is gone: nothing was heard of its agent for 2")
+    # The ranks here lose their peers before the agent is missed: then the order to end is not answered.
+    assert scene.causes()[0].startswith("node hostb is gone: nothing was heard of its agent for ")
     first, last = scene.record.attempts[0], scene.record.attempts[-1]
     assert (first.world_size, first.nodes, last.world_size, last.nodes) == (4, 2, 2, 1)
     differs(trace(job.run), trace(straight.run))

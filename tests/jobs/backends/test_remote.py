@@ -369,3 +369,29 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
     ends = {rank: ExitRecord(rank, 0, 10.0, 0, None, "stopped", 6) for rank in range(3)}
     verdict = judge(ends, Circumstances(world_size=4, launcher_message=cluster.launcher.last_words))
     assert verdict.cause.startswith("rank 3's wrapper was killed, and rank 3 with it, not by nbtrain")
+
+
+@pytest.mark.parametrize(
+    ("alive", "words"),
+    [
+        ([0], "node node1 is gone: nothing was heard of its agent for 18 s, and it did not answer"),
+        ([0, 1], "node node1 did not answer the order to end"),
+    ],
+)
+def test_the_node_that_does_not_answer_the_order_to_end_is_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, alive: list[int], words: str
+) -> None:
+    """The ranks of the others can fail, and be ended, before the agent counts as lost."""
+    assert cluster.launch() is None
+    cluster.ended(0, 1)
+    cluster.pass_seconds(10, *alive)
+    look = cluster.launcher.poll
+
+    def living() -> int | None:
+        if 1 in alive:
+            cluster.beat(1, attempt=0, phase="running")
+        return look()
+
+    monkeypatch.setattr(cluster.launcher, "poll", living)
+    cluster.launcher.kill()
+    assert cluster.launcher.last_words.startswith(words)

@@ -1,4 +1,4 @@
-"""A resolved run as the value of one environment variable, and back: in the manifest of a dry run."""
+"""A resolved run as the value of one environment variable, and back: in the file that a dry run writes."""
 
 import json
 
@@ -22,14 +22,14 @@ def one_line(config: RunConfig) -> str:
         if without_secrets(value, key.rpartition(".")[2]) != value:
             raise ConfigError(
                 f"{config.where(key).partition('=')[0]}: {key} has an address with a user, password or "
-                "query, any of which may be a secret, and the manifest would show it. Take that part out, or "
+                "query, any of which may be a secret, and the file would show it. Take that part out, or "
                 "start the run with `nbtrain submit`."
             )
     # Kubernetes replaces $(NAME), pdsh %h and its like.
     text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
     if len(text) > MOST_CHARS:
         raise ConfigError(
-            f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the manifest "
+            f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the file "
             f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or start it with `nbtrain submit`."
         )
     return text

@@ -11,19 +11,19 @@ from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.submit import unused_job_id
 
 
-def request_text(config: RunConfig) -> str:
+def request_text(config: RunConfig, alone: bool = False) -> str:
     """The batch script, manifest or commands of a run; "" if it stays on this machine. Nothing is contacted.
 
-    Raises ConfigError for a broken rule.
+    `alone`: as a file that starts the run without `nbtrain submit`. Raises ConfigError for a broken rule.
     """
     check_config(config)
     run = RunDir.named(config.name)
-    return backend_of(config.backend.kind).request_text(run.job(unused_job_id(run)), config)
+    return backend_of(config.backend.kind).request_text(run.job(unused_job_id(run)), config, alone)
 
 
 def dry_run(config: RunConfig, path: Path) -> Path:
-    """Write request_text() to a file. Raises ConfigError if there is none, SubmitError if it has no room."""
-    text = request_text(config)
+    """Write what starts the run alone. Raises ConfigError if there is none, SubmitError for a bad path."""
+    text = request_text(config, alone=True)
     if not text:
         raise ConfigError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what an "

@@ -57,7 +57,7 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacl
     return [*found, *backend_of(config.backend.kind).obstacles(config)]
 
 
-def preflight_in_pod(config: RunConfig) -> list[Obstacle]:
+def preflight_in_allocation(config: RunConfig) -> list[Obstacle]:
     """As preflight, for a job that its engine has started already: the engine is not asked."""
     return [problem for check in SHARED_CHECKS for problem in check(config, this_machine())]
 

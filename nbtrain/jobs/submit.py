@@ -43,7 +43,7 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import asked_pause, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
-from nbtrain.jobs.preflight import preflight, preflight_in_pod
+from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import used_by_others
 from nbtrain.jobs.refusals import (
@@ -68,7 +68,7 @@ TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
 # Machines whose clocks differ by less are not worth a word.
 CLOCK_SECONDS = 60.0
-AGAIN = "write the manifest anew (`nbtrain submit RUN --dry-run FILE`) and create its object"
+AGAIN = "write a new file (`nbtrain submit RUN --dry-run FILE`) and start that one"
 
 
 def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, ...] = TRAINER) -> JobDir:
@@ -95,7 +95,7 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
     run = job.run
     if run.name != config.name:
         raise ConfigError(
-            f"{run.path}: is not the directory of the run {config.name}. A manifest's command names the "
+            f"{run.path}: is not the directory of the run {config.name}. The file's command names the "
             f"directory of its run: {AGAIN}."
         )
     refuse_foreign(run)
@@ -290,8 +290,8 @@ def _launch(
             f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
             f"only the newest may train. To go on with the run, {AGAIN}."
         )
-    problems = preflight_in_pod(config) if started else preflight(config)
-    _refuse_problems(config, problems, in_pod=started is not None)
+    problems = preflight_in_allocation(config) if started else preflight(config)
+    _refuse_problems(config, problems, started=started is not None)
     plan = make_plan(config)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()
@@ -325,12 +325,13 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
     refuse_less_than_done(run, config)
 
 
-def _refuse_problems(config: RunConfig, problems: list[Obstacle], in_pod: bool = False) -> None:
+def _refuse_problems(config: RunConfig, problems: list[Obstacle], started: bool = False) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = "Nothing was started and nothing written."
-        if in_pod and any(problem.kind == "data" for problem in problems):
-            end = f"Data must be in {data_home()} of the pods: prepare it where that volume is mounted. {end}"
+        if started and any(problem.kind == "data" for problem in problems):
+            whose = "pods" if config.backend.kind == "kubernetes" else "nodes"
+            end = f"Data must be in {data_home()} of the {whose}: prepare it where that is mounted. {end}"
         raise SubmitError(f"{config.name} cannot start here:\n{lines}\n{end}")
 
 

@@ -1,34 +1,44 @@
 """The text that an engine would get, for the run that the README takes from a laptop to a cluster."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from nbtrain.api.check import check
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
+from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.dry_run import dry_run, request_text
+from nbtrain.jobs.node.prepared import RUN_YAML
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
-def steps(workspace):
-    """The configurations before and after each diff of the README's section."""
-    section = README.read_text().partition("## From a laptop to a cluster")[2]
-    found = [re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1].splitlines()]
-    for diff in re.findall(r"```diff\n(.*?)```", section, re.DOTALL):
-        lines = diff.splitlines()
-        assert [line[1:] for line in lines if line[0] != "+"] == found[-1], "a diff of the file before it"
-        found.append([line[1:] for line in lines if line[0] != "-"])
+def places(workspace):
+    """{heading: configuration}: the README's one YAML, and that YAML after each of its three diffs."""
+    section = README.read_text().partition("## From a laptop to a cluster")[2].partition("\n## ")[0]
+    plain = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1]
+    found = {"plain": plain}
+    for where, diff in re.findall(r"\*\*On (?:a )?(\w+)\*\*[^`]*```diff\n(.*?)```", section, re.DOTALL):
+        lines = diff.splitlines(keepends=True)
+        assert "".join(line[1:] for line in lines if line[0] != "+") == plain, "a diff of the one YAML"
+        found[where] = "".join(line[1:] for line in lines if line[0] != "-")
     path = workspace / "my-run.yaml"
-    return [(path.write_text("\n".join(lines)), load(path))[1] for lines in found]
+    return {where: (path.write_text(text), load(path))[1] for where, text in found.items()}
 
 
-def test_the_readmes_diffs_are_what_the_engines_get(steps, workspace, tmp_path):
-    """One YAML on three backends; nothing but the file is written."""
-    laptop, slurm, kubernetes = steps
+def test_the_readmes_diffs_are_what_the_engines_get(places, workspace, tmp_path):
+    """One YAML in three places; nothing but the file is written."""
+    assert list(places) == ["plain", "laptop", "Slurm", "Kubernetes"]
+    laptop, slurm, kubernetes = places["laptop"], places["Slurm"], places["Kubernetes"]
+    assert changed(places["plain"], laptop) == {"backend.priority", "resources.cpus_per_node"}
+    assert {config.train_steps for config in places.values()} == {600}
+    assert all(check(config).works for config in places.values())
     with pytest.raises(ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent"):
         dry_run(laptop, tmp_path / "none")
     (tmp_path / "link").symlink_to("my-run.sbatch")
@@ -45,4 +55,22 @@ def test_the_readmes_diffs_are_what_the_engines_get(steps, workspace, tmp_path):
     trainer = yaml.safe_load(request_text(kubernetes))["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
     assert trainer["image"] == "registry.example.com/nbtrain:0.1.0"
+    for config in (slurm, kubernetes):
+        assert RUN_YAML not in request_text(config), "what `nbtrain submit` sends has its run on the disk"
+        assert RUN_YAML in dry_run(config, tmp_path / "alone").read_text()
+    assert not (workspace / "output").exists()
+
+
+def changed(before, after):
+    return {change.key for change in changes_between(before, after)}
+
+
+def test_a_batch_script_for_sbatch_alone_is_no_shell_script(places, workspace, tmp_path):
+    """Without an allocation it starts nothing, and says what does."""
+    script = dry_run(places["Slurm"], tmp_path / "my-run.sbatch")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    answer = subprocess.run(["bash", script], capture_output=True, text=True, env=environment)
+    assert answer.returncode != 0
+    assert answer.stderr.endswith("SLURM_JOB_ID: is not set: start this file with sbatch\n")
+    assert "--output=" not in script.read_text(), "the folder of its logs is not there yet"
     assert not (workspace / "output").exists()

@@ -93,12 +93,19 @@ class Backend:
         """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
         raise NotImplementedError
 
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """What submit() would send to the engine, as a file for the engine's own command; "" without one."""
+    def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
+        """What submit() would send to the engine, or what it would start; "" without an engine.
+
+        With `alone`, as a file with which the engine's own command starts the run, nothing being written yet.
+        """
         return ""
 
     def was_started(self, job: JobDir, run_id: str) -> None:
         """Write down what the engine calls a job that another program started from its request_text()."""
+
+    def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
+        """Which other allocation has a job that request_text() has started; "" if this one has it."""
+        return ""
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
         """(state, cause), by the job's records: jobstate.py."""

@@ -1,6 +1,6 @@
-"""The job of a manifest that a dry run wrote: node 0 writes the run directory, the other nodes wait for it.
+"""The job of a manifest or batch script that a dry run wrote: its first process writes the run directory.
 
-Two variables of the manifest hold the resolved run and its id. Once job.json is there, they mean nothing.
+Two variables of the file hold the resolved run and its id. Once job.json is there, they mean nothing.
 """
 
 import os
@@ -46,3 +46,29 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
             )
         time.sleep(LOOK_SECONDS)
     return True
+
+
+def prepared_in_allocation(job: JobDir) -> str:
+    """Write the job, if the variables are set, and go on in its log; why this process is to leave, "" if not.
+
+    Raises ConfigError and SubmitError as submit does.
+    """
+    text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
+    if not text:
+        return ""
+    from nbtrain.config.one_line import from_one_line
+    from nbtrain.jobs.backends.base import backend_of
+    from nbtrain.jobs.submit import prepare_job
+
+    config = from_one_line(text, RUN_YAML)
+    # An allocation that was put back into the queue, or the same file started twice, finds the job there.
+    if not job.job_json.is_file():
+        prepare_job(config, job, run_id)
+    if words := backend_of(config.backend.kind).taken_elsewhere(job, run_id):
+        return f"job {job.job_id} of {config.name} is started already: {words}"
+    print(f"job {job.job_id} of {config.name}; goes on in {job.supervisor_log}", flush=True)
+    log = os.open(job.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return ""

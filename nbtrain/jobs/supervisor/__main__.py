@@ -5,7 +5,11 @@ allocation ends.
 """
 
 import sys
+from pathlib import Path
 
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.node.prepared import prepared_in_allocation
 from nbtrain.jobs.supervisor.supervise import main
 
 if __name__ == "__main__":
@@ -15,4 +19,12 @@ if __name__ == "__main__":
             "usage: python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID   "
             "(nbtrain submit starts it)"
         )
-    sys.exit(main(arguments[0], arguments[1], foreground=len(arguments) < len(sys.argv) - 1))
+    foreground = len(arguments) < len(sys.argv) - 1
+    if foreground:
+        try:
+            to_leave = prepared_in_allocation(JobDir(RunDir(Path(arguments[0])), arguments[1]))
+        except (NbtrainError, ValueError, OSError) as error:
+            to_leave = str(error)
+        if to_leave:
+            sys.exit(f"nbtrain supervisor: {to_leave}")
+    sys.exit(main(arguments[0], arguments[1], foreground=foreground))

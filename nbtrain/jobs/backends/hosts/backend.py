@@ -33,7 +33,7 @@ class HostsBackend(SupervisedHere):
         files.write_json(job.handle_json, asdict(HostsHandle(hosts_of(config))))
         super().submit(job)
 
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
+    def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
         """Hostfile, environment files and commands. Raises ConfigError for a wrong hostfile."""
         return dry_text(config, job, hosts_of(config))
 

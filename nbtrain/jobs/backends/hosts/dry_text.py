@@ -3,6 +3,7 @@
 import shlex
 import sys
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hostfile_text
@@ -35,7 +36,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
     )
     return (
         f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` starts on "
-        f"{len(hosts)} machines, written by nbtrain.\n"
+        f"{counted(len(hosts), 'machine')}, written by nbtrain.\n"
         "# Nothing was started, and no machine was asked. `nbtrain submit` asks all of them first:\n"
         "# versions, folders, network, GPUs, disk, clock. All see run directory, workspace and data home.\n"
         f"\n# 1. Here: the supervisor, which watches the job to its end.\n{shlex.join(supervisor)}\n"
@@ -48,7 +49,7 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
         + "\n# Variables that agents take over from this shell, by name:\n"
         f"# {_names(agent_environment(supervisor_environment()))}\n"
         f"# Variables of backend.env, which every rank gets, by name:\n# {_names(config.backend.env)}\n"
-        f"\n# 5. Each agent starts torchrun with {config.ranks_per_node} ranks.\n"
+        f"\n# 5. Each agent starts torchrun with {counted(config.ranks_per_node, 'rank')}.\n"
     )
 
 

@@ -68,17 +68,18 @@ class KubernetesBackend(RemoteBackend):
                 job.handle_json.unlink(missing_ok=True)
             raise self.refused(job, f"Kubernetes did not take the job: {error}") from error
 
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """The manifest, whose pods write the run directory. Raises SubmitError, ConfigError."""
+    def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
+        """The manifest; `alone`, its pods write the run directory. Raises SubmitError, ConfigError."""
         section, record = config.backend.kubernetes, job.run.record() or {}
-        if section.autotune != "none":
+        if alone and section.autotune != "none":
             raise SubmitError(
                 f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
                 f"{section.autotune}: the tuner starts a script that `nbtrain submit` writes into the job's "
                 "folder, so that kubectl alone cannot start it. Submit the run, or set autotune=none."
             )
         work = work_of(config, section, record.get("run_id") or new_run_id(), job)
-        work = replace(work, run_text=one_line(config))
+        if alone:
+            work = replace(work, run_text=one_line(config))
         return manifest_text(work, write(work, section.namespace))
 
     def was_started(self, job: JobDir, run_id: str) -> None:

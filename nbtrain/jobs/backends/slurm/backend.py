@@ -20,9 +20,10 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUSPENDED, at_rest
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, Record
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
+from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
@@ -36,9 +37,17 @@ from nbtrain.jobs.backends.slurm.engine import (
     read_sinfo,
     word_of,
 )
-from nbtrain.jobs.backends.slurm.script import batch_script, comment_of, dry_text, name_of, python_of
+from nbtrain.jobs.backends.slurm.script import (
+    batch_script,
+    comment_of,
+    name_of,
+    python_of,
+    script_alone,
+    shown_script,
+)
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.node.prepared import RUN_ID, RUN_YAML
 from nbtrain.jobs.obstacle import Obstacle, gib, mistake, shortage
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
@@ -90,9 +99,33 @@ class SlurmBackend(RemoteBackend):
         except (JobError, EngineUnseen) as error:
             raise self.refused(job, f"Slurm did not take the job: {error}") from error
 
-    def request_text(self, job: JobDir, config: RunConfig) -> str:
-        """The batch script."""
-        return dry_text(config, job, _exported())
+    def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
+        """The batch script; `alone`, its batch step writes the run directory. Raises ConfigError."""
+        if not alone:
+            return shown_script(config, job, _exported())
+        run_id = (job.run.record() or {}).get("run_id") or new_run_id()
+        run = {RUN_YAML: one_line(config), RUN_ID: run_id}
+        return script_alone(config, job, {**_exported(), **run})
+
+    def was_started(self, job: JobDir, run_id: str) -> None:
+        """handle.json with this allocation's number, and Slurm's copy of the script."""
+        number = _own_number()
+        SlurmHandle([number]).write(job.handle_json)
+        with contextlib.suppress(JobError, EngineUnseen):
+            files.write_text(
+                job.path / "slurm.0.sbatch", call("scontrol", "write", "batch_script", number, "-")
+            )
+
+    def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
+        """By the allocation of an earlier sbatch of the same script."""
+        if not job.handle_json.exists():
+            with job.run.locked():
+                if not job.handle_json.exists():
+                    self.was_started(job, run_id)
+        handle = SlurmHandle.read(job.handle_json)
+        if handle is None or _own_number() in handle.numbers:
+            return ""
+        return f"Slurm job {handle.numbers[-1]} has it"
 
     def ask_engine(self, job: JobDir) -> EngineWord:
         """By scontrol; sacct for a job that it has forgotten."""
@@ -276,6 +309,11 @@ class SlurmBackend(RemoteBackend):
         handle.cluster, handle.asked = cluster, False
         handle.write(job.handle_json)
         return number
+
+
+def _own_number() -> str:
+    """Of this process's allocation, as sbatch has printed it: of an array the whole one's."""
+    return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
 def _exported() -> dict[str, str]:

@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:
     """The sbatch script of a job. `environment` is exported; `after` is the job that must end first."""
     options = "\n".join(f"#SBATCH {option}" for option in sbatch_options(config, job, after))
+    return f"#!/bin/bash\n{options}\n\n{_body(config, job, environment)}"
+
+
+def _body(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
     setup = "".join(f"{line}\n" for line in config.backend.slurm.setup)
     supervisor = shlex.join(
@@ -22,21 +27,39 @@ def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str],
         ]
     )
     return (
-        f"#!/bin/bash\n{options}\n\n{exports}\n{setup}cd {shlex.quote(str(workspace()))}\n\n"
+        f"{exports}\n{setup}cd {shlex.quote(str(workspace()))}\n\n"
         "# The supervisor takes the shell's place, so that Slurm's signals reach it.\n"
         f"exec {supervisor}\n"
     )
 
 
-def dry_text(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """The script with a heading that says what must be there before sbatch; sbatch skips comments."""
+def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
+    """The script with a heading for a reader; sbatch skips comments."""
     shell, _, rest = batch_script(config, job, environment).partition("\n")
     return (
         f"{shell}\n"
-        f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` gives to sbatch, written by nbtrain.\n"
-        f"# It is submitted in {job.path}, the job's\n"
-        "# folder. `nbtrain submit` makes that folder and the run's config.yaml; a dry run makes neither.\n"
-        f"# Tokenizer and dataset must be in the data home, which every node sees.\n{rest}"
+        f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` gives to sbatch in the job's folder,\n"
+        "# after it has written the run directory. With `--dry-run FILE` it writes a script that holds the\n"
+        f"# whole run, for sbatch alone.\n{rest}"
+    )
+
+
+def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
+    """A script for sbatch with nothing written before. `environment` holds the run (prepared.py)."""
+    # Slurm opens the log before the job's folder is there; the supervisor goes on in its own.
+    options = [one for one in sbatch_options(config, job) if not one.startswith("--output=")]
+    lines = "".join(f"#SBATCH {option}\n" for option in options)
+    return (
+        "#!/bin/bash\n"
+        f"# Run {config.name}, job {job.job_id}, written by nbtrain. To start it, in a folder that all nodes "
+        "see:\n"
+        "#   sbatch THIS_FILE\n"
+        f"# The batch step checks the run in {RUN_YAML} as `nbtrain submit` would, and writes it to\n"
+        f"# {job.run.path}\n"
+        "# What it says before that is in slurm-NUMBER.out, in that folder.\n"
+        f"# Tokenizer and dataset must be in the data home by then: `nbtrain prepare` makes them.\n{lines}\n"
+        ': "${SLURM_JOB_ID:?is not set: start this file with sbatch}"\n'
+        f"{_body(config, job, environment)}"
     )
 
 

@@ -1,7 +1,10 @@
 """Runs on a real Slurm of two nodes: to the end, cancelled, waiting, with a rank killed."""
 
 import re
+import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +12,27 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
+from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import NodeExit
 from nbtrain.base.records import ExitRecord, JobRecord
+from nbtrain.base.rundir import RunDir
 from nbtrain.jobs.backends.base import status_of
+from nbtrain.jobs.backends.slurm.engine import call
 from nbtrain.jobs.control import cancel, pause, wait
+from nbtrain.jobs.dry_run import dry_run
 from nbtrain.jobs.submit import TRAINER, resume
 from tests.clusters import slurm
+from tests.jobs.conftest import FAKE_RANK
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 300.0
+# `python -m MODULE ARGUMENTS` with the fake rank as the trainer of new jobs.
+WITH_FAKE_RANK = (
+    "import sys, runpy; from nbtrain.jobs import submit; "
+    f"submit.TRAINER = ({FAKE_RANK!r},); module = sys.argv[2]; sys.argv[1:3] = []; "
+    "runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 
 
 def test_two_nodes_train_to_the_end(on_slurm: Callable[..., Any]) -> None:
@@ -64,6 +78,40 @@ def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     assert (record.attempt, record.restarts) == (1, 0)
     assert record.attempts[1].resumed_from_step >= record.attempts[0].reached_step
     assert (len(handle["numbers"]), handle["resumed"]) == (2, 1)
+
+
+def test_sbatch_alone_starts_the_script_of_a_dry_run(
+    fake: Callable[..., Any],
+    cluster: slurm.SlurmCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """The records are those of a submission; the same file a second time starts nothing."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(WITH_FAKE_RANK)} "$@"\n')
+    python.chmod(0o755)
+    config = fake(steps=4, backend={"kind": "slurm", "slurm.python": str(python)})
+    script = dry_run(config, tmp_path / "run.sbatch")
+    run = RunDir.named(config.name)
+    assert not run.path.exists()
+    numbers = [call("sbatch", "--parsable", script.name, folder=tmp_path).strip() for _ in range(2)]
+    wait_until(lambda: run.newest_job() and run.newest_job().job_json.exists(), "the job", END_SECONDS)
+    job = run.newest_job()
+    assert wait(job, END_SECONDS)[0] == SUCCEEDED
+    wait_until(lambda: cluster.call("squeue", "-h") == "", "an empty queue", END_SECONDS)
+    assert run.job_ids() == [job.job_id]
+    [first] = files.read_json(job.handle_json)["numbers"]
+    [second] = set(numbers) - {first}
+    said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in numbers}
+    assert said[first] == f"job {job.job_id} of tiny; goes on in {job.supervisor_log}\n"
+    assert said[second] == (
+        f"nbtrain supervisor: job {job.job_id} of tiny is started already: Slurm job {first} has it\n"
+    )
+    assert (job.path / "slurm.0.sbatch").read_text() == script.read_text()
+    assert read_events(job)[0]["message"] == "submitted; trains from the beginning"
 
 
 def test_a_job_that_waits_says_why(

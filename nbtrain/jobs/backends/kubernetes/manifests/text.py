@@ -8,8 +8,15 @@ from nbtrain.jobs.node.prepared import RUN_YAML
 
 
 def manifest_text(work: PodWork, manifest: Manifest) -> str:
-    """YAML with a heading that says what must be there before kubectl."""
+    """YAML with a heading: what must be there before kubectl, or what kubectl alone can start."""
     kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
+    body = yaml.safe_dump(manifest, sort_keys=False, width=100)
+    if not work.run_text:
+        return (
+            f"# {kind.name} of run {work.run}, job {work.job_id}: what `nbtrain submit` creates\n"
+            "# after it has written the run directory. With `--dry-run FILE` it writes a manifest that\n"
+            f"# holds the whole run, for kubectl alone.\n{body}"
+        )
     return (
         f"# {kind.name} of run {work.run}, job {work.job_id}, written by nbtrain.\n"
         f"# The pod of node 0 checks the run in {RUN_YAML} as `nbtrain submit` would, and writes it to\n"
@@ -18,6 +25,5 @@ def manifest_text(work: PodWork, manifest: Manifest) -> str:
         "# below: `nbtrain prepare` makes them where these are mounted.\n"
         "#   start:   kubectl create -f THIS_FILE\n"
         f"#   watch:   kubectl get {kind.plural}.{kind.group} {name} --watch\n"
-        f"#   delete:  kubectl delete {kind.plural}.{kind.group} {name}\n"
-        + yaml.safe_dump(manifest, sort_keys=False, width=100)
+        f"#   delete:  kubectl delete {kind.plural}.{kind.group} {name}\n" + body
     )

@@ -4,6 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import wait_wanted
+from nbtrain.config.placeholders import placeholders_of
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 class NotLaunched:
     """A run that needs more than this machine has, or a dry run: nothing was submitted. A cell shows why.
 
-    `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them;
-    `request` is what would be sent to Slurm or Kubernetes, or started on hosts; "" on this machine.
+    `shortages` are the missing resources in numbers, or placeholders with what to set; `command` starts the
+    run if it has them; `request` is what would be sent to Slurm or Kubernetes, or started on hosts; "" on
+    this machine.
     """
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
@@ -24,7 +26,9 @@ class NotLaunched:
         lines = "".join(f"\n  - {line}" for line in self.shortages)
         kind = self.config.backend.kind
         why, where = "a dry run", "To launch it"
-        if self.shortages and kind == "local":
+        if placeholders_of(self.config):
+            why, where = f"backend {kind} needs settings that the run does not have", "To launch it, set them"
+        elif self.shortages and kind == "local":
             why, where = "this machine does not suffice", "On a machine that has it"
         elif self.shortages:
             why, where = f"backend {kind} cannot take it from here", "Where it can"
@@ -48,8 +52,10 @@ class NotLaunched:
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
-    """For the shortages found, or for a dry run if there are none."""
+    """For the shortages found, or for a dry run if there are none; placeholders are named first."""
     from nbtrain.jobs.dry_run import request_text
+
+    shortages = [f"{found} is a placeholder. {fix}" for found, fix in placeholders_of(config)] + shortages
 
     command = f"nbtrain submit {shlex.join(config.as_arguments)}"
     return NotLaunched(config, shortages, command, request_text(config))

@@ -14,19 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from nbtrain.api.arguments import misused, number, text, wait_wanted, whole, whole_or_none
+from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
 from nbtrain.api.check import check as check
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if
 from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
+from nbtrain.api.twin_run import TwinRun
 from nbtrain.base import jobstate
-from nbtrain.base.errors import ConfigError, JobError, JobFailed, SubmitError
+from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
+from nbtrain.config.placeholders import placeholders_of, with_placeholders
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.parameters import check_parameters as check_parameters
 from nbtrain.lab.parameters import with_source
@@ -43,64 +45,33 @@ if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
-    from nbtrain.monitor.job_page import JobPage
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
     from nbtrain.planner.advice import Advice
     from nbtrain.planner.plan import Plan
-    from nbtrain.proof.report import TwinReport
 
 
 logger = logging.getLogger(__name__)
 
 
-class TwinRun:
-    """What a twin has shown about a run's layout: printed or shown in a cell, the table of its checks."""
-
-    def __init__(self, report: "TwinReport"):
-        self._report = report
-
-    def __str__(self) -> str:
-        return str(self._report)
-
-    __repr__ = __str__
-
-    @property
-    def passed(self) -> bool:
-        """Every check passed."""
-        return self._report.passed
-
-    @property
-    def run(self) -> Run:
-        """The twin itself, a run as any other."""
-        return open_run(self._report.twin)
-
-    def wait_if(self, wait: str) -> None:
-        """Nothing to wait for. Raises JobFailed if a check failed, so that a notebook's batch job sees it."""
-        wait_wanted(wait)
-        if not self.passed:
-            raise JobFailed(str(self))
-
-    def report(self) -> Any:
-        """Matplotlib figure: the curves, and how far they are from one process."""
-        from nbtrain.monitor.twin_picture import draw
-
-        return draw(self._report.to_dict())
-
-    def job_page(self) -> "JobPage":
-        """The page of the twin's newest job."""
-        return self.run.job_page()
-
-
-def load(run: RunLike, overrides: Overrides = None, source: str = "", dataset: str = "") -> RunConfig:
+def load(
+    run: RunLike,
+    overrides: Overrides = None,
+    source: str = "",
+    dataset: str = "",
+    placeholders: bool = False,
+) -> RunConfig:
     """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own.
 
     `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the
-    name that the tokenizer and the dataset of that text get. Raises ConfigError for a source without a name.
+    name that the tokenizer and the dataset of that text get. With `placeholders`, an image, a volume or
+    machines that the backend needs and the run does not name are filled in as REPLACE-ME: such a run can be
+    planned and shown, and is not started. Raises ConfigError, also for a source without a name.
     """
     changes = with_source(overrides, source, dataset) if source or dataset else overrides
-    return load_config(run.config if isinstance(run, Run) else run, changes)
+    config = load_config(run.config if isinstance(run, Run) else run, changes, check=not placeholders)
+    return with_placeholders(config) if placeholders else config
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
@@ -245,7 +216,8 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
     """What notebooks 03 and 06 do: submit the run (mode "full"), or train its twin by the same way ("twin").
 
     An active run is joined, a finished one opened, and a machine that is too small, or does not reach the
-    backend's engine, explained (NotLaunched), with what the engine would get. `dry_run` submits nothing.
+    backend's engine, explained (NotLaunched), with what the engine would get. `dry_run` submits nothing, nor
+    does a run with placeholders (`load`).
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -254,8 +226,9 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
         )
     if mode == "twin":
         return twin(run, submitted=True)
-    if dry_run:
-        return not_launched(load(run), [])
+    config = load(run)
+    if dry_run or placeholders_of(config):
+        return not_launched(config, [])
     return submit(run, finished="open", too_small="explain", prepared=False)
 
 

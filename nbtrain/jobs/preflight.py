@@ -17,6 +17,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
+from nbtrain.config.placeholders import placeholders_of
 from nbtrain.config.rules.layout import FLASH_GENERATION, FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
@@ -60,6 +61,12 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacl
 def preflight_in_allocation(config: RunConfig) -> list[Obstacle]:
     """As preflight, for a job that its engine has started already: the engine is not asked."""
     return [problem for check in SHARED_CHECKS for problem in check(config, this_machine())]
+
+
+def nothing_is_a_placeholder(config: RunConfig, machine: Machine) -> Obstacles:
+    """What notebook 06 shows without an image, a volume or machines cannot start."""
+    for found, fix in placeholders_of(config):
+        yield mistake(f"{found} is a placeholder.", fix)
 
 
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
@@ -300,6 +307,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     data_is_whole,
 )
 SHARED_CHECKS = (
+    nothing_is_a_placeholder,
     fault_orders_are_understood,
     notification_is_possible,
     output_is_writable,

@@ -1,6 +1,7 @@
 """The public names; arguments of the wrong kind are refused in one sentence that says what is expected."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -369,3 +370,25 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert "--rank 2: mine has 2 rank(s), 0 to 1; beside them supervisor and" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")
+
+
+@pytest.mark.parametrize(
+    ("backend", "missing", "shown"),
+    [
+        ("kubernetes", "backend.kubernetes.image = REPLACE-ME/image:tag", "image: REPLACE-ME/image:tag"),
+        ("hosts", "backend.hosts.hosts = [REPLACE-ME-0]", "REPLACE-ME-0 slots=1"),
+    ],
+)
+def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspace, backend, missing, shown):
+    """Notebook 06 without image, volume or machines: what to set, and the text with placeholders."""
+    config = api.load("gpt-tiny", f"backend.kind={backend}", placeholders=True)
+    said = str(api.launch(config))
+    why = f"gpt-tiny was not launched: backend {backend} needs settings that the run does not have."
+    assert said.startswith(f"{why}\n  - {missing} is a placeholder. Set it to ")
+    assert f"\nTo launch it, set them:\n  nbtrain submit gpt-tiny backend.kind={backend} " in said
+    assert shown in said.partition("\nWhat would be submitted:\n")[2]
+    with pytest.raises(SubmitError, match=re.escape(f"{missing} is a placeholder. Set it to ")):
+        api.submit(config)
+    with pytest.raises(ConfigError):
+        api.load("gpt-tiny", f"backend.kind={backend}")
+    assert not (workspace / "output").exists()

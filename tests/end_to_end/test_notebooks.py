@@ -272,12 +272,10 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
 
 @pytest.mark.slow
 def test_one_notebook_for_every_backend(trial, tmp_path):
-    """06_cluster trains here, and shows Slurm's batch script for the same run, by one parameter."""
+    """06_cluster trains here, and shows the manifest of the same run without an image, by one parameter."""
     parameters = {"run": "gpt-tiny", "overrides": f"{SMALL} name=on-any", "max_steps": 4}
-    shown = texts(
-        execute("06_cluster", tmp_path / "slurm.ipynb", backend="slurm", dry_run=True, **parameters)
-    )
-    assert "#SBATCH --job-name=nbtrain-on-any" in shown and "There is no job" in shown
+    shown = texts(execute("06_cluster", tmp_path / "pods.ipynb", backend="kubernetes", **parameters))
+    assert "image: REPLACE-ME/image:tag" in shown and "There is no job" in shown
     assert not RunDir.named("on-any").exists()
     shown = texts(execute("06_cluster", tmp_path / "local.ipynb", backend="local", **parameters))
     assert "on-any on local: 1 node(s), 1 rank(s)" in shown

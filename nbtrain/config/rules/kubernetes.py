@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.kubernetes_section import KubernetesConfig, MountConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -119,12 +119,7 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
                     f"{config.where('backend.kubernetes.mounts')}: mount_path = {path}\n"
                     f"  {reserved} belongs to the {section.workload}'s own pods; mount it elsewhere."
                 )
-    home = section.workspace_path
-    carriers = [
-        mount
-        for mount in section.mounts
-        if home == mount.mount_path or home.startswith(mount.mount_path + "/")
-    ]
+    carriers = [mount for mount in section.mounts if carries_workspace(mount, section)]
     if not carriers:
         yield (
             f"{_found(config, section, 'workspace_path')}\n"
@@ -132,6 +127,11 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
         )
     elif max(carriers, key=lambda mount: len(mount.mount_path)).read_only:
         yield f"{_found(config, section, 'workspace_path')}\n  lies on a mount with read_only: true."
+
+
+def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
+    """Whether the pods' workspace lies on the mount's volume."""
+    return f"{section.workspace_path}/".startswith(f"{mount.mount_path}/")
 
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:

@@ -1,0 +1,58 @@
+"""What stands for an image, a volume or machines that a run does not name, so that it can be shown.
+
+A run with placeholders can be planned, and its manifest or commands shown; preflight refuses to start it.
+"""
+
+from typing import Any
+
+from nbtrain.config.load import load
+from nbtrain.config.rules.kubernetes import carries_workspace
+from nbtrain.config.schema import RunConfig
+
+# No registry has a name with capitals, so that no cluster starts such a pod.
+IMAGE = "REPLACE-ME/image:tag"
+# Kubernetes has small letters only.
+CLAIM = "replace-me"
+HOST = "REPLACE-ME-"
+
+
+def with_placeholders(config: RunConfig) -> RunConfig:
+    """`config`, loaded without its checks, with a placeholder for each thing that its backend lacks.
+
+    Raises ConfigError for every other broken rule.
+    """
+    return load(config, _missing(config))
+
+
+def _missing(config: RunConfig) -> dict[str, Any]:
+    """{dotted key: placeholder}."""
+    found: dict[str, Any] = {}
+    pods, hosts = config.backend.kubernetes, config.backend.hosts
+    if config.backend.kind == "kubernetes":
+        if (pods.image or config.resources.image) is None:
+            found["backend.kubernetes.image"] = IMAGE
+        if not any(carries_workspace(mount, pods) for mount in pods.mounts):
+            known = [mount.model_dump(exclude_defaults=True) for mount in pods.mounts]
+            mount = {"claim": CLAIM, "mount_path": pods.workspace_path}
+            found["backend.kubernetes.mounts"] = [*known, mount]
+    if config.backend.kind == "hosts" and not hosts.hosts and not hosts.hostfile:
+        found["backend.hosts.hosts"] = [f"{HOST}{number}" for number in range(config.resources.nodes)]
+    return found
+
+
+def placeholders_of(config: RunConfig) -> list[tuple[str, str]]:
+    """Each placeholder that the run's backend would use: (`key = value`, what to set there)."""
+    found = []
+    pods, hosts = config.backend.kubernetes, config.backend.hosts
+    if config.backend.kind == "kubernetes":
+        what = "a container image with nbtrain in it"
+        for key, image in (("backend.kubernetes", pods.image), ("resources", config.resources.image)):
+            if image == IMAGE:
+                found.append((f"{key}.image = {IMAGE}", f"Set it to {what}."))
+        if any(mount.claim == CLAIM for mount in pods.mounts):
+            what = f"a PersistentVolumeClaim that every pod can write, for {pods.workspace_path}"
+            found.append((f"backend.kubernetes.mounts: claim = {CLAIM}", f"Set it to {what}."))
+    if config.backend.kind == "hosts" and (named := [name for name in hosts.hosts if name.startswith(HOST)]):
+        what = "machines that ssh reaches without a password, or set backend.hosts.hostfile"
+        found.append((f"backend.hosts.hosts = [{', '.join(named)}]", f"Set it to {what}."))
+    return found

@@ -216,6 +216,7 @@ def logs(options: argparse.Namespace) -> None:
     from nbtrain.base.jobstate import ACTIVE, FAILED
     from nbtrain.jobs.backends.base import status_of
     from nbtrain.monitor.job_page import job_of
+    from nbtrain.monitor.lines import waiting_line
     from nbtrain.monitor.logs import log_path
     from nbtrain.monitor.tracebacks import failed_rank
 
@@ -254,6 +255,8 @@ def logs(options: argparse.Namespace) -> None:
         for line in run.log(lines, rank, options.job):
             print(line)
     if options.follow:
+        if waits := waiting_line(run.directory, rank):
+            print(waits, file=sys.stderr, flush=True)
         for line in run.follow(rank):
             print(line, flush=True)
         print(run.progress_line())

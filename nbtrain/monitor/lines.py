@@ -5,20 +5,46 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED, SUSPENDED
+from nbtrain.base.jobstate import (
+    ACTIVE,
+    LOST,
+    QUEUED,
+    RESTARTING,
+    RUNNING,
+    STARTING,
+    SUSPENDED,
+    read_state,
+)
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.base.terminal import printable
 from nbtrain.monitor.job_text import engine_words
+from nbtrain.monitor.logs import log_path
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import lost_words
 from nbtrain.monitor.snapshot import in_sight
 
 STATUS_EVENTS = 8
+# In these a job's cause is what happened before.
+RUNS_BY_ITSELF = frozenset({STARTING, RUNNING, RESTARTING})
+# {state: (why there are no lines, if the job has no cause; when they follow)}
+WAITING = {
+    QUEUED: ("its supervisor has not started yet", "when it starts"),
+    STARTING: ("its ranks have written nothing yet", "when they do"),
+    RESTARTING: ("it waits before the next attempt", "when it starts again"),
+    SUSPENDED: ("it is paused", "when it is resumed"),
+}
 
 
 def progress_line(run: RunDir) -> str:
-    """State, step, tokens, loss, rate and time left in one line: for a terminal and a log."""
-    view = RunView(run)
+    """State, step, tokens, loss, rate, time left and cause in one line: for a terminal and a log."""
+    parts, why = _progress(RunView(run))
+    return " | ".join([*parts, *why])
+
+
+def _progress(view: RunView) -> tuple[list[str], list[str]]:
+    """How far a run is, and why it is in its state and what goes on."""
+    run = view.run
     state, heartbeat = view.state, view.heartbeats().get(0)
     working = state in ACTIVE and state != SUSPENDED
     parts = [f"{run.name} {state}"]
@@ -40,13 +66,29 @@ def progress_line(run: RunDir) -> str:
             parts.append(heartbeat.phase)
     elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
         parts.append(f"step {record.first_step:,}")
-    if view.cause and (not working or state == QUEUED):
-        parts.append(view.cause)
+    why = [one_line(view.cause)] if view.cause and state not in RUNS_BY_ITSELF else []
     if state == LOST and view.job:
-        parts.append(lost_words(view.job, time.time()))
+        why.append(lost_words(view.job, time.time()))
     if (said := _engine_word(view)) and said.get("seen") is False:
-        parts.append("engine not seen")
-    return " | ".join(parts)
+        why.append("engine not seen")
+    return parts, why
+
+
+def one_line(text: str) -> str:
+    """A message without its line ends: error messages of Python may have any."""
+    return " ".join(text.split())
+
+
+def waiting_line(run: RunDir, rank: int | str) -> str | None:
+    """Why a job that is followed has no lines to show yet; None if it trains or has ended."""
+    job = run.newest_job()
+    if job is None:
+        return None
+    state, cause = read_state(job, time.time())
+    if state not in WAITING or (state == STARTING and log_path(job, rank).exists()):
+        return None
+    why, when = WAITING[state]
+    return f"{run.name} is {state}: {one_line(cause) if cause else why}; lines follow {when}."
 
 
 def engine_lines(view: RunView) -> list[str]:
@@ -74,25 +116,35 @@ def status_text(view: RunView) -> str:
     """A run on one screen of a terminal: state, progress, ranks, last events."""
     snapshot = view.snapshot()
     job, ranks = snapshot["job"], snapshot["ranks"]
-    lines = [progress_line(view.run)]
+    parts, why = _progress(view)
+    lines = [" | ".join(parts)]
     if job:
+        engine = engine_lines(view)
+        lines += [f"  {words}" for words in why if not any(words in line for line in engine)]
         lines.append(
-            f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
+            f"job {job['job_id']}: {amounts.counted(job['world_size'], 'rank')} on backend {job['backend']}, "
             f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
-            f"{job['restarts']} restart(s)"
+            f"{amounts.counted(job['restarts'], 'restart')}"
         )
-        lines += engine_lines(view)
+        lines += engine
+    else:
+        lines += [f"  {words}" for words in why]
     lines += resume_lines(view.run)
+    if all(rank["phase"] == "waiting" for rank in ranks):
+        # None has been started: the job's own line says so.
+        ranks = []
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]
         seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""
-        words = f": {rank['message']}" if rank["message"] else ""
-        lines.append(f"  rank {rank['rank']}: {rank['phase']}, step {rank['step'] or 0}{seen}{words}")
+        words = f": {one_line(rank['message'])}" if rank["message"] else ""
+        step = "" if rank["step"] is None else f", step {rank['step']:,}"
+        lines.append(f"  rank {rank['rank']}: {rank['phase']}{step}{seen}{words}")
     if len(ranks) > 16:
         lines.append(f"  and {len(ranks) - 16} more ranks")
     if snapshot["events"]:
         lines.append("last events:")
         for event in in_sight(snapshot["events"], STATUS_EVENTS):
             moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-            lines.append(f"  {moment} {event['kind']}: {event['message']}")
-    return "\n".join(lines)
+            words = one_line(event["message"] or "")
+            lines.append(f"  {moment} {event['kind']}{f': {words}' if words else ''}")
+    return printable("\n".join(lines))

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,14 +21,14 @@ from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_state
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
-from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.run_filter import NO_JOB as NO_JOB
 
-CAUSE_LENGTH = 60
+# A sentence or two of a cause; all of it is on the page of the job.
+CAUSE_LENGTH = 140
 # A record is some KB; a longer one is read by summary_of. malloc would map a buffer of 128 KiB or more anew
 # for each file.
 RECORD_BYTES = 64 << 10
@@ -265,6 +266,21 @@ def record_with_end(job: JobDir, state: str) -> JobRecord | None:
     return replace(record, ended_at=last.time, stamps={**record.stamps, **stamps})
 
 
+def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
+    """A cause's first sentence, and more of them while they fit into `most` characters; "..." if it is cut.
+
+    A first sentence that is longer is cut after a word.
+    """
+    whole = " ".join(cause.split())
+    ends = [match.start() for match in re.finditer(r"; |\. (?=[A-Z`])", whole)]
+    if len(whole) <= most:
+        return whole
+    if fitting := [end for end in ends if end <= most - 3]:
+        return f"{whole[: fitting[-1]]}..."
+    first = whole[: most - 3]
+    return f"{first.rpartition(' ')[0] or first}..."
+
+
 def runs_table(entries: Sequence[RunSummary]) -> str:
     """The lines of `nbtrain runs`, as text in columns."""
     if not entries:
@@ -277,7 +293,9 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
         step = f"{entry.step:,}{of}" if entry.step is not None else "-"
         losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
         submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at))
-        cause = shortened(entry.cause or "", CAUSE_LENGTH)
+        cause = shorter(entry.cause or "")
+        if entry.state == LOST:
+            cause += f"; `nbtrain resume {entry.name}` goes on"
         row = [entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted]
         labels = ",".join(f"{key}={value}" for key, value in entry.labels.items())
         rows.append([*row, *([labels] if labelled else []), cause])

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.api.run import Run
 from nbtrain.base.events import EventWriter
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
 from nbtrain.monitor import log_search, logs
 from nbtrain.monitor.tracebacks import culprit, last_traceback
 from tests.lab.widgets.fake_run import FakeJob
@@ -207,3 +209,32 @@ def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> N
         job.exit_record(3, 0)
     )
     assert last_traceback(job, 3) == "Traceback ...\nValueError: said"
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "line"),
+    [
+        (
+            "QUEUED",
+            "waits for 1 GPU; 0 are free",
+            "waits for 1 GPU; 0 are free; lines follow when it starts.",
+        ),
+        ("QUEUED", None, "its supervisor has not started yet; lines follow when it starts."),
+        ("STARTING", None, "its ranks have written nothing yet; lines follow when they do."),
+        ("RESTARTING", "rank 0 failed", "rank 0 failed; lines follow when it starts again."),
+        ("SUSPENDED", "paused; saved", "paused; saved; lines follow when it is resumed."),
+        ("RUNNING", None, None),
+        ("FAILED", "boom", None),
+    ],
+)
+def test_following_a_job_that_waits_says_why(workspace, monkeypatch, capsys, state, cause, line) -> None:
+    """One line beside the log's own; a job that trains or has ended needs none."""
+    job = FakeJob(RunDir.named("gpt-fake"), steps=5)
+    job.record.state, job.record.cause = state, cause
+    job.record.write(job.job.job_json)
+    job.tensorboard.close()
+    monkeypatch.setattr(Run, "follow", lambda self, rank: iter(["a line"]))
+    assert cli.main(["logs", "-f", "gpt-fake"]) == 0
+    said = capsys.readouterr()
+    assert "a line\n" in said.out
+    assert said.err == (f"gpt-fake is {state}: {line}\n" if line else "")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -302,7 +303,7 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     assert line.startswith("gpt-fake RUNNING | step 2/4 | tokens 2.05k/4.1k | loss ")
     assert line.endswith(" tokens/s | 0 s left")
     text = status_text(RunView(run))
-    assert f"job {job.job.job_id}: 2 rank(s) on backend local, " in text
+    assert f"job {job.job.job_id}: 2 ranks on backend local, " in text
     assert "  rank 1: train, step 2, heard 0 s ago" in text
     assert "resume from" not in text
     ResumeCertificate("data-exact", ["device"], 1, "a" * 64, 0.0).write(job.job.resume_json)
@@ -317,6 +318,50 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
+
+
+STATUS = {
+    "QUEUED": "gpt-fake QUEUED\n  waits for 1 GPU; 0 are free\nJOB\nlast events:\n  TIME state",
+    "STARTING": "gpt-fake STARTING\nJOB\nlast events:\n  TIME state",
+    "RUNNING": "PROGRESS | 0 s left\nJOB\nRANKS, heard 0 s ago\nlast events:\n  TIME state",
+    "SUCCEEDED": "PROGRESS\n  all is done\nJOB\nRANKS: all is done\nlast events:\n  TIME state: all is done",
+    "FAILED": "PROGRESS\n  boom and more\nJOB\nRANKS: boom and more\nlast events:\n  TIME state: boom and "
+    "more",
+    "LOST": (
+        "PROGRESS\n  its supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
+        "memory, or the machine was restarted)\n  its ranks still run (step 2): `nbtrain cancel gpt-fake` "
+        "has them save and end, and `nbtrain resume gpt-fake` goes on\nJOB\nRANKS\nlast events:\n  TIME state"
+    ),
+}
+
+
+@pytest.mark.parametrize("state", STATUS)
+def test_status_is_tidy_in_every_state(run: RunDir, state: str) -> None:
+    """No blank at a line's end, no empty line, no message over several lines, no rank that is not there."""
+    job = FakeJob(run, steps=2)
+    job.supervisor_events.path.unlink()
+    causes = {"SUCCEEDED": "all is done", "FAILED": "boom\n  and more\n"}
+    cause = {"QUEUED": "waits for 1 GPU; 0 are free", **causes}.get(state)
+    if state in ("QUEUED", "STARTING"):
+        job.record.state, job.record.cause = state, cause
+    else:
+        job.one_step()
+        job.one_step()
+    if state in causes:
+        ended = "finished" if state == "SUCCEEDED" else "failed"
+        ExitRecord(0, 0, time.time(), 0, None, ended, 2, cause).write(job.job.exit_record(0, 0))
+        job.record.state, job.record.cause, job.record.ended_at = state, cause, time.time()
+    if state == "LOST":
+        job.record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
+    job.record.write(job.job.job_json)
+    job.supervisor_events.write("state", causes.get(state, ""))
+    job.tensorboard.close()
+    text = status_text(RunView(run))
+    text = re.sub(r"^gpt-fake [A-Z]+ \| step 2/2 .* tokens/s", "PROGRESS", text)
+    text = re.sub(r"^job .*: 1 rank on backend local, .*, attempt 0, 0 restarts$", "JOB", text, flags=re.M)
+    text = re.sub(r"^  rank 0: (train|finished|failed), step 2", "RANKS", text, flags=re.M)
+    text = re.sub(r"\d\d:\d\d:\d\d", "TIME", text).replace(f"pid {os.getpid()}", "pid PID")
+    assert text == STATUS[state]
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:

@@ -13,7 +13,7 @@ from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.monitor import runs
 from nbtrain.monitor.run_filter import run_filter
-from nbtrain.monitor.runs import list_runs, runs_table, summary_of
+from nbtrain.monitor.runs import list_runs, runs_table, shorter, summary_of
 
 
 def made(name, state, loss, hours=0.0, first_step=None, beat_attempt=0, step=7, labels=()):
@@ -127,6 +127,40 @@ def test_a_filter_that_means_nothing_is_refused(given, message):
     """With the words that there are."""
     with pytest.raises(ConfigError, match=message):
         run_filter(**given)
+
+
+LOST_CAUSE = (
+    "its supervisor (pid 4194303) died without a word while the job was RUNNING (killed, out of memory, or "
+    "the machine was restarted)"
+)
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        (LOST_CAUSE, LOST_CAUSE),
+        ("paused at step 3; saved", "paused at step 3; saved"),
+        ("a line\n  and another", "a line and another"),
+        (f"rank 0 failed; {'word ' * 40}", "rank 0 failed..."),
+        (f"rank 0 failed. Lower it; {'word ' * 40}", "rank 0 failed. Lower it..."),
+        ("word " * 40, "word " * 26 + "word..."),
+        ("w" * 200, "w" * 137 + "..."),
+    ],
+)
+def test_a_long_cause_keeps_its_first_sentence(cause, shown):
+    """What is cut ends in an ellipsis, after a sentence or a word."""
+    assert shorter(cause) == shown
+
+
+def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
+    """Whatever its cause is, however long."""
+    run = made("gpt", "RUNNING", 1.0)
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
+    record.write(job.job_json)
+    line = runs_table(list_runs()).splitlines()[1]
+    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` goes on")
 
 
 def test_a_folder_that_is_being_deleted_is_no_run(workspace):

@@ -50,7 +50,8 @@ nbtrain.lab.widgets | nbtrain.lab.form | draft
 nbtrain.model | nbtrain.model | pipeline=gpt_pipe
 nbtrain.monitor | nbtrain.base | nvml
 nbtrain.planner | nbtrain.cli.reference | docs=pages docs_parallelism=parallelism
-nbtrain.server | nbtrain.lab.server | extension handlers tensorboard_proxy views
+nbtrain.lab.server | nbtrain.lab.server | handlers=requests
+nbtrain.server | nbtrain.lab.server | extension handlers=requests tensorboard_proxy views
 nbtrain.train | nbtrain.checkpoint | certificate checkpoint=save checkpoint_manifest=manifest
     checkpoint_store=store checkpoint_writer=writer reshape universal
 nbtrain.train | nbtrain.train | dataset_losses=batches exit_limits=requests outcome=attempt
@@ -86,6 +87,10 @@ nbtrain.train.checkpoint | nbtrain.checkpoint.describe nbtrain.checkpoint.live_r
 nbtrain.train.profile_summary | nbtrain.train.profile.trace
 nbtrain.train.report | nbtrain.train.figures.alerts
 nbtrain.train.stability | nbtrain.checkpoint.rollbacks nbtrain.train.health.discard
+nbtrain.lab.server.handlers | nbtrain.lab.server.actions nbtrain.lab.server.jobs nbtrain.lab.server.logs
+    nbtrain.lab.server.pages nbtrain.lab.server.runs
+nbtrain.server.handlers | nbtrain.lab.server.actions nbtrain.lab.server.jobs nbtrain.lab.server.logs
+    nbtrain.lab.server.pages nbtrain.lab.server.runs
 """
 _PACKAGES = {
     "nbtrain.data": "nbtrain.dataset",

@@ -28,6 +28,8 @@ class Hit:
     line_number: int
     """From 1."""
     text: str
+    offset_bytes: int = 0
+    """Where the line begins in the file, or of a longer line the block that holds the text."""
 
     def __str__(self) -> str:
         return f"{self.job}/{self.log}:{self.line_number}: {self.text}"
@@ -61,7 +63,7 @@ def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = 
     except FileNotFoundError:
         return
     with stream:
-        lines, rest = 0, b""
+        lines, rest, start = 0, b"", 0
         while added := stream.read(BLOCK_BYTES):
             block = rest + added
             end = block.rfind(b"\n") + 1
@@ -72,14 +74,16 @@ def search_file(path: Path, text: str, ignore_case: bool = False, job_id: str = 
             whole, rest = (
                 (block[:end], block[end:]) if end else (block, block[len(block) - len(needle) + 1 :])
             )
-            yield from _hits(job_id, path.name, whole, needle, lines, ignore_case)
+            yield from _hits(job_id, path.name, whole, needle, lines, start, ignore_case)
             lines += whole.count(b"\n")
-        yield from _hits(job_id, path.name, rest, needle, lines, ignore_case)
+            start += len(block) - len(rest)
+        yield from _hits(job_id, path.name, rest, needle, lines, start, ignore_case)
 
 
 def _hits(
-    job_id: str, name: str, block: bytes, needle: bytes, lines_before: int, ignore_case: bool
+    job_id: str, name: str, block: bytes, needle: bytes, lines_before: int, start: int, ignore_case: bool
 ) -> Iterator[Hit]:
+    """`start`: where the block begins in the file."""
     compared = block.lower() if ignore_case else block
     counted, lines = 0, lines_before
     found = compared.find(needle)
@@ -88,7 +92,8 @@ def _hits(
         counted = found
         end = block.find(b"\n", found)
         end = len(block) if end < 0 else end
-        yield Hit(job_id, name, lines + 1, _shown(block, found, end))
+        line_start = start + block.rfind(b"\n", 0, found) + 1
+        yield Hit(job_id, name, lines + 1, _shown(block, found, end), line_start)
         found = compared.find(needle, end)
 
 

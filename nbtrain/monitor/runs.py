@@ -53,6 +53,7 @@ class RunSummary:
     job_id: str | None = None
     ended_at: float | None = None
     world_size: int | None = None
+    backend: str | None = None
     restarts: int = 0
     step: int | None = None
     total_steps: int | None = None
@@ -96,7 +97,7 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunSummary]:
     now = time.time()
     # A name with a dot is that of no run: a folder that is just being deleted has one.
     names = (name for name in _entries(root) if not name.startswith(".") and wanted.named(name))
-    found = (_summary(root, name, now) for name in names)
+    found = (summary_in(root, name, now) for name in names)
     yield from (run for run in found if run is not None and wanted.wants(run, now))
 
 
@@ -106,7 +107,7 @@ def runs_json(entries: Sequence[RunSummary]) -> str:
     return "[\n" + ",\n".join(json.dumps(entry.to_dict()) for entry in entries) + "\n]"
 
 
-def _summary(root: Path, name: str, now: float) -> RunSummary | None:
+def summary_in(root: Path, name: str, now: float) -> RunSummary | None:
     """The line of one run; None if the entry of the output root is no run directory."""
     if ended := _ended_summary(f"{root}/{name}", name):
         return ended
@@ -169,6 +170,7 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             created_at=record["created_at"],
             ended_at=record["ended_at"],
             world_size=record["world_size"],
+            backend=record["backend"],
             restarts=record["restarts"],
             step=step if beat else first_step,
             total_steps=progress.get("total_steps"),
@@ -218,6 +220,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         created_at=record.created_at if record else identity.get("created_at", 0.0),
         ended_at=getattr(record, "ended_at", None),
         world_size=getattr(record, "world_size", None),
+        backend=getattr(record, "backend", None),
         restarts=record.restarts if record else 0,
         labels=said.applied(record.labels if record else {}),
         notes=said.notes,

@@ -171,6 +171,13 @@ def test_search_goes_over_ranks_attempts_and_blocks(tmp_path: Path, monkeypatch:
     assert hits[:4] == ["supervisor.log:1: state: needle", first, second, "0.2.log:2: needle at the end"]
     assert len(hits) == 5 and hits[4].startswith("1.0.log:1: ") and "needle" in hits[4]
     assert found(0) == hits[1:4]
+    for hit in log_search.search([job], "needle"):
+        content = (job.path / "logs" / hit.log).read_bytes()
+        lines_before = content[: hit.offset_bytes].count(b"\n")
+        assert lines_before == hit.line_number - 1
+        # Where a line begins, or a block of a longer one.
+        assert content[hit.offset_bytes - 1 : hit.offset_bytes] in (b"", b"\n") or hit.log == "1.0.log"
+        assert b"needle" in content[hit.offset_bytes : hit.offset_bytes + 100]
     job.log(0, 0).write_text("NEEDLE\n")
     assert found(0)[0] == second
     assert found(0, ignore_case=True)[0] == "0.0.log:1: NEEDLE"

@@ -1,27 +1,104 @@
-"""The runs that this server looks at: one RunView each, so that each request reads only what is new."""
+"""The runs that this server looks at: one RunView each, so that each request reads only what is new.
+
+Nothing outside of the output root is shown: a link that leads out of it is refused.
+"""
 
 import functools
+import os
+from pathlib import Path
 
-from nbtrain.base.errors import JobError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.watched_runs import WatchedRuns
 
-# A view holds the points of one run: about 100 bytes each.
-MOST_VIEWS = 32
+# A view holds the thinned curves of one run: 2 MB at most.
+MOST_VIEWS = 16
+# Folders of a job whose files are read.
+FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
+
+
+class NoRun(JobError):
+    """There is nothing of that name."""
+
+
+class OutsideError(JobError):
+    """A path that leads out of the output root."""
 
 
 def view_of(name: str) -> RunView:
-    """The view of a run under the output root. Raises JobError if there is no run of that name.
+    """The view of a run under the output root. Raises NoRun, or OutsideError if it lies elsewhere.
 
     A run that was deleted and made anew under its old name is another run.
     """
-    run = RunDir.named(name)
-    if (record := run.record()) is None:
-        raise JobError(f"there is no run {name!r} under {display(output_root())}.")
-    return _kept(str(run.path), record.get("run_id"))
+    run = run_of(name)
+    return _kept(str(run.path), (run.record() or {}).get("run_id"))
+
+
+def run_of(name: str) -> RunDir:
+    """The run of that name, whose folders lead nowhere out of the output root. Raises NoRun, OutsideError."""
+    try:
+        run = RunDir.named(name)
+    except ConfigError as error:
+        raise NoRun(str(error)) from error
+    if not run.exists():
+        raise NoRun(f"there is no run {name!r} under {display(output_root())}.")
+    refuse_links(run)
+    return run
+
+
+def refuse_links(run: RunDir, job: JobDir | None = None) -> None:
+    """Raises OutsideError if the run, or a link in it that a reader would follow, leads out of the root.
+
+    Looked through are the run's folder and those of the records, logs and event files of its newest job,
+    or of `job`: what is shown of it.
+    """
+    confined(run.path)
+    folders = [run.path, run.jobs, run.tensorboard]
+    if job is None and (ids := run.job_ids()):
+        job = run.job(ids[-1])
+    if job is not None:
+        folders += [job.path, *(job.path / name for name in FOLLOWED)]
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                links = [entry.path for entry in entries if entry.is_symlink()]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for path in links:
+            confined(Path(path))
+
+
+def confined(path: Path) -> Path:
+    """`path` itself, if it leads to a place in the output root. Raises OutsideError."""
+    root = os.path.realpath(output_root())
+    found = os.path.realpath(path)
+    if found != root and not found.startswith(root + os.sep):
+        raise OutsideError(
+            f"{display(path)} leads out of the output root {display(output_root())}, and the server shows "
+            "nothing outside of it. Move the files there, or start the server with NBTRAIN_OUTPUT set to "
+            "their folder."
+        )
+    return path
 
 
 @functools.lru_cache(MOST_VIEWS)
 def _kept(folder: str, run_id: str | None) -> RunView:
     return RunView(RunDir(folder))
+
+
+@functools.lru_cache(1)
+def watched(root: Path) -> WatchedRuns:
+    """The list of the runs under the output root."""
+    return WatchedRuns(root)
+
+
+def changed() -> None:
+    """Have the list read anew: this server has changed something."""
+    watched(output_root()).expire()
+
+
+def forget() -> None:
+    """Drop every view: a run was deleted."""
+    _kept.cache_clear()

@@ -1,0 +1,95 @@
+"""What a person does to a run over REST: stop, cancel, pause, resume, clone.
+
+All work while a cell runs, after a kernel's restart and from a second browser, for no kernel is asked.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from nbtrain.base.jobstate import ACTIVE, LOST
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.lab.server.requests import NbtrainHandler, Refusal, act
+from nbtrain.lab.server.views import changed
+from nbtrain.monitor.run_view import RunView
+
+
+class ActionHandler(NbtrainHandler):
+    """What ends with a state: {"state", "cause", "name"} after at most two seconds, 202 if it goes on."""
+
+    def need_job(self, view: RunView, what: str) -> JobDir:
+        if (job := view.job) is None:
+            raise Refusal(409, f"{view.name} has no job to {what}.")
+        return job
+
+    async def until_answered(self, view: RunView, what: str, function: Callable[[], Any]) -> None:
+        ended = await act((what, view.name), function, self.log)
+        await self.answer_state(view, 200 if ended else 202)
+
+    async def answer_state(self, view: RunView, status: int = 200, **more: Any) -> None:
+        state, cause = await self.read(lambda: (view.state, view.cause))
+        changed()
+        self.answer({"name": view.name, "state": state, "cause": cause, **more}, status)
+
+
+class StopHandler(ActionHandler):
+    """POST run/<name>/stop {"now"?}: the ranks save a checkpoint and leave; `now` kills them without saving.
+
+    A job that has ended is left as it is.
+    """
+
+    async def post(self, name: str) -> None:
+        from nbtrain.jobs.control import cancel
+
+        view, now = await self.view(name), self.body(now=bool).get("now", False)
+        job = self.need_job(view, "stop")
+        state = await self.read(lambda: view.state)
+        if state not in ACTIVE and state != LOST:
+            await self.answer_state(view)
+            return
+        # Killing does not wait for a stop that is under way.
+        await self.until_answered(view, "kill" if now else "stop", lambda: cancel(job, now=now))
+
+
+class PauseHandler(ActionHandler):
+    """POST run/<name>/pause: the job saves and gives its devices up; resume goes on with it."""
+
+    async def post(self, name: str) -> None:
+        from nbtrain.jobs.control import pause
+
+        view = await self.view(name)
+        job = self.need_job(view, "pause")
+        await self.until_answered(view, "pause", lambda: pause(job))
+
+
+class ResumeHandler(ActionHandler):
+    """POST run/<name>/resume {"overrides"?}: a new job from the newest checkpoint, or the paused one."""
+
+    async def post(self, name: str) -> None:
+        from nbtrain.jobs.submit import resume
+
+        view, overrides = await self.view(name), self.body(overrides=dict).get("overrides")
+        job, notes = await self.library(resume, view.run, overrides)
+        await self.answer_state(view, job_id=job.job_id, notes=notes)
+
+
+class CloneHandler(ActionHandler):
+    """POST run/<name>/clone {"name", "overrides"?, "submit"?}: a new run with these settings.
+
+    Nothing is started unless `submit` is true.
+    """
+
+    async def post(self, name: str) -> None:
+        view, asked = await self.view(name), self.body(name=str, overrides=dict, submit=bool)
+        if "name" not in asked:
+            raise Refusal(400, 'name is missing: {"name": the name of the new run}.')
+        start = asked.get("submit", False)
+        job_id, notes = await self.library(_clone, view.run, asked["name"], asked.get("overrides"), start)
+        made = await self.view(asked["name"])
+        await self.answer_state(made, 201, job_id=job_id, notes=notes)
+
+
+def _clone(run: RunDir, name: str, overrides: Any, start: bool) -> str | None:
+    from nbtrain.jobs.submit import clone, submit
+
+    config = clone(run, name, overrides)
+    return submit(config).job_id if start else None

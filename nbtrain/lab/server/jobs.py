@@ -1,0 +1,61 @@
+"""A job of a run over REST: its pages in the panel's words, or one part as `nbtrain job --json` has it."""
+
+from typing import Any
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.lab.server.requests import NbtrainHandler
+from nbtrain.lab.server.views import NoRun, refuse_links
+from nbtrain.monitor.job_page import job_of, job_page
+from nbtrain.monitor.job_shown import job_shown
+
+PARTS = ("conditions", "events", "replicas", "resources")
+
+
+def job_named(run: RunDir, job_id: str | None) -> JobDir:
+    """The run's job of that id, by default the newest. Raises NoRun, and OutsideError for a link."""
+    ids = run.job_ids()
+    if not ids or (job_id is not None and job_id not in ids):
+        try:
+            job_of(run, job_id)
+        except JobError as error:
+            raise NoRun(str(error)) from error
+    job = run.job(job_id or ids[-1])
+    if job_id is not None:
+        refuse_links(run, job)
+    return job
+
+
+class JobHandler(NbtrainHandler):
+    """GET run/<name>/job?job=<id>: what the pages of the panel show of a job, by default the newest."""
+
+    async def get(self, name: str) -> None:
+        view, job_id = await self.view(name), self.get_argument("job", None)
+        job = await self.read(job_named, view.run, job_id)
+        self.answer(await self.read(job_shown, view.run, job.job_id))
+
+
+class JobPartHandler(NbtrainHandler):
+    """GET run/<name>/conditions, events, replicas or resources?job=&since=: {"job_id", "state", part}.
+
+    `since`, in seconds since the epoch, leaves out older events and older points of resources.
+    """
+
+    async def get(self, name: str, part: str) -> None:
+        view, job_id, since = await self.view(name), self.get_argument("job", None), self.real("since")
+        job = await self.read(job_named, view.run, job_id)
+        self.answer(await self.read(_part, view.run, job, part, since))
+
+
+def _part(run: RunDir, job: JobDir, part: str, since: float | None) -> dict[str, Any]:
+    page = job_page(run, job.job_id).to_dict()
+    found = page[part]
+    if since is not None and part == "events":
+        found = [event for event in found if event["time"] >= since]
+    if since is not None and part == "resources":
+        for curve in (
+            curve for node in found for curves in node["curves"].values() for curve in curves.values()
+        ):
+            first = sum(at < since for at in curve["times"])
+            curve.update({key: curve[key][first:] for key in ("times", "mean", "max")})
+    return {"job_id": job.job_id, "state": page["state"], part: found}

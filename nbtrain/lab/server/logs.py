@@ -1,0 +1,138 @@
+"""The logs of a run over REST: a piece by its offset, a search, the last traceback, a whole file.
+
+Text goes out as JSON or as a file to save, never as a page: what a log holds, a browser does not run.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tornado.iostream import StreamClosedError
+
+from nbtrain.base.jobstate import read_state
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.lab.server.jobs import job_named
+from nbtrain.lab.server.requests import NbtrainHandler, Refusal, in_pool
+from nbtrain.lab.server.views import confined
+from nbtrain.monitor import logs
+
+MOST_HITS = 1000
+HITS = 200
+MOST_TEXT = 1000
+# Of a download, so much is held at a time.
+PIECE_BYTES = 1 << 20
+# A log may have gigabytes: a search must not keep other readers waiting.
+SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
+
+
+class OneLogHandler(NbtrainHandler):
+    """What asks for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
+
+    async def log_asked_for(self, name: str) -> tuple[JobDir, Path]:
+        """The job and its log, which need not exist."""
+        view = await self.view(name)
+        rank = self.get_argument("rank", "0")
+        known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
+        if not known and not (rank.isascii() and rank.isdigit() and len(rank) < 10):
+            raise Refusal(400, f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
+        attempt = self.number("attempt")
+        job = await self.read(job_named, view.run, self.get_argument("job", None))
+        return job, await self.read(lambda: confined(logs.log_path(job, rank, attempt)))
+
+
+class LogHandler(OneLogHandler):
+    """GET run/<name>/log?rank=&job=&attempt=&offset=: what stands from an offset on, or at the end."""
+
+    async def get(self, name: str) -> None:
+        offset = self.number("offset")
+        _, path = await self.log_asked_for(name)
+        self.finish(asdict(await self.read(logs.read_log, path, offset)))
+
+
+class LogFileHandler(OneLogHandler):
+    """GET run/<name>/log/raw?rank=&job=&attempt=: the whole file, to save; it may have any size."""
+
+    async def get(self, name: str) -> None:
+        job, path = await self.log_asked_for(name)
+        try:
+            stream = await self.read(path.open, "rb")
+        except FileNotFoundError:
+            raise Refusal(404, f"{name}: job {job.job_id} has no log {path.name}.") from None
+        self.set_header("Content-Disposition", f'attachment; filename="{name}-{job.job_id}-{path.name}"')
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        with stream:
+            try:
+                while piece := await self.read(stream.read, PIECE_BYTES):
+                    self.write(piece)
+                    await self.flush()
+            except StreamClosedError:
+                return
+        self.finish(set_content_type="text/plain; charset=utf-8")
+
+
+class LogSearchHandler(NbtrainHandler):
+    """GET run/<name>/log/search?q=&job=&rank=&limit=&case=0|1: {"hits", "more": whether there are more}.
+
+    Of all jobs, the newest first, or of one; case=0 makes no difference between large and small letters.
+    """
+
+    async def get(self, name: str) -> None:
+        view, text = await self.view(name), self.get_argument("q", "", strip=False)
+        if not text or len(text) > MOST_TEXT:
+            raise Refusal(400, f"q must be a text of 1 to {MOST_TEXT:,} letters; this one has {len(text):,}.")
+        limit = self.number("limit", HITS, MOST_HITS)
+        rank, case = self.number("rank"), self.switch("case")
+        job_id = self.get_argument("job", None)
+        asked = (view.run, job_id, text, rank, case is False, limit)
+        found, more = await in_pool(SEARCHERS, _search, *asked)
+        self.answer({"hits": found, "more": more})
+
+
+def _search(
+    run: RunDir, job_id: str | None, text: str, rank: int | None, ignore_case: bool, limit: int
+) -> tuple[list[dict[str, Any]], bool]:
+    from nbtrain.monitor.log_search import search
+
+    ids = [job_named(run, job_id).job_id] if job_id else [*reversed(run.job_ids())]
+
+    def jobs() -> Iterator[JobDir]:
+        yield from (job_named(run, one) for one in ids)
+
+    hits = list(itertools.islice(search(jobs(), text, rank, ignore_case), limit + 1))
+    return [_hit(asdict(hit)) for hit in hits[:limit]], len(hits) > limit
+
+
+def _hit(hit: dict[str, Any]) -> dict[str, Any]:
+    """Of which rank and attempt a hit's log is: "3.0.log" is rank 3, attempt 0."""
+    who, _, attempt = hit["log"].removesuffix(".log").partition(".")
+    return {
+        "job": hit["job"],
+        "rank": who,
+        "attempt": int(attempt) if attempt.isdigit() else None,
+        "line": hit["line_number"],
+        "offset": hit["offset_bytes"],
+        "text": hit["text"],
+    }
+
+
+class TracebackHandler(NbtrainHandler):
+    """GET run/<name>/log/traceback?rank=&job=: {"rank", "title", "text" or null}, of the rank that failed."""
+
+    async def get(self, name: str) -> None:
+        view, rank = await self.view(name), self.number("rank")
+        job = await self.read(job_named, view.run, self.get_argument("job", None))
+        self.answer(await self.read(_traceback, job, rank))
+
+
+def _traceback(job: JobDir, rank: int | None) -> dict[str, Any]:
+    from nbtrain.monitor.tracebacks import failed_rank, last_traceback
+
+    state, cause = read_state(job, time.time())
+    rank = failed_rank(job, cause) if rank is None else rank
+    text = last_traceback(job, rank)
+    title = f"The last traceback of rank {rank}" if text else f"Rank {rank} has left no traceback"
+    return {"job_id": job.job_id, "state": state, "rank": rank, "title": title, "text": text}

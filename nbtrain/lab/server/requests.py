@@ -1,0 +1,321 @@
+"""What every REST route shares: who may ask, what a request may hold, in which thread it is answered, errors.
+
+    read()     files of runs: four threads, so that a slow disk stops neither kernels nor the other requests
+    library()  plan, check, submit: two threads, each may take seconds
+    act()      stop, pause, resume: a thread of its own; the answer waits two seconds for its end
+
+A GET does not count as activity: a forgotten panel must not keep an idle server from being culled. A body
+over MOST_BODY_BYTES is refused before it is read.
+"""
+
+import asyncio
+import functools
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
+from nbtrain.lab.server.views import NoRun, OutsideError, view_of
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.snapshot import finite
+
+Value = TypeVar("Value")
+
+# A run YAML has some KB; the longest field of a form is a text of 1,000 letters.
+MOST_BODY_BYTES = 1 << 20
+# Of a body that is refused, so much is taken and thrown away, for its sender to hear why.
+MOST_DISCARDED_BYTES = 64 << 20
+# A job that saves quickly is seen to end within the answer; otherwise the panel shows it later.
+ANSWER_SECONDS = 2.0
+# Each waits for the end of a job.
+MOST_ACTIONS = 32
+
+READERS = ThreadPoolExecutor(4, "nbtrain-read")
+LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
+
+
+class Refusal(web.HTTPError):
+    """An answer other than success, with its words; tornado would double the % in a message."""
+
+    def __init__(self, status: int, words: str):
+        super().__init__(status, "%s", words)
+        self.words = words
+
+
+def status_of_error(error: BaseException) -> int:
+    """The HTTP status of one of nbtrain's errors: 422 if what was sent is wrong, else 409."""
+    if isinstance(error, NoRun):
+        return 404
+    if isinstance(error, OutsideError | PermissionError):
+        return 403
+    return 422 if isinstance(error, ConfigError | DataError | CheckpointError) else 409
+
+
+METHODS = ("get", "post", "patch", "delete")
+
+
+@web.stream_request_body
+class NbtrainHandler(APIHandler):
+    """What the REST handlers share.
+
+    Each of METHODS that a subclass defines is authenticated and authorized as Jupyter's own are. What is
+    refused before the body was read is answered after it: a connection that is closed while its client still
+    sends is an error without words.
+    """
+
+    auth_resource = "nbtrain"
+
+    def __init_subclass__(cls) -> None:
+        for name in METHODS:
+            if name in cls.__dict__:
+                setattr(cls, name, _guarded(cls.__dict__[name]))
+
+    def initialize(self) -> None:
+        self._body = bytearray()
+        self._body_bytes = 0
+        self.refused: web.HTTPError | None = None
+
+    @property
+    def _track_activity(self) -> bool:  # type: ignore[override]
+        return self.request.method not in ("GET", "HEAD", "OPTIONS")
+
+    async def prepare(self, **_: Any) -> None:
+        """Authentication and XSRF, as for Jupyter's own routes; then the size, before a body is read."""
+        length = self.request.headers.get("Content-Length", "0")
+        num_bytes = int(length) if length.isdigit() else 0
+        sends = num_bytes or "Transfer-Encoding" in self.request.headers
+        try:
+            await super().prepare()
+            if num_bytes > MOST_BODY_BYTES:
+                raise _too_large(num_bytes)
+        except web.HTTPError as error:
+            if not sends or num_bytes > MOST_DISCARDED_BYTES:
+                raise
+            self.refused = error
+
+    def data_received(self, chunk: bytes) -> None:
+        self._body_bytes += len(chunk)
+        if self._body_bytes > MOST_DISCARDED_BYTES:
+            self.request.connection.close()  # type: ignore[union-attr]
+        elif self._body_bytes > MOST_BODY_BYTES:
+            self._body.clear()
+            self.refused = self.refused or _too_large(None)
+        elif self.refused is None:
+            self._body += chunk
+
+    def body(self, **known: type) -> dict[str, Any]:
+        """The JSON object that was sent, {} for none. Raises 400 for another key than the `known` ones.
+
+        `known` are the keys with their types; null is always allowed and left out.
+        """
+        try:
+            value = json.loads(bytes(self._body) or b"{}")
+        except (ValueError, RecursionError):
+            raise Refusal(400, "the body of the request is no JSON.") from None
+        if not isinstance(value, dict):
+            raise Refusal(400, "the body of the request must be a JSON object.")
+        for key, found in value.items():
+            if key not in known:
+                raise Refusal(400, f"{key!r} is no key of this request; there are: {', '.join(known)}.")
+            if found is not None and type(found) is not known[key]:
+                raise Refusal(400, f"{key} = {json.dumps(found)[:80]} must be {WORDS[known[key]]}.")
+        return {key: found for key, found in value.items() if found is not None}
+
+    def number(self, argument: str, default: int | None = None, most: int | None = None) -> int | None:
+        """A whole number of the query; 400 for anything else, and for more than `most`."""
+        text = self.get_argument(argument, None)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or len(text) > 18:
+            raise Refusal(400, f"{argument} = {text[:80]!r} must be a number.")
+        if most is not None and int(text) > most:
+            raise Refusal(400, f"{argument} = {int(text):,} must be at most {most:,}.")
+        return int(text)
+
+    def real(self, argument: str) -> float | None:
+        """A finite number of the query, e.g. a time; None if it is not given."""
+        text = self.get_argument(argument, None)
+        try:
+            value = None if text is None else float(text)
+        except ValueError:
+            value = float("nan")
+        if value is not None and not abs(value) < float("inf"):
+            raise Refusal(400, f"{argument} = {str(text)[:80]!r} must be a number.")
+        return value
+
+    def switch(self, argument: str) -> bool | None:
+        """0 or 1 of the query; None if it is not given."""
+        text = self.get_argument(argument, None)
+        if text not in (None, "0", "1"):
+            raise Refusal(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
+        return None if text is None else text == "1"
+
+    async def view(self, name: str) -> RunView:
+        """The run that a request names; 404 if there is none, 403 if it lies outside of the output root."""
+        return await self.read(view_of, name)
+
+    async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """What a function that reads files of runs returns."""
+        return await in_pool(READERS, function, *arguments)
+
+    async def library(self, function: Callable[..., Value], *arguments: Any) -> tuple[Value, list[str]]:
+        """What a verb of the library returns, and what it said meanwhile that a notebook would print."""
+
+        def call() -> tuple[Value, list[str]]:
+            with said_here() as notes:
+                return function(*arguments), notes
+
+        return await in_pool(LIBRARY, call)
+
+    def answer(self, value: dict[str, Any], status: int = 200) -> None:
+        """JSON; it knows no NaN."""
+        self.set_status(status)
+        self.finish(finite(value))
+
+    def log_exception(self, *error: Any) -> None:
+        """A refusal is no fault of the server: its words go to whoever asked."""
+        if not isinstance(error[1], web.HTTPError | NbtrainError):
+            super().log_exception(*error)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Errors as {"message"}: what the panel shows."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        message = error.words if isinstance(error, Refusal) else None
+        if message is None and isinstance(error, web.HTTPError):
+            message = error._log_message or error.reason
+        self.set_status(status_code)
+        self.finish({"message": message or WORDLESS.get(status_code, f"HTTP {status_code}")})
+
+
+WORDS: dict[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    dict: "a JSON object",
+    list: "a list",
+    int: "a whole number",
+}
+WORDLESS = {
+    403: "this server does not know who asks: log in again, or send its token.",
+    405: "this address takes no request of this kind.",
+    500: "the server failed at this; its log says how.",
+}
+
+
+def _too_large(num_bytes: int | None) -> Refusal:
+    has = f"has {num_bytes:,}" if num_bytes else "has more"
+    return Refusal(
+        413,
+        f"the request {has} bytes; at most {MOST_BODY_BYTES:,} ({amounts.size(MOST_BODY_BYTES)}) are read.",
+    )
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    inner = web.authenticated(authorized(method))
+
+    @functools.wraps(method)
+    async def outer(self: NbtrainHandler, *arguments: str) -> None:
+        if self.refused is not None:
+            raise self.refused
+        if (answer := inner(self, *arguments)) is not None:
+            await answer
+
+    return outer
+
+
+async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arguments: Any) -> Value:
+    """A function's value, from a thread of a pool; nbtrain's errors as refusals."""
+    call = functools.partial(function, *arguments)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, call)
+    except (NbtrainError, PermissionError) as error:
+        words = str(error) if isinstance(error, NbtrainError) else _not_allowed(error)
+        raise Refusal(status_of_error(error), words) from error
+
+
+def _not_allowed(error: PermissionError) -> str:
+    from nbtrain.base.files import not_allowed
+
+    return f"{not_allowed(error)}."
+
+
+@contextmanager
+def said_here() -> Iterator[list[str]]:
+    """The lines that nbtrain logs in this thread, for the answer: nobody sees the server's log."""
+    lines: list[str] = []
+    here = threading.get_ident()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == here and record.levelno >= logging.INFO:
+                lines.append(record.getMessage())
+
+    logger, listener = logging.getLogger("nbtrain"), Listener()
+    logger.addHandler(listener)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(listener)
+
+
+class Actions:
+    """What is being done to jobs: each in a thread of its own, and once, however often it is asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, ...], Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, key: tuple[str, ...], function: Callable[[], Any], log: Any) -> "Future[Any]":
+        """The action under way with this key, or a new one. Raises 409 if too many are under way."""
+        with self._lock:
+            if key in self._running:
+                return self._running[key]
+            if len(self._running) >= MOST_ACTIONS:
+                raise Refusal(
+                    409, f"{MOST_ACTIONS} jobs are being stopped or paused already; try again later."
+                )
+            future: Future[Any] = Future()
+            self._running[key] = future
+
+        def work() -> None:
+            try:
+                value = function()
+            except BaseException as error:
+                log.error("nbtrain: %s: %s", " ".join(key), error)
+                self._forget(key)
+                future.set_exception(error)
+            else:
+                self._forget(key)
+                future.set_result(value)
+
+        threading.Thread(target=work, name=f"nbtrain-{key[0]}", daemon=True).start()
+        return future
+
+    def _forget(self, key: tuple[str, ...]) -> None:
+        with self._lock:
+            del self._running[key]
+
+
+ACTIONS = Actions()
+
+
+async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bool:
+    """Start an action; whether it has ended within ANSWER_SECONDS. Its error is the answer, if it came."""
+    future = asyncio.wrap_future(ACTIONS.start(key, function, log))
+    done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
+    if not done:
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return False
+    try:
+        future.result()
+    except (NbtrainError, PermissionError) as error:
+        raise Refusal(status_of_error(error), str(error)) from error
+    return True

@@ -1,0 +1,133 @@
+"""The list of runs for somebody who asks again and again: of ended runs, only what has changed is read.
+
+    WatchedRuns(root).answer(archived)  ->  the JSON of {"runs": [...], "root", "run_root_id"}
+
+Records appear by rename, so that the time stamps of three folders (the run, its jobs, its newest job) say
+that nothing has changed. A thousand ended runs cost 3,000 stat calls; a run that is active or LOST is read
+each time.
+"""
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING
+from nbtrain.base.workspace import display
+from nbtrain.monitor.runs import RunSummary, summary_in
+from nbtrain.monitor.shown import UNKNOWN
+
+# Several lists may be open: within this time they get one answer.
+ANSWER_AGE_SECONDS = 0.9
+# Two changes within one tick of a file system's clock have one time stamp: a younger folder is read again.
+SETTLED_SECONDS = 2.0
+
+# Keys of a row, with the field of RunSummary.
+RENAMED = {"total_steps": "max_steps", "created_at": "created", "ended_at": "ended"}
+
+
+class Row(NamedTuple):
+    """One run of the list."""
+
+    text: str
+    """Its JSON."""
+    archived: bool
+    created: float
+    folder: str
+    job: str | None
+    stamps: tuple[int, ...] | None
+    """Of the folders, if the row holds as long as they do."""
+
+
+class WatchedRuns:
+    """The runs under one output root. Any thread may ask."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._rows: dict[str, Row] = {}
+        self._read_at = -math.inf
+        self._lock = threading.Lock()
+
+    def answer(self, archived: bool | None = None) -> str:
+        """The JSON of the list, the newest run first; `archived` picks archived runs, or the others."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:
+                self._read()
+            rows = [row for row in self._rows.values() if archived is None or row.archived == archived]
+        rows.sort(key=lambda row: row.created, reverse=True)
+        about = json.dumps({"root": display(self.root), "run_root_id": root_id(self.root)})
+        return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
+
+    def expire(self) -> None:
+        """Have the next answer read: somebody has changed something."""
+        self._read_at = -math.inf
+
+    def _read(self) -> None:
+        now = time.time()
+        self._rows = {name: row for name in sorted(self._names()) if (row := self._row(name, now))}
+        self._read_at = time.monotonic()
+
+    def _names(self) -> Iterator[str]:
+        """Folders of the output root. What is a link out of it is not shown."""
+        try:
+            entries = os.scandir(self.root)
+        except OSError:
+            return
+        inside = os.path.realpath(self.root) + os.sep
+        with entries:
+            for entry in entries:
+                # A name with a dot is that of no run.
+                if entry.name.startswith("."):
+                    continue
+                if not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside):
+                    yield entry.name
+
+    def _row(self, name: str, now: float) -> Row | None:
+        known = self._rows.get(name)
+        if known and known.stamps is not None and known.stamps == _stamps(known.folder, known.job):
+            return known
+        folder = str(self.root / name)
+        if (run := summary_in(self.root, name, now)) is None:
+            return None
+        value = row_of(run)
+        settled = run.state in FINAL and run.state != LOST
+        stamps = _stamps(folder, run.job_id) if settled else None
+        if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
+            stamps = None
+        text = json.dumps(value, separators=(",", ":"))
+        return Row(text, run.archived, run.created_at, folder, run.job_id, stamps)
+
+
+def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
+    try:
+        paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
+        # A Path for each would take longer than the call.
+        return tuple(os.stat(path).st_mtime_ns for path in paths)  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def row_of(run: RunSummary) -> dict[str, Any]:
+    """A run as the list shows it: its fields, the meaning of its state, and figures in words."""
+    value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
+    of = f" / {run.total_steps:,}" if run.total_steps else ""
+    step = UNKNOWN if run.step is None else f"{run.step:,}{of}"
+    losses = {
+        key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
+    }
+    meaning = MEANING.get(run.state, "no job was submitted" if run.cause is None else "cannot be read")
+    return value | {
+        "meaning": meaning,
+        "active": run.state in ACTIVE,
+        "words": {"step": step, **losses},
+    }
+
+
+def root_id(root: Path) -> str:
+    """By which a page knows whether a server shows the runs that its kernel means."""
+    return hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]

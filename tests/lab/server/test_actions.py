@@ -1,0 +1,91 @@
+"""Stop, pause, resume and clone over REST, from whoever asks."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from tests.end_to_end.jupyterlab import FAKE_RUN
+from tests.lab.server.conftest import Server, ended_run
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen]:
+    """A job that trains until it is stopped."""
+    job = subprocess.Popen(
+        [sys.executable, str(FAKE_RUN), str(folder), "--steps", "4000", "--step-seconds", "0.05"]
+    )
+    try:
+        deadline = time.monotonic() + 600
+        while not list(folder.glob("jobs/*/heartbeat/0.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_stop_ends_a_running_job(server: Server) -> None:
+    """If the job ends at once, the answer says how; the job's process is gone. Nothing active is deleted."""
+    with running(server.output / "gpt-stopped") as job:
+        assert server.get("run/gpt-stopped")["state"] == "RUNNING"
+        refused = server.ask("run/gpt-stopped?confirm=gpt-stopped", "DELETE")
+        assert refused.status == 409 and "a job is active" in refused.message
+        answer = server.ask("run/gpt-stopped/stop", "POST")
+        assert (answer.status, answer.json["state"]) == (200, "CANCELLED")
+        assert answer.json["cause"].startswith("stopped on request after step ")
+        assert job.wait(300) == 0
+
+
+def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
+    """Stop says how it ended, pause that there is nothing to pause."""
+    for action in ("stop", "cancel"):
+        answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
+        assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
+    answer = server.ask("run/gpt-done/pause", "POST")
+    assert answer.status == 409 and "is SUCCEEDED; only an active job can be paused" in answer.message
+
+
+def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
+    """A run that is done asks for more to train; an override that breaks a rule is 422."""
+    answer = server.ask("run/gpt-done/resume", "POST")
+    assert answer.status == 409 and "all 20 steps are done" in answer.message
+    answer = server.ask("run/gpt-done/resume", "POST", {"overrides": {"batch.micro_batch_size": 3}})
+    assert answer.status == 422 and "micro_batch_size" in answer.message
+    assert server.ask("run/gpt-done/resume", "POST", {"overrides": "x"}).message == (
+        'overrides = "x" must be a JSON object.'
+    )
+
+
+def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> None:
+    """A new run directory with its parent, nothing started; a name that is taken or none is refused."""
+    body = {"name": "gpt-clone", "overrides": {"lr_schedule.lr": 5e-4}}
+    answer = server.ask("run/gpt-done/clone", "POST", body)
+    assert (answer.status, answer.json["name"], answer.json["state"]) == (201, "gpt-clone", "NEW")
+    made = RunDir(server.output / "gpt-clone")
+    assert made.record()["parent"] == run.record()["run_id"]
+    assert load_resolved(made.config_yaml).lr_schedule.lr == 5e-4
+    again = server.ask("run/gpt-done/clone", "POST", body)
+    assert again.status == 409
+    assert again.message == "output/gpt-clone is there already. Choose another name for the clone."
+    for name, status in (("../x", 422), ("", 422), (None, 400)):
+        assert server.ask("run/gpt-done/clone", "POST", {"name": name}).status == status
+    assert server.ask("run/gpt-clone/stop", "POST").message == "gpt-clone has no job to stop."
+
+
+def test_no_job_to_act_on(server: Server) -> None:
+    """A run that was never submitted."""
+    run = ended_run(server.output, "gpt-new", 1)
+    for path in sorted(run.jobs.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert server.ask("run/gpt-new/pause", "POST").status == 409
+    assert server.ask("run/gpt-new/job").status == 404

@@ -1,0 +1,115 @@
+"""Runs over REST: the list, a run, its labels, notes and archive, and its deletion."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.snapshot import SNAPSHOT_KEYS
+from nbtrain.monitor.watched_runs import root_id
+from tests.end_to_end.jupyterlab import FAKE_RUN
+from tests.lab.server.conftest import Server, ended_run
+
+pytestmark = pytest.mark.slow
+
+
+def test_runs_and_a_run(server: Server, run: RunDir) -> None:
+    """The list has a line for each run; a run is its snapshot."""
+    listed = server.get("runs")
+    (row,) = [row for row in listed["runs"] if row["name"] == "gpt-done"]
+    assert (row["state"], row["active"], row["step"], row["max_steps"]) == ("SUCCEEDED", False, 20, 20)
+    assert (row["backend"], row["labels"], row["notes"], row["archived"]) == ("local", {}, "", False)
+    assert row["meaning"] == "all tokens are done and saved"
+    assert row["words"]["step"] == "20 / 20"
+    assert row["words"]["loss"] == f"{row['loss']:.4f}"
+    assert (listed["root"], listed["run_root_id"]) == ("output", root_id(server.output))
+    snapshot = server.get("run/gpt-done?no_track_activity=1")
+    assert tuple(snapshot) == SNAPSHOT_KEYS
+    assert snapshot["run_id"] == run.record()["run_id"]
+    assert snapshot["curves"]["loss"]["num_points"] == 20
+
+
+def test_what_is_noted_of_a_run(server: Server) -> None:
+    """Labels, notes and archive are changed one by one, and listed; a wrong label says how one is written."""
+    ended_run(server.output, "gpt-noted", 2)
+    for body, changed in (
+        ({"labels": {"team": "nlp", "stage": "trial"}}, {"labels": {"team": "nlp", "stage": "trial"}}),
+        ({"labels": {"stage": None}}, {"labels": {"team": "nlp"}}),
+        ({"notes": "higher rate"}, {"notes": "higher rate"}),
+        ({"archived": True}, {"archived": True}),
+    ):
+        answer = server.ask("run/gpt-noted", "PATCH", body)
+        assert answer.status == 200
+        assert {key: answer.json[key] for key in changed} == changed
+    assert answer.json == {
+        "name": "gpt-noted",
+        "labels": {"team": "nlp"},
+        "notes": "higher rate",
+        "archived": True,
+    }
+
+    def listed(query: str) -> list[str]:
+        return [row["name"] for row in server.get(f"runs{query}")["runs"]]
+
+    assert "gpt-noted" in listed("?archived=1") and "gpt-noted" not in listed("?archived=0")
+    (row,) = [row for row in server.get("runs")["runs"] if row["name"] == "gpt-noted"]
+    assert (row["labels"], row["notes"], row["archived"]) == ({"team": "nlp"}, "higher rate", True)
+    refused = server.ask("run/gpt-noted", "PATCH", {"labels": {"a b": "x"}})
+    assert refused.status == 422 and "'a b'" in refused.message
+    assert server.ask("runs?archived=yes").message == "archived = 'yes' must be 0 or 1."
+
+
+def test_deleting_asks_for_the_name(server: Server) -> None:
+    """Without the name as confirmation nothing goes; then all files go, and the list knows it."""
+    run = RunDir(server.output / "gpt-doomed")
+    # Its supervisor must be gone: deleting ends it.
+    steps = ["--steps", "2", "--step-seconds", "0"]
+    subprocess.run([sys.executable, str(FAKE_RUN), str(run.path), *steps], check=True)
+    for query in ("", "?confirm=gpt-done"):
+        answer = server.ask(f"run/gpt-doomed{query}", "DELETE")
+        assert answer.status == 400 and "must be the run's name, gpt-doomed" in answer.message
+    assert run.exists()
+    answer = server.ask("run/gpt-doomed?confirm=gpt-doomed", "DELETE")
+    assert answer.status == 200
+    assert answer.json["deleted"].startswith("output/gpt-doomed: 1 job, 0 checkpoints, ")
+    assert not run.path.exists()
+    assert server.ask("run/gpt-doomed").status == 404
+    assert server.ask("run/gpt-doomed?confirm=gpt-doomed", "DELETE").status == 404
+
+
+@pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "GPT", "a" * 54])
+def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str) -> None:
+    """No name leads out of the output root, and a wrong one is 404 with words."""
+    parts = ("", "/log", "/log/raw", "/log/search?q=x", "/log/traceback", "/job", "/events")
+    for part in parts:
+        assert server.ask(f"run/{name}{part}").status == 404
+    for action in ("stop", "cancel", "pause", "resume", "clone"):
+        assert server.ask(f"run/{name}/{action}", "POST").status == 404
+    assert server.ask("run/none").message == "there is no run 'none' under output."
+
+
+def test_body_is_checked(server: Server, run: RunDir) -> None:
+    """An unknown key, another type and what is no JSON are named."""
+    for body, message in (
+        ({"notes": 3}, "notes = 3 must be a text."),
+        ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
+        ({"tags": []}, "'tags' is no key of this request; there are: labels, notes, archived."),
+        ([], "the body of the request must be a JSON object."),
+        (b"{", "the body of the request is no JSON."),
+        (b"[" * 100_000, "the body of the request is no JSON."),
+    ):
+        answer = server.ask("run/gpt-done", "PATCH", body)
+        assert (answer.status, answer.message) == (400, message)
+
+
+def test_json_without_nan(server: Server) -> None:
+    """A loss that is not finite does not make an answer that no browser reads."""
+    run = ended_run(server.output, "gpt-nan", 2)
+    beat = run.newest_job().heartbeat(0)
+    value = json.loads(beat.read_text())
+    value["progress"]["loss"] = float("nan")
+    beat.write_text(json.dumps(value))
+    assert b"NaN" not in server.ask("runs").content
+    assert b"NaN" not in server.ask("run/gpt-nan").content

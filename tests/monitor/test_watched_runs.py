@@ -1,0 +1,114 @@
+"""The list of runs that is asked for again and again: what is read again, and what it says."""
+
+import json
+import os
+import time
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.monitor import watched_runs
+from nbtrain.monitor.notes import change_notes
+from nbtrain.monitor.shown import UNKNOWN
+from nbtrain.monitor.watched_runs import WatchedRuns
+
+
+@pytest.fixture
+def root(workspace):
+    return workspace / "output"
+
+
+def made(name, state, seconds_ago=60.0):
+    """A run whose newest job was written so long ago, by the clock of its files too."""
+    run = RunDir.named(name)
+    submit(run, state, seconds_ago)
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": name, "name": name, "created_at": 1.0})
+    aged(run, seconds_ago)
+    return run
+
+
+def submit(run, state, seconds_ago):
+    created = time.time() - seconds_ago
+    job = run.job(new_job_id(created))
+    job.make_folders()
+    alive = ProcessIdentity.of(os.getpid())
+    record = JobRecord(job.job_id, run.name, run.name, state, created, 1, "why", supervisor=alive)
+    record.ended_at = None if state == "RUNNING" else created + 1
+    record.write(job.job_json)
+
+
+def aged(run, seconds_ago):
+    for path in (run.path, run.jobs, *run.jobs.iterdir()):
+        stamp = time.time() - seconds_ago
+        os.utime(path, (stamp, stamp))
+
+
+def states(watched):
+    watched.expire()
+    return {row["name"]: row["state"] for row in json.loads(watched.answer())["runs"]}
+
+
+def test_only_what_has_changed_is_read(root, monkeypatch):
+    """An ended run once, until its job, its jobs or its notes change; an active one each time."""
+    ended, _, young = made("ended", "FAILED"), made("active", "RUNNING"), made("young", "FAILED", 0.5)
+    reads = []
+    summary_in = watched_runs.summary_in
+    monkeypatch.setattr(
+        watched_runs, "summary_in", lambda root, name, now: reads.append(name) or summary_in(root, name, now)
+    )
+    watched = WatchedRuns(root)
+    assert states(watched) == {"ended": "FAILED", "active": "RUNNING", "young": "FAILED"}
+    reads.clear()
+    states(watched)
+    assert reads == ["active", "young"]
+    change_notes(ended, notes="a word")
+    states(watched)
+    assert "a word" in watched.answer() and reads.count("ended") == 1
+    submit(ended, "SUCCEEDED", 10.0)
+    assert states(watched)["ended"] == "SUCCEEDED"
+    aged(young, 60.0)
+    states(watched)
+    reads.clear()
+    states(watched)
+    assert "young" not in reads
+
+
+def test_answers_are_shared_for_a_moment(root):
+    """Several lists cost one look at the folder; a change made here shows at once."""
+    made("one", "FAILED")
+    watched = WatchedRuns(root)
+    assert json.loads(watched.answer())["runs"]
+    made("two", "FAILED", 30.0)
+    assert len(json.loads(watched.answer())["runs"]) == 1
+    watched.expire()
+    assert [row["name"] for row in json.loads(watched.answer())["runs"]] == ["two", "one"]
+
+
+def test_rows_are_in_words_and_by_archive(root):
+    """The newest first; figures that are not known are a dash; a run without a job says so."""
+    run = made("old", "CANCELLED", 100.0)
+    change_notes(run, archived=True)
+    made("new", "RUNNING", 50.0)
+    fresh = RunDir.named("fresh")
+    fresh.path.mkdir()
+    files.write_json(fresh.run_json, {"schema_version": 1, "run_id": "f", "name": "fresh", "created_at": 1.0})
+    (root / ".new.1.deleted").mkdir()
+    (root / "file").write_text("")
+    rows = json.loads(WatchedRuns(root).answer())["runs"]
+    assert [row["name"] for row in rows] == ["new", "old", "fresh"]
+    assert rows[0]["words"] == dict.fromkeys(("step", "loss", "validation_loss"), UNKNOWN)
+    assert [row["meaning"] for row in rows] == [
+        "rank 0 trains",
+        "stopped on request; can be resumed",
+        "no job was submitted",
+    ]
+    assert [row["name"] for row in json.loads(WatchedRuns(root).answer(True))["runs"]] == ["old"]
+    assert [row["name"] for row in json.loads(WatchedRuns(root).answer(False))["runs"]] == ["new", "fresh"]
+
+
+def test_without_a_root(tmp_path):
+    """An output root that is not there yet has no runs."""
+    value = json.loads(WatchedRuns(tmp_path / "none").answer())
+    assert value["runs"] == [] and len(value["run_root_id"]) == 16

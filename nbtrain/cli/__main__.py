@@ -42,6 +42,7 @@ VERBS = {
         "archive clean delete curves profile generate"
     ),
     "nbtrain.cli.checkpoint": "checkpoint",
+    "nbtrain.cli.tensorboard": "tensorboard",
     "nbtrain.cli.notebooks": "notebook demo lab",
 }
 

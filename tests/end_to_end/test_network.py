@@ -44,6 +44,7 @@ MAY_CONTACT = {
     "jobs/node/place.py": {"socket"},  # the host's own address and a free port of it
     "jobs/notify.py": {"urllib.request", "urllib.error", "http.client"},  # the address that notify: names
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
+    "lab/server/tensorboard_door.py": {"socket"},  # a free port of 127.0.0.1
     "train/calibration/__main__.py": {"socket"},  # a free port of 127.0.0.1
     "train/twin/fork_server.py": {"socket"},  # a free port of 127.0.0.1
     "train/health/heartbeat.py": {"socket"},  # the host's own name

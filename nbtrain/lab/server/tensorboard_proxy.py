@@ -1,37 +1,59 @@
 """TensorBoard behind Jupyter's own address and login, by jupyter-server-proxy, with a tile in the launcher.
 
-    <base_url>tensorboard/            TensorBoard itself, started at its first request, on the loopback
+    <base_url>tensorboard/            TensorBoard itself, behind a door (tensorboard_door.py)
     <base_url>nbtrain/tensorboard/    TensorBoard in a frame that keeps it live: what the tile opens
 
-One TensorBoard at the output root serves every run; ?runFilter= picks one.
+One TensorBoard at the output root serves every run; ?run=NAME on the page shows one. It opens on the loss.
 """
 
+import html
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.metrics import scalar
 from nbtrain.base.workspace import output_root
 
 PROXY_NAME = "tensorboard"
 PAGE_PATH = "nbtrain/tensorboard/"
 
-# TensorBoard needs 2 s on an idle machine and much more while a job trains on every core.
+PAGE = Path(__file__).with_name("tensorboard.html")
+# Cards on top of all others, if the run has such a scalar: TensorBoard orders the others by name.
+PINNED = ("loss", "validation_loss")
+
+# The door answers at once; TensorBoard's start is awaited behind it.
 START_TIMEOUT_SECONDS = 60
 RELOAD_INTERVAL_SECONDS = 5
 
 
-def tensorboard_command(port: int | str) -> list[str]:
-    """The command line of a TensorBoard at the output root, on the loopback."""
+def board_options(root: Path | None = None) -> list[str]:
+    """Options of a TensorBoard on the runs below `root`, else the output root; the door adds the address."""
     options = {
-        "logdir": output_root(),
-        "host": "127.0.0.1",
-        "port": port,
+        "logdir": root or output_root(),
         "reload_interval": RELOAD_INTERVAL_SECONDS,
         "reload_multifile": "true",
         "window_title": "TensorBoard",
     }
-    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return [sys.executable, "-m", "tensorboard.main", *words]
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def board_command(root: Path | None = None) -> list[str]:
+    """The command line of such a TensorBoard, without its address."""
+    return [sys.executable, "-m", "tensorboard.main", *board_options(root)]
+
+
+def tensorboard_command(port: int | str) -> list[str]:
+    """The command line of the door in front of TensorBoard, on the loopback."""
+    door = [sys.executable, "-m", "nbtrain.lab.server.tensorboard_door"]
+    return [*door, "--port", str(port), *board_options()]
+
+
+def tensorboard_page(address: str) -> str:
+    """The page that keeps TensorBoard live; `address`: of TensorBoard, ends with a slash."""
+    pinned = json.dumps([{"plugin": "scalars", "tag": scalar(name).tag} for name in PINNED])
+    page = PAGE.read_text(encoding="utf-8")
+    return page.replace("{{address}}", html.escape(address)).replace("{{pinned}}", html.escape(pinned))
 
 
 def tensorboard_entry() -> dict[str, Any]:

@@ -23,13 +23,12 @@ export default {
     } catch {
       return say(model.get("help"));
     }
-    const filter = model.get("run_filter");
     const frame = document.createElement("iframe");
     frame.title = "TensorBoard";
     frame.className = "nbtrain-tensorboard";
     const border = "border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px";
     frame.style.cssText = `width:100%;height:${model.get("height")}px;${border}`;
-    frame.src = `${address}${filter ? `?runFilter=${encodeURIComponent(filter)}` : ""}#timeseries`;
+    frame.src = `${address}${name ? `?run=${encodeURIComponent(name)}` : ""}#timeseries`;
     el.replaceChildren(frame);
     // A frame that is gone must not go on asking for points.
     return () => {

@@ -27,8 +27,6 @@ class TensorBoardPanel(anywidget.AnyWidget):
     _esm = Path(__file__).with_name("tensorboard.js").read_text(encoding="utf-8")
     name = traitlets.Unicode().tag(sync=True)
     run_id = traitlets.Unicode().tag(sync=True)
-    run_filter = traitlets.Unicode().tag(sync=True)
-    """A regular expression over TensorBoard's run names, which are paths below the output root."""
     height = traitlets.Int(HEIGHT_PIXELS).tag(sync=True)
     help = traitlets.Unicode().tag(sync=True)
 
@@ -36,7 +34,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
         self.view = view
         if view is not None:
             record = view.run.record() or {"run_id": ""}
-            arguments |= {"name": view.name, "run_id": record["run_id"], "run_filter": f"^{view.name}/"}
+            arguments |= {"name": view.name, "run_id": record["run_id"]}
         super().__init__(help=how_to_start(view), **arguments)
 
     def __repr__(self) -> str:
@@ -61,5 +59,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
 
 def how_to_start(view: RunView | None) -> str:
     """The command that shows the run in any browser."""
-    folder = view.run.tensorboard if view is not None else output_root()
-    return f"Start TensorBoard with:  tensorboard --reload_interval 5 --logdir {shlex.quote(str(folder))}"
+    if view is None:
+        return "Start TensorBoard with:  nbtrain tensorboard"
+    run = view.name if view.run.path.parent == output_root() else str(view.run.path)
+    return f"Start TensorBoard with:  nbtrain tensorboard {shlex.quote(run)}"

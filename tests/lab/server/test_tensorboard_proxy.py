@@ -1,12 +1,14 @@
 """The entry point for jupyter-server-proxy, and what that package makes of it."""
 
+import html
+import json
 import warnings
 from pathlib import Path
 
 import pytest
 
-from nbtrain.lab.server import tensorboard_proxy
-from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboard_entry
+from nbtrain.lab.server import tensorboard_door, tensorboard_proxy
+from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboard_entry, tensorboard_page
 
 
 def test_entry_is_understood_by_jupyter_server_proxy() -> None:
@@ -28,10 +30,21 @@ def test_command_serves_the_output_root_on_the_loopback(
     """The folder is read when TensorBoard starts, so that the variable of the server's environment counts."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", "elsewhere")
     command = tensorboard_command(6006)
+    assert command[1:5] == ["-m", "nbtrain.lab.server.tensorboard_door", "--port", "6006"]
     assert command[command.index("--logdir") + 1] == str(workspace / "elsewhere")
-    assert command[command.index("--host") + 1] == "127.0.0.1"
-    assert command[command.index("--port") + 1] == "6006"
+    assert "--host" not in command and tensorboard_door.LOOPBACK == "127.0.0.1"
     assert all(isinstance(part, str) for part in command)
+
+
+def test_page_opens_on_the_loss() -> None:
+    """The cards on top are tags of the table of scalars; the address is escaped."""
+    page = tensorboard_page("/user/a&b/tensorboard/")
+    assert 'data-address="/user/a&amp;b/tensorboard/"' in page
+    pinned = json.loads(html.unescape(page.partition('data-pinned="')[2].partition('"')[0]))
+    assert [card["tag"] for card in pinned] == [
+        *("lm-loss-training/lm loss", "lm-loss-validation/lm loss validation")
+    ]
+    assert "{{" not in page
 
 
 def test_extension_names_itself_and_importing_it_is_cheap() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime
-from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
+from nbtrain.lab.widgets.tensorboard import TensorBoardPanel, how_to_start
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -19,22 +19,18 @@ def view(workspace: Path) -> RunView:
     return RunView(job.run)
 
 
-def test_filter_names_the_run_and_no_other(view: RunView) -> None:
-    """TensorBoard's run names are paths below the output root; gpt-fake-2 must not match."""
-    panel = TensorBoardPanel(view)
-    assert panel.run_filter == "^gpt-fake/"
-    panel.close()
-    every = TensorBoardPanel()
-    assert every.run_filter == ""
-    every.close()
-
-
-def test_plain_script_is_told_how_to_start_it(view: RunView) -> None:
+def test_a_run_of_another_root_is_named_by_its_folder(view: RunView, tmp_path: Path) -> None:
     """The words are a command; a path with a blank and a quote is quoted for a shell."""
     panel = TensorBoardPanel(view)
-    path = str(view.run.tensorboard).replace("'", "'\"'\"'")
-    assert repr(panel) == f"Start TensorBoard with:  tensorboard --reload_interval 5 --logdir '{path}'"
+    assert (panel.name, repr(panel)) == ("gpt-fake", "Start TensorBoard with:  nbtrain tensorboard gpt-fake")
     panel.close()
+    every = TensorBoardPanel()
+    assert (every.name, repr(every)) == ("", "Start TensorBoard with:  nbtrain tensorboard")
+    every.close()
+    elsewhere = FakeJob(RunDir(tmp_path / "a b's" / "gpt-fake"), steps=10)
+    elsewhere.finish("CANCELLED", "only a test")
+    path = str(elsewhere.run.path).replace("'", "'\"'\"'")
+    assert how_to_start(RunView(elsewhere.run)) == f"Start TensorBoard with:  nbtrain tensorboard '{path}'"
 
 
 def test_static_picture_has_the_curves(view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:

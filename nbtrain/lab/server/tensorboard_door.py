@@ -1,0 +1,176 @@
+"""A door in front of TensorBoard: it starts TensorBoard at the first look and ends it when nobody looks.
+
+    python -m nbtrain.lab.server.tensorboard_door --port 6006 --idle-minutes 30 [options of TensorBoard]
+
+The door holds the port and 20 MB; TensorBoard and its data server hold 90 MB and more, on a free port of the
+loopback, for as long as somebody looks. jupyter-server-proxy starts a command once: if that ended, no later
+look would bring it back. Door and TensorBoard end with the process that started the door, however it ends.
+
+`nbtrain tensorboard` has a door that itself answers /nbtrain/ with the page that keeps TensorBoard live.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from nbtrain.base.parent_death import die_with_parent
+
+IDLE_MINUTES = 30.0
+# TensorBoard needs 2 s on an idle machine and much more while a job trains on every core.
+START_SECONDS = 60.0
+TRY_SECONDS = 0.1
+END_SECONDS = 10.0
+PIECE_BYTES = 1 << 16
+LOOPBACK = "127.0.0.1"
+PAGE_PATH = "/nbtrain/"
+
+NOT_STARTED = b"HTTP/1.0 502 Bad Gateway\r\nContent-Type: text/plain\r\n\r\nTensorBoard did not start.\n"
+
+
+class Door:
+    """Listens, forwards bytes, and knows when the last ones passed."""
+
+    def __init__(self, command: list[str], idle_seconds: float, page: bytes | None = None):
+        """`command`: of TensorBoard, without its port. `page`: what is answered at PAGE_PATH."""
+        self.command, self.idle_seconds, self.page = command, idle_seconds, page
+        self.port = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._open, self._last = 0, time.monotonic()
+
+    async def serve(self, host: str, port: int, say: Callable[[int], None] = lambda port: None) -> None:
+        """Answer until this task is cancelled; `say` gets the port, of which 0 is a free one."""
+        server = await asyncio.start_server(self._answer, host, port)
+        say(server.sockets[0].getsockname()[1])
+        try:
+            async with server:
+                while True:
+                    await asyncio.sleep(min(self.idle_seconds / 4, 30.0))
+                    if not self._open and time.monotonic() - self._last >= self.idle_seconds:
+                        await self.end()
+        finally:
+            await self.end()
+
+    async def end(self) -> None:
+        """End TensorBoard; the next look starts it again."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self.page is not None:
+                with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                    line = await reader.readuntil(b"\r\n")
+                    if line.startswith(b"GET " + PAGE_PATH.encode()):
+                        writer.write(_html(self.page))
+                        await writer.drain()
+                        return
+                    await self._forward(line, reader, writer)
+                return
+            await self._forward(b"", reader, writer)
+        except (ConnectionError, OSError):
+            pass  # one side has gone: so does the other
+        finally:
+            self._open -= 1
+            self._last = time.monotonic()
+            writer.close()
+            with contextlib.suppress(ConnectionError, OSError):
+                await writer.wait_closed()
+
+    async def _forward(
+        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if not await self._started():
+            writer.write(NOT_STARTED)
+            await writer.drain()
+            return
+        board_reader, board_writer = await asyncio.open_connection(LOOPBACK, self.port)
+        try:
+            board_writer.write(first)
+            asked = asyncio.ensure_future(_pass_on(reader, board_writer))
+            await _pass_on(board_reader, writer)
+            asked.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError, OSError):
+                await asked
+        finally:
+            board_writer.close()
+
+    async def _started(self) -> bool:
+        """Have TensorBoard run and answer; False if it does not within START_SECONDS."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return True
+            self.port = _free_port()
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command, "--host", LOOPBACK, "--port", str(self.port), preexec_fn=die_with_parent
+            )
+            deadline = time.monotonic() + START_SECONDS
+            while time.monotonic() < deadline and self._process.returncode is None:
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection(LOOPBACK, self.port)
+                    writer.close()
+                    return True
+                await asyncio.sleep(TRY_SECONDS)
+            await self.end()
+            return False
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(PIECE_BYTES):
+        writer.write(piece)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+def _html(page: bytes) -> bytes:
+    head = "HTTP/1.0 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nCache-Control: no-cache\r\n"
+    return f"{head}Content-Length: {len(page)}\r\n\r\n".encode() + page
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The door, until it is asked to end or its parent has ended."""
+    parent = os.getppid()
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        return 0  # it ended before the kernel was asked
+    parser = argparse.ArgumentParser(description="TensorBoard that runs while somebody looks.")
+    parser.add_argument("--host", default=LOOPBACK)
+    parser.add_argument("--port", type=int, default=6006)
+    parser.add_argument("--idle-minutes", type=float, default=IDLE_MINUTES)
+    options, rest = parser.parse_known_args(arguments)
+    command = [sys.executable, "-m", "tensorboard.main", *rest]
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_until_asked(Door(command, 60 * options.idle_minutes), options.host, options.port))
+    return 0
+
+
+async def _until_asked(door: Door, host: str, port: int) -> None:
+    task = asyncio.ensure_future(door.serve(host, port))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
+
+
+if __name__ == "__main__":
+    sys.exit(main())

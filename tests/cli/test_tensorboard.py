@@ -1,0 +1,48 @@
+"""`nbtrain tensorboard`: what it serves, and at which address."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli.__main__ import main
+from nbtrain.lab.server.tensorboard_door import Door
+from tests.lab.widgets.fake_run import FakeJob
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Door]:
+    """The doors that were opened; each closes at once."""
+    doors: list[Door] = []
+
+    async def serve(self: Door, host: str, port: int, say) -> None:
+        doors.append(self)
+        say(port)
+
+    monkeypatch.setattr(Door, "serve", serve)
+    return doors
+
+
+def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.CaptureFixture) -> None:
+    """A run of another output root is served from there."""
+    assert main(["tensorboard"]) == 0
+    assert capsys.readouterr().out == (
+        "TensorBoard: http://127.0.0.1:6006/nbtrain/   (Ctrl+C ends it)\n"
+        "From another machine: ssh -L 6006:127.0.0.1:6006 HOST, then the same address.\n"
+    )
+    assert served[0].command[served[0].command.index("--logdir") + 1] == str(workspace / "output")
+    FakeJob(RunDir(workspace / "elsewhere" / "gpt"), steps=3).finish("CANCELLED", "only a test")
+    assert main(["tensorboard", str(workspace / "elsewhere" / "gpt"), "--port=7000"]) == 0
+    assert "http://127.0.0.1:7000/nbtrain/?run=gpt   " in capsys.readouterr().out
+    assert served[1].command[served[1].command.index("--logdir") + 1] == str(workspace / "elsewhere")
+
+
+def test_a_port_that_is_taken_is_said(workspace: Path, capsys: pytest.CaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["tensorboard", f"--port={port}"]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError: port {port} of 127.0.0.1 cannot be had (Address already in use): another program may "
+        "have it. Give a free one, or --port 0.\n"
+    )

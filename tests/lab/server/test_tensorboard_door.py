@@ -1,0 +1,133 @@
+"""The door in front of TensorBoard; a program that answers with its process id stands for TensorBoard."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbtrain.lab.server.tensorboard_door import LOOPBACK, Door
+
+# Answers every request with its process id, and closes the connection, as TensorBoard does.
+ANSWERS = """
+import os, socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+while True:
+    asked, _ = listener.accept()
+    if asked.recv(1 << 16):
+        asked.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n%d" % os.getpid())
+    asked.close()
+"""
+COMMAND = [sys.executable, "-c", ANSWERS]
+
+
+async def look(port: int, path: str = "/") -> bytes:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+async def opened(door: Door) -> tuple[asyncio.Task, int]:
+    port = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(door.serve(LOOPBACK, 0, port.set_result))
+    return task, await port
+
+
+async def closed(task: asyncio.Task) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_the_first_look_starts_it_and_the_door_ends_it() -> None:
+    """Nothing runs before; two looks meet one process; it is gone with the door."""
+
+    async def story() -> None:
+        door = Door(COMMAND, 3600)
+        task, port = await opened(door)
+        assert door._process is None
+        first, second = await asyncio.gather(look(port), look(port))
+        assert first == second and psutil.pid_exists(int(first))
+        await closed(task)
+        assert not psutil.pid_exists(int(first))
+
+    asyncio.run(story())
+
+
+def test_it_ends_when_nobody_looks_and_the_next_look_starts_it_again() -> None:
+    async def story() -> None:
+        door = Door(COMMAND, 0.02)
+        task, port = await opened(door)
+        first = await look(port)
+        while door._process is not None:
+            await asyncio.sleep(0.01)
+        assert not psutil.pid_exists(int(first))
+        assert await look(port) != first
+        await closed(task)
+
+    asyncio.run(story())
+
+
+def test_the_page_is_the_doors_own_and_all_else_is_tensorboards() -> None:
+    async def story() -> None:
+        task, port = await opened(Door(COMMAND, 3600, b"<p>the page</p>"))
+        assert await look(port, "/nbtrain/?run=gpt") == b"<p>the page</p>"
+        assert (await look(port, "/data/runs")).isdigit()
+        await closed(task)
+
+    asyncio.run(story())
+
+
+def test_a_tensorboard_that_does_not_start_is_an_answer() -> None:
+    """jupyter-server-proxy passes it on, and the page offers another try."""
+
+    async def story() -> None:
+        task, port = await opened(Door([sys.executable, "-c", "raise SystemExit(1)"], 3600))
+        assert await look(port) == b"TensorBoard did not start.\n"
+        await closed(task)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_server_is_gone(tmp_path: Path, number: int) -> None:
+    """A parent that is killed cannot tidy up: the kernel tells the door."""
+    parent = (
+        "import subprocess, sys\n"
+        "door = [sys.executable, '-m', 'nbtrain.lab.server.tensorboard_door']\n"
+        "subprocess.Popen([*door, '--port', sys.argv[1], '--logdir', sys.argv[2]])\n"
+        "print('started', flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent, str(free_port()), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline() == "started\n"
+        (door,) = psutil.Process(server.pid).children()
+        port = int(server.args[3])  # type: ignore[index]
+        while True:
+            try:
+                asyncio.run(look(port))
+                break
+            except OSError:
+                assert door.is_running()
+        family = [door, *door.children(recursive=True)]
+        assert any("tensorboard.main" in process.cmdline() for process in family[1:])
+        os.kill(server.pid, number)
+    gone, alive = psutil.wait_procs(family, timeout=300)
+    assert not alive and len(gone) == len(family)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]

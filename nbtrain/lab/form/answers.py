@@ -47,7 +47,7 @@ def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
     Overrides that do not go with the YAML are left out, and `left_out` says why: when another YAML is chosen,
     the notebook's overrides stay.
     """
-    run, overrides, left_out = _run(request, anywhere), _overrides(request), ""
+    run, overrides, left_out = run_of(request, anywhere), overrides_of(request), ""
     try:
         draft = Draft(run, overrides)
     except ConfigError as error:
@@ -161,7 +161,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
 
 
 def _draft(request: Request, anywhere: bool) -> Draft:
-    return _typed(Draft(_run(request, anywhere), _overrides(request)), request)
+    return _typed(Draft(run_of(request, anywhere), overrides_of(request)), request)
 
 
 def _typed(draft: Draft, request: Request) -> Draft:
@@ -175,7 +175,7 @@ def _typed(draft: Draft, request: Request) -> Draft:
     return draft
 
 
-def _run(request: Request, anywhere: bool) -> str:
+def run_of(request: Request, anywhere: bool) -> str:
     run = request.get("yaml") or "gpt-tiny"
     if not isinstance(run, str):
         raise ConfigError(f"yaml = {run!r} must be text.")
@@ -189,7 +189,7 @@ def _run(request: Request, anywhere: bool) -> str:
     return run
 
 
-def _overrides(request: Request) -> Overrides:
+def overrides_of(request: Request) -> Overrides:
     """Those of the request; text may be a JSON object or key=value pairs."""
     given = request.get("overrides")
     if isinstance(given, str) and given.lstrip().startswith("{"):

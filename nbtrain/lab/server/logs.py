@@ -58,10 +58,9 @@ class LogFileHandler(OneLogHandler):
 
     async def get(self, name: str) -> None:
         job, path = await self.log_asked_for(name)
-        try:
-            stream = await self.read(path.open, "rb")
-        except FileNotFoundError:
-            raise Refusal(404, f"{name}: job {job.job_id} has no log {path.name}.") from None
+        if not await self.read(path.exists):
+            raise Refusal(404, f"{name}: job {job.job_id} has no log {path.name}.")
+        stream = await self.read(path.open, "rb")
         self.set_header("Content-Disposition", f'attachment; filename="{name}-{job.job_id}-{path.name}"')
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         with stream:

@@ -22,8 +22,9 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
-from nbtrain.base import amounts
+from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
+from nbtrain.base.workspace import display
 from nbtrain.lab.server.views import NoRun, OutsideError, view_of
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import finite
@@ -53,7 +54,7 @@ class Refusal(web.HTTPError):
 
 def status_of_error(error: BaseException) -> int:
     """The HTTP status of one of nbtrain's errors: 422 if what was sent is wrong, else 409."""
-    if isinstance(error, NoRun):
+    if isinstance(error, NoRun | FileNotFoundError):
         return 404
     if isinstance(error, OutsideError | PermissionError):
         return 403
@@ -115,7 +116,7 @@ class NbtrainHandler(APIHandler):
     def body(self, **known: type) -> dict[str, Any]:
         """The JSON object that was sent, {} for none. Raises 400 for another key than the `known` ones.
 
-        `known` are the keys with their types; null is always allowed and left out.
+        `known` are the keys with their types, `object` for any; null is always allowed and left out.
         """
         try:
             value = json.loads(bytes(self._body) or b"{}")
@@ -126,7 +127,7 @@ class NbtrainHandler(APIHandler):
         for key, found in value.items():
             if key not in known:
                 raise Refusal(400, f"{key!r} is no key of this request; there are: {', '.join(known)}.")
-            if found is not None and type(found) is not known[key]:
+            if found is not None and known[key] not in (type(found), object):
                 raise Refusal(400, f"{key} = {json.dumps(found)[:80]} must be {WORDS[known[key]]}.")
         return {key: found for key, found in value.items() if found is not None}
 
@@ -236,15 +237,19 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arg
     call = functools.partial(function, *arguments)
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, call)
-    except (NbtrainError, PermissionError) as error:
-        words = str(error) if isinstance(error, NbtrainError) else _not_allowed(error)
-        raise Refusal(status_of_error(error), words) from error
+    except (NbtrainError, OSError) as error:
+        raise Refusal(status_of_error(error), words_of(error)) from error
 
 
-def _not_allowed(error: PermissionError) -> str:
-    from nbtrain.base.files import not_allowed
-
-    return f"{not_allowed(error)}."
+def words_of(error: NbtrainError | OSError) -> str:
+    """An error as its reader is to see it."""
+    if isinstance(error, NbtrainError):
+        return str(error)
+    if isinstance(error, PermissionError):
+        return f"{files.not_allowed(error)}."
+    if isinstance(error, FileNotFoundError):
+        return f"{display(error.filename)} is not there."
+    return f"{display(error.filename)}: {error.strerror}." if error.filename else f"{error}."
 
 
 @contextmanager
@@ -316,6 +321,6 @@ async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bo
         return False
     try:
         future.result()
-    except (NbtrainError, PermissionError) as error:
-        raise Refusal(status_of_error(error), str(error)) from error
+    except (NbtrainError, OSError) as error:
+        raise Refusal(status_of_error(error), words_of(error)) from error
     return True

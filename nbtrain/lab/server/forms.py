@@ -1,0 +1,57 @@
+"""The launch form over REST: what it shows, what is said of a draft, suggested layouts, and its submission.
+
+What is answered: lab/form/answers.py, which also answers a kernel. Run YAMLs outside of the workspace are
+read for a kernel alone.
+"""
+
+from typing import Any
+
+from nbtrain.lab.server.requests import NbtrainHandler
+from nbtrain.lab.server.views import changed
+
+# Keys of a request, with their types; `object`: the form says what it takes.
+KEYS: dict[str, type] = {
+    "yaml": str,
+    "overrides": object,
+    "typed": dict,
+    "name": str,
+    "mode": str,
+    "gpus": int,
+    "gpu_type": str,
+}
+
+
+class AboutFormHandler(NbtrainHandler):
+    """What the form's routes share."""
+
+    async def answer_form(self, path: str, request: dict[str, Any], status: int = 200) -> None:
+        from nbtrain.lab.form.answers import answer
+
+        value, notes = await self.library(answer, path, request)
+        self.answer({**value, "notes": notes} if path == "submit" else value, status)
+
+
+class FormHandler(AboutFormHandler):
+    """GET form?yaml=&overrides=, or POST form with the same as JSON: everything that the form shows."""
+
+    async def get(self) -> None:
+        given = {key: self.get_argument(key, "") for key in ("yaml", "overrides", "name", "mode")}
+        await self.answer_form("form", {key: text for key, text in given.items() if text})
+
+    async def post(self) -> None:
+        await self.answer_form("form", self.body(**KEYS))
+
+
+class FormPartHandler(AboutFormHandler):
+    """POST form/assess, form/layouts: what is said of a draft; the layout search's suggestions."""
+
+    async def post(self, path: str) -> None:
+        await self.answer_form(path, self.body(**KEYS))
+
+
+class SubmitHandler(AboutFormHandler):
+    """POST submit: submits what the form holds; {"name", "job_id", "notes"}."""
+
+    async def post(self) -> None:
+        await self.answer_form("submit", self.body(**KEYS), 201)
+        changed()

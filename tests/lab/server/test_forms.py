@@ -1,0 +1,73 @@
+"""Plans, configurations, checks and the launch form over REST."""
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from tests.lab.server.conftest import Server, ended_run
+
+pytestmark = pytest.mark.slow
+
+
+def test_plan_of_a_run(server: Server, run: RunDir) -> None:
+    """Fits, time and disk first, then the plan's tables and findings."""
+    plan = server.get("run/gpt-done/plan")
+    assert list(plan["headline"]) == ["fits", "time", "disk"]
+    assert [table["title"] for table in plan["tables"]][:4] == ["Model", "Training", "Memory", "Time"]
+    assert all(len(row) == len(table["heads"]) for table in plan["tables"] for row in table["rows"])
+    assert all({"level", "message", "fix"} <= finding.keys() for finding in plan["findings"])
+
+
+def test_config_beside_its_parents(server: Server) -> None:
+    """A clone differs from its parent in what was changed; without its parent it stands alone."""
+    parent = ended_run(server.output, "gpt-parent", 2)
+    value = server.get("run/gpt-parent/config")
+    assert value == {"yaml": parent.config_yaml.read_text(), "parent": None, "differences": []}
+    body = {"name": "gpt-child", "overrides": {"lr_schedule.lr": 5e-4}}
+    assert server.ask("run/gpt-parent/clone", "POST", body).status == 201
+    value = server.get("run/gpt-child/config")
+    assert (value["parent"], value["differences"]) == ("gpt-parent", [["lr_schedule.lr", "0.0005", "0.001"]])
+    parent.config_yaml.unlink()
+    assert server.get("run/gpt-child/config")["parent"] is None
+    answer = server.ask("run/gpt-parent/config")
+    assert (answer.status, answer.message) == (404, "output/gpt-parent/config.yaml is not there.")
+
+
+def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
+    """A good run works; a wrong one is answered with its problems; no file elsewhere is read."""
+    assert server.ask("check", "POST", {"yaml": "gpt-tiny"}).json["works"] is True
+    answer = server.ask("check", "POST", {"yaml": "gpt-tiny", "overrides": {"batch.micro_batch_size": 3}})
+    assert (answer.status, answer.json["works"]) == (200, False)
+    assert answer.json["findings"][0]["level"] == "error"
+    assert "micro_batch_size" in answer.json["findings"][0]["message"]
+    answer = server.ask("check", "POST", {"yaml": "/etc/passwd"})
+    assert answer.status == 422 and "outside of the workspace" in answer.message
+
+
+def test_form_over_rest(server: Server) -> None:
+    """By GET, and by POST for what a query has no room for; a draft is assessed; what is wrong is 422."""
+    shown = server.get("form?yaml=gpt-tiny&overrides=" + quote(json.dumps({"batch.max_steps": 40})))
+    assert [change[:3] for change in shown["given"]] == [["batch.max_steps", "null", "40"]]
+    assert server.ask("form", "POST", {"yaml": "gpt-tiny"}).json["yaml"] == "gpt-tiny"
+    typed = {"batch.micro_batch_size": "3"}
+    assessed = server.ask("form/assess", "POST", {"yaml": "gpt-tiny", "typed": typed}).json
+    assert assessed["may_submit"] is False
+    assert {one["key"] for one in assessed["problems"]} & {
+        "batch.micro_batch_size",
+        "batch.global_batch_size",
+    }
+    assert server.ask("form?yaml=none").status == 422
+    answer = server.ask("form/assess", "POST", {"lines": 3})
+    assert answer.status == 400 and answer.message.startswith("'lines' is no key of this request;")
+    assert server.ask("form/assess").status == 405
+
+
+def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
+    """Without data nothing starts, and the answer says what is missing."""
+    answer = server.ask("submit", "POST", {"yaml": "gpt-tiny", "name": "gpt-unprepared"})
+    assert answer.status == 409
+    assert answer.message.startswith("gpt-unprepared cannot start here:")
+    assert not (server.output / "gpt-unprepared").exists()

@@ -12,13 +12,18 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab test check format docs bench parity faults soak gpu clean
+.PHONY: demo lab labextension test check format docs bench parity faults soak gpu clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
 
 lab: $(VENV)/.installed
 	@$(BIN)/nbtrain lab
+
+# The JupyterLab front end, built anew from nbtrain/lab/labextension and nbtrain/lab/ui; needs node 20 and npm's
+# registry. What it builds is committed.
+labextension: $(VENV)/.installed
+	@$(BIN)/python -m nbtrain.lab.labextension.build
 
 test: $(VENV)/.installed-test
 	$(PYTEST) -q $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from nbtrain.base.version import PACKAGE
 from nbtrain.base.workspace import workspace
 
 # docs/network.md says what each would contact. Options after `nbtrain lab` come later and win.
@@ -12,6 +13,10 @@ LAB_STAYS_AT_HOME = (
     "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
 )
+
+# In a repository: the labextension as it is committed. `pip install -e .` has put a copy of it beside
+# JupyterLab, which is that of the day of the installation; an installed wheel has only this one.
+BUNDLES = PACKAGE / "lab" / "labextension" / "prebuilt"
 
 
 def lab_command(rest: list[str]) -> list[str]:
@@ -25,6 +30,8 @@ def lab_command(rest: list[str]) -> list[str]:
         "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb",
         *LAB_STAYS_AT_HOME,
     ]
+    if BUNDLES.is_dir():
+        command.append(f"--LabApp.extra_labextensions_path={BUNDLES}")
     if os.geteuid() == 0:
         command.append("--allow-root")
     return [*command, *rest]

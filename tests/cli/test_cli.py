@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.cli import __main__ as cli
+from nbtrain.cli.jupyterlab import lab_command
 
 
 def verbs() -> list[str]:
@@ -146,6 +147,12 @@ def test_a_closed_pipe_is_no_error(workspace):
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_lab_shows_the_repositorys_labextension():
+    """Not the copy that the day of the installation has left; an installed wheel has no other."""
+    (option,) = [word for word in lab_command([]) if "extra_labextensions_path" in word]
+    assert (Path(option.partition("=")[2]) / "nbtrain" / "package.json").is_file()
 
 
 def test_lab_hands_jupyterlabs_own_options_on():

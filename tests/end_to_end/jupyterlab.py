@@ -27,6 +27,7 @@ import pytest
 from tests.conftest import skip_or_fail
 
 REPOSITORY = Path(__file__).parents[2]
+BUNDLES = REPOSITORY / "nbtrain" / "lab" / "labextension" / "prebuilt"
 FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 1800
@@ -167,7 +168,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         "PYTHONWARNINGS": "ignore",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    with jupyter_server(root, "jupyterlab", "--expose-app-in-browser", **variables) as (base, environment):
+    options = ("--expose-app-in-browser", f"--LabApp.extra_labextensions_path={BUNDLES}")
+    with jupyter_server(root, "jupyterlab", *options, **variables) as (base, environment):
         yield Lab(base, root, root / "output", environment)
 
 

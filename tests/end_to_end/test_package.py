@@ -44,6 +44,9 @@ def test_a_wheel_carries_everything(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("etc/jupyter/jupyter_server_config.d/nbtrain.json") for name in names)
     assert "nbtrain/lab/ui/panel.js" in names
+    bundles = [name for name in names if "remoteEntry." in name]
+    assert len(bundles) == 1 and "/data/share/jupyter/labextensions/nbtrain/static/" in bundles[0]
+    assert not any(name.startswith("nbtrain/lab/labextension/") for name in names)
     entries = next(name for name in names if name.endswith("entry_points.txt"))
     assert b"jupyter_serverproxy_servers" in zipfile.ZipFile(wheel).read(entries)
 

@@ -65,12 +65,6 @@ def tensorboard_entry() -> dict[str, Any]:
         "new_browser_tab": False,
         # The page asks for new points as long as it is open: that is no activity of a person.
         "update_last_activity": False,
-        "launcher_entry": {
-            "enabled": True,
-            "title": "TensorBoard",
-            "icon_path": str(Path(__file__).with_name("tensorboard.svg")),
-            "path_info": PAGE_PATH,
-            # JupyterLab draws an icon given by address only in the groups Notebook and Console.
-            "category": "Notebook",
-        },
+        # The labextension has the tile, in a category of its own.
+        "launcher_entry": {"enabled": False, "title": "TensorBoard", "path_info": PAGE_PATH},
     }

@@ -17,13 +17,8 @@ def test_script_and_tensorboard_page(server: Server) -> None:
     assert b'data-address="/user/x/tensorboard/"' in answer.content
 
 
-def test_launcher_has_the_tile(server: Server) -> None:
-    """jupyter-server-proxy knows TensorBoard, opens our page in a JupyterLab tab, and shows the icon."""
+def test_the_proxy_adds_no_tile_of_its_own(server: Server) -> None:
+    """The labextension has the one of TensorBoard; jupyter-server-proxy only forwards."""
     info = server.get("/server-proxy/servers-info")
     (tile,) = [entry for entry in info["server_processes"] if entry["name"] == "tensorboard"]
-    assert tile["launcher_entry"]["title"] == "TensorBoard"
-    assert tile["launcher_entry"]["path_info"] == "nbtrain/tensorboard/"
-    assert tile["new_browser_tab"] is False
-    icon = server.ask("/server-proxy/icon/tensorboard")
-    assert icon.status == 200
-    assert icon.content.startswith(b"<svg")
+    assert tile["launcher_entry"]["enabled"] is False

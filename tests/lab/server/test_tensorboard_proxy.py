@@ -20,8 +20,8 @@ def test_entry_is_understood_by_jupyter_server_proxy() -> None:
         process = ServerProcess(name=tensorboard_proxy.PROXY_NAME, **tensorboard_entry())
     assert process.timeout == 60
     assert process.update_last_activity is False
-    assert process.launcher_entry.path_info == "nbtrain/tensorboard/"
-    assert Path(process.launcher_entry.icon_path).is_file()
+    # The labextension has the tile: a second one would stand under "Notebook".
+    assert process.launcher_entry.enabled is False
 
 
 def test_command_serves_the_output_root_on_the_loopback(

@@ -1,0 +1,56 @@
+// What the views of lab/ui ask of their surroundings, done with JupyterLab's commands.
+
+import type { JupyterFrontEnd } from "@jupyterlab/application";
+import { Notification } from "@jupyterlab/apputils";
+import { NotebookActions, type INotebookTracker } from "@jupyterlab/notebook";
+
+import { ids } from "./names";
+
+export interface FormArguments {
+  yaml?: string;
+  overrides?: Record<string, unknown>;
+  clone?: string;
+}
+
+/** The host of ARCHITECTURE.md, "The user interface"; null: not to be had here. */
+export interface Host {
+  openRun(name: string): void;
+  openRuns(): void;
+  openCompare: ((names: string[]) => void) | null;
+  openForm: ((start?: FormArguments) => void) | null;
+  openTensorBoard(name?: string): void;
+  readonly insertCell: ((text: string) => void) | null;
+  notify(text: string, kind?: string): void;
+}
+
+export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | null): Host {
+  const execute = (command: string, args: object = {}) => void app.commands.execute(command, { ...args } as any);
+  const insert = (text: string) => insertCell(app, notebooks, text);
+  return {
+    openRun: (name) => execute(ids.openRun, { name }),
+    openRuns: () => execute(ids.openRuns),
+    openCompare: null,
+    openForm: null,
+    openTensorBoard: (name) => execute(ids.tensorBoard, name ? { name } : {}),
+    get insertCell() {
+      return notebooks?.currentWidget ? insert : null;
+    },
+    notify: (text, kind = "info") => void notify(text, kind),
+  };
+}
+
+export function notify(text: string, kind: string, openRun?: () => void): void {
+  const type = (["info", "success", "warning", "error"].includes(kind) ? kind : "info") as "info";
+  const actions = openRun ? [{ label: "Open", callback: openRun }] : [];
+  Notification.emit(text, type, { autoClose: kind === "error" ? false : 8000, actions });
+}
+
+/** Put `text` into a new cell below the active one of the notebook that was used last, and show it. */
+export function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker | null, text: string): void {
+  const panel = notebooks?.currentWidget;
+  if (!panel) return notify("No notebook is open: open one, then insert the cell again.", "warning");
+  app.shell.activateById(panel.id);
+  NotebookActions.insertBelow(panel.content);
+  panel.content.activeCell?.model.sharedModel.setSource(text);
+  void panel.content.scrollToItem(panel.content.activeCellIndex);
+}

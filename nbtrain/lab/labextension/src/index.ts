@@ -1,0 +1,191 @@
+// nbtrain in JupyterLab and Notebook 7: what is put where. What a view shows is nbtrain/lab/ui.
+
+import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
+import { ICommandPalette, InputDialog } from "@jupyterlab/apputils";
+import { ILauncher } from "@jupyterlab/launcher";
+import { INotebookTracker } from "@jupyterlab/notebook";
+import { IRunningSessionManagers } from "@jupyterlab/running";
+import { ISettingRegistry } from "@jupyterlab/settingregistry";
+import { IStatusBar } from "@jupyterlab/statusbar";
+import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
+
+import { Server, pageConfig } from "../../ui/server.js";
+import { insertCell, makeHost, notify } from "./host";
+import { runsIcon, tensorBoardIcon } from "./icons";
+import { runList } from "./list";
+import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
+import { addToRunning } from "./running";
+import { makeSidebar } from "./sidebar";
+import { Status } from "./status";
+import { Tabs, tensorBoardFrame } from "./tabs";
+import { View, runView } from "./views";
+import { RunsWatch, type RunEntry } from "./watch";
+
+const BAD_ENDS = ["FAILED", "LOST"];
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: PLUGIN,
+  description: "The runs of nbtrain: sidebar, tabs, tiles, status.",
+  autoStart: true,
+  optional: [
+    ICommandPalette,
+    ILauncher,
+    ILayoutRestorer,
+    INotebookTracker,
+    IRunningSessionManagers,
+    ISettingRegistry,
+    IStatusBar,
+  ],
+  activate,
+};
+
+function activate(
+  app: JupyterFrontEnd,
+  palette: ICommandPalette | null,
+  launcher: ILauncher | null,
+  restorer: ILayoutRestorer | null,
+  notebooks: INotebookTracker | null,
+  running: IRunningSessionManagers | null,
+  registry: ISettingRegistry | null,
+  bar: IStatusBar | null,
+): void {
+  const { commands, shell } = app;
+  const config = pageConfig();
+  if (!config) return;
+  const server = new Server(config);
+  const watch = new RunsWatch(server);
+  const host = makeHost(app, notebooks);
+  // For views in the outputs of notebooks (lab/ui/host.js).
+  (window as any).nbtrainHost = { ...host, insertCell: (words: string) => insertCell(app, notebooks, words) };
+
+  const text = (args: ReadonlyPartialJSONObject, key: string) => String(args[key] ?? "");
+  const act = async (name: string, action: "stop" | "resume") => {
+    try {
+      await server.call(`run/${encodeURIComponent(name)}/${action}`, "POST");
+    } catch (error) {
+      notify(`${name}: ${(error as Error).message}`, "error");
+    }
+    watch.refresh();
+  };
+
+  const list = runList(watch, host, (name) => void act(name, "stop"));
+  const runs = new Tabs(app, {
+    command: ids.openRun,
+    namespace: "nbtrain-run",
+    icon: runsIcon,
+    label: (args) => text(args, "name"),
+    key: (args) => text(args, "name"),
+    content: (args) => runView(server, host, text(args, "name")),
+  });
+  const lists = new Tabs(app, {
+    command: ids.openRuns,
+    namespace: "nbtrain-runs",
+    icon: runsIcon,
+    label: () => "Runs",
+    key: () => "",
+    content: () => new View("Runs", list),
+  });
+  const boards = new Tabs(app, {
+    command: ids.tensorBoard,
+    namespace: "nbtrain-tensorboard",
+    icon: tensorBoardIcon,
+    label: (args) => (text(args, "name") ? `TensorBoard: ${text(args, "name")}` : "TensorBoard"),
+    key: (args) => text(args, "name"),
+    content: (args) => tensorBoardFrame(text(args, "name")),
+  });
+
+  commands.addCommand(ids.showRuns, {
+    label: "Runs of nbtrain",
+    caption: "Show the runs in the sidebar",
+    icon: runsIcon,
+    execute: () => shell.activateById(SIDEBAR_ID),
+  });
+  commands.addCommand(ids.openRuns, {
+    label: (args) => (args.isLauncher ? "Runs" : "Show All Runs in a Tab"),
+    caption: "The runs of this server in a tab",
+    icon: runsIcon,
+    execute: (args) => lists.open(args as any),
+  });
+  commands.addCommand(ids.openRun, {
+    label: "Open Run...",
+    caption: "A run in a tab: figures, log, events, resources",
+    icon: runsIcon,
+    execute: async (args) => {
+      const name = text(args, "name") || (await choose(watch.runs, "Open which run?"));
+      return name ? runs.open({ name }) : undefined;
+    },
+  });
+  for (const [command, action, label, open] of [
+    [ids.stopRun, "stop", "Stop Run...", (run: RunEntry) => run.active],
+    [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && run.state !== "SUCCEEDED"],
+  ] as const)
+    commands.addCommand(command, {
+      label,
+      execute: async (args) => {
+        const name = text(args, "name") || (await choose(watch.runs.filter(open), `${label.slice(0, -7)} which run?`));
+        if (name) await act(name, action);
+      },
+    });
+  commands.addCommand(ids.tensorBoard, {
+    label: "TensorBoard",
+    caption: "TensorBoard of the runs of this server",
+    icon: tensorBoardIcon,
+    execute: (args) => boards.open(args as any),
+  });
+
+  const sidebar = makeSidebar(new View("List", list), {
+    newRun: null,
+    openRuns: host.openRuns,
+    tensorBoard: () => host.openTensorBoard(),
+    refresh: () => watch.refresh(),
+  });
+  shell.add(sidebar, "left", { rank: 350 });
+
+  if (restorer) {
+    restorer.add(sidebar, SIDEBAR_ID);
+    [runs, lists, boards].forEach((tabs) => tabs.restore(restorer));
+  }
+  const offered = [ids.showRuns, ids.openRuns, ids.openRun, ids.stopRun, ids.resumeRun, ids.tensorBoard];
+  offered.forEach((command) => palette?.addItem({ command, category: CATEGORY }));
+  [ids.openRuns, ids.tensorBoard].forEach((command, rank) =>
+    launcher?.add({ command, args: { isLauncher: true }, category: CATEGORY, rank }),
+  );
+  if (running) addToRunning(running, watch, host, (name) => void act(name, "stop"));
+  const status = new Status(watch, () => shell.activateById(SIDEBAR_ID));
+  if (bar) status.addTo(bar);
+
+  let notifyWhen = "ended";
+  watch.ended.connect((_, run) => {
+    const bad = BAD_ENDS.includes(run.state);
+    if (notifyWhen === "never" || (notifyWhen === "failed" && !bad)) return;
+    const kind = bad ? "error" : run.state === "SUCCEEDED" ? "success" : "info";
+    notify(`${run.name}: ${run.state}${run.cause ? `. ${run.cause}` : ""}`, kind, () => host.openRun(run.name));
+  });
+
+  const begin = (settings: ISettingRegistry.ISettings | null) => {
+    const read = (key: string) => settings?.get(key).composite;
+    notifyWhen = String(read("notifyWhen") ?? "ended");
+    status.wanted = read("showStatus") !== false;
+    watch.start(Number(read("refreshSeconds") ?? 5));
+  };
+  const loaded = registry ? registry.load(PLUGIN) : Promise.reject();
+  void loaded.then(
+    (settings) => {
+      begin(settings);
+      settings.changed.connect(begin);
+    },
+    () => begin(null),
+  );
+}
+
+/** Ask for one of the runs; "" if none was chosen. */
+async function choose(runs: readonly RunEntry[], title: string): Promise<string> {
+  const items = runs.map((run) => run.name);
+  if (!items.length) {
+    notify("There is no such run.", "info");
+    return "";
+  }
+  return (await InputDialog.getItem({ title, items })).value ?? "";
+}
+
+export default plugin;

@@ -1,0 +1,16 @@
+// Names that must not change: commands stand in menus and saved layouts, ids in the page.
+
+export const CATEGORY = "nbtrain";
+export const PLUGIN = "nbtrain:plugin";
+export const SIDEBAR_ID = "nbtrain-sidebar";
+
+export const ids = {
+  showRuns: "nbtrain:show-runs",
+  openRuns: "nbtrain:open-runs",
+  openRun: "nbtrain:open-run",
+  newRun: "nbtrain:new-run",
+  compare: "nbtrain:compare",
+  stopRun: "nbtrain:stop-run",
+  resumeRun: "nbtrain:resume-run",
+  tensorBoard: "nbtrain:tensorboard",
+} as const;

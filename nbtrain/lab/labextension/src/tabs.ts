@@ -1,0 +1,81 @@
+// The tabs of the main area: a run, the runs, TensorBoard. Each has a stable id, so that it is opened once and
+// comes back after a reload.
+
+import type { ILayoutRestorer, JupyterFrontEnd } from "@jupyterlab/application";
+import { IFrame, MainAreaWidget, WidgetTracker } from "@jupyterlab/apputils";
+import { PageConfig, URLExt } from "@jupyterlab/coreutils";
+import type { LabIcon } from "@jupyterlab/ui-components";
+import type { ReadonlyJSONObject } from "@lumino/coreutils";
+import type { Widget } from "@lumino/widgets";
+
+export interface TabKind {
+  command: string;
+  namespace: string;
+  icon: LabIcon;
+  /** The tab's words. */
+  label(args: ReadonlyJSONObject): string;
+  /** Of two tabs of one kind, what tells them apart: a run's name. */
+  key(args: ReadonlyJSONObject): string;
+  content(args: ReadonlyJSONObject): Widget;
+}
+
+export class Tabs {
+  constructor(
+    private readonly app: JupyterFrontEnd,
+    private readonly kind: TabKind,
+  ) {
+    this._tracker = new WidgetTracker<MainAreaWidget>({ namespace: kind.namespace });
+  }
+
+  restore(restorer: ILayoutRestorer): void {
+    void restorer.restore(this._tracker, {
+      command: this.kind.command,
+      args: (widget) => this._args.get(widget) ?? {},
+      name: (widget) => widget.id,
+    });
+  }
+
+  /** The tab of these arguments, to the front; made if there is none. */
+  open(args: ReadonlyJSONObject): MainAreaWidget {
+    const key = this.kind.key(args);
+    const id = key ? `${this.kind.namespace}-${key}` : this.kind.namespace;
+    let widget = this._tracker.find((one) => one.id === id);
+    if (!widget) {
+      widget = new MainAreaWidget({ content: this.kind.content(args) });
+      widget.id = id;
+      widget.title.label = this.kind.label(args);
+      widget.title.caption = widget.title.label;
+      widget.title.icon = this.kind.icon;
+      widget.title.closable = true;
+      widget.toolbar.hide();
+      // Only what tells the tab apart: the launcher adds its folder to the arguments.
+      this._args.set(widget, key ? { name: key } : {});
+      void this._tracker.add(widget);
+    }
+    if (!widget.isAttached) this.app.shell.add(widget, this._area(), { mode: "tab-after" });
+    this.app.shell.activateById(widget.id);
+    return widget;
+  }
+
+  /** Notebook 7 has one document in its main area: all else goes below. */
+  private _area(): string {
+    return this.app.name === "Jupyter Notebook" ? "down" : "main";
+  }
+
+  private readonly _tracker: WidgetTracker<MainAreaWidget>;
+  private readonly _args = new WeakMap<Widget, ReadonlyJSONObject>();
+}
+
+/** The page that keeps TensorBoard live, of one run or of all; it follows JupyterLab's theme by itself. */
+export function tensorBoardFrame(name: string): Widget {
+  const frame = new IFrame({
+    sandbox: ["allow-scripts", "allow-same-origin", "allow-downloads", "allow-popups", "allow-forms"],
+    referrerPolicy: "same-origin",
+  });
+  frame.addClass("nbtrain-TensorBoard");
+  const page = URLExt.join(PageConfig.getBaseUrl(), "nbtrain/tensorboard/");
+  frame.url = name ? `${page}?${new URLSearchParams({ run: name })}` : page;
+  const inner = frame.node.querySelector("iframe");
+  inner?.setAttribute("title", name ? `TensorBoard of ${name}` : "TensorBoard of all runs");
+  return frame;
+}

@@ -1,0 +1,16 @@
+// What of nbtrain/lab/ui is used here; those modules are plain JavaScript.
+
+declare module "*/ui/server.js" {
+  export class Server {
+    constructor(config: { base: string; token: string });
+    call(path: string, method?: string, body?: unknown): Promise<any>;
+  }
+  export function pageConfig(): { base: string; token: string } | null;
+}
+
+declare module "*/ui/run.js" {
+  export function mountRun(
+    root: HTMLElement,
+    options: { server: unknown; name: string; host: unknown; tab?: string },
+  ): () => void;
+}

@@ -1,0 +1,43 @@
+// The views of lab/ui as widgets: made when they come into the page, ended with their widget.
+
+import { Widget } from "@lumino/widgets";
+import type { Message } from "@lumino/messaging";
+
+import { mountRun } from "../../ui/run.js";
+import type { Server } from "../../ui/server.js";
+import type { Host } from "./host";
+
+/** Draws into an element, and returns what ends that. */
+export type Mount = (root: HTMLElement) => () => void;
+
+export class View extends Widget {
+  constructor(kind: string, mounted: Mount) {
+    super();
+    this._mount = mounted;
+    this.addClass("nbtrain-View");
+    this.addClass(`nbtrain-${kind}View`);
+  }
+
+  dispose(): void {
+    if (this.isDisposed) return;
+    this._end?.();
+    super.dispose();
+  }
+
+  protected onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (this._end) return;
+    const root = document.createElement("div");
+    this.node.append(root);
+    this._end = this._mount(root);
+  }
+
+  private readonly _mount: Mount;
+  private _end: (() => void) | null = null;
+}
+
+export const runView = (server: Server, host: Host, name: string) =>
+  new View("Run", (root) => {
+    root.classList.add("nbt-fills");
+    return mountRun(root, { server, host, name });
+  });

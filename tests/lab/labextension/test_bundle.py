@@ -1,0 +1,113 @@
+"""The labextension's files: the committed bundle is that of the sources, and names no machine.
+
+Nothing but the rebuild at the end needs node.
+"""
+
+import json
+import re
+import tomllib
+
+import jsonschema
+import pytest
+
+from nbtrain.base.version import PACKAGE, __version__
+from nbtrain.lab.labextension import build
+
+REPOSITORY = PACKAGE.parent
+REBUILD = "lab/labextension or lab/ui has changed: run `make labextension` and commit prebuilt/"
+
+
+def read(name: str) -> dict:
+    return json.loads((build.HERE / name).read_text(encoding="utf-8"))
+
+
+def test_the_bundle_is_that_of_the_sources():
+    """built_from.json names the hash of the sources as they are now."""
+    assert read("prebuilt/nbtrain/built_from.json")["sources"] == build.sha256_of(build.sources()), REBUILD
+
+
+def test_the_bundle_is_whole():
+    """No file of it was changed, lost or left over from another build."""
+    assert read("prebuilt/nbtrain/built_from.json") == build.record_of(build.PREBUILT), REBUILD
+    loaded = read("prebuilt/nbtrain/package.json")["jupyterlab"]["_build"]
+    assert loaded["extension"] == "./extension"
+    assert (build.PREBUILT / loaded["load"]).is_file()
+
+
+def test_a_changed_source_is_noticed(tmp_path, monkeypatch):
+    """The hash follows names and contents."""
+    files = {"src/a.ts": tmp_path / "a.ts", "src/b.ts": tmp_path / "b.ts"}
+    for path in files.values():
+        path.write_text("same")
+    before = build.sha256_of(files)
+    assert build.sha256_of({"src/a.ts": files["src/a.ts"], "src/c.ts": files["src/b.ts"]}) != before
+    files["src/b.ts"].write_text("other")
+    assert build.sha256_of(files) != before
+
+
+def test_sources_are_those_of_the_user_interface_too():
+    """A view that changes makes the bundle stale."""
+    names = set(build.sources())
+    assert {"labextension/src/index.ts", "labextension/yarn.lock", "ui/server.js", "ui/style.js"} <= names
+    assert not any("prebuilt" in name or "node_modules" in name for name in names)
+
+
+def test_the_lock_file_names_no_registry():
+    """A mirror that somebody has installed from must not become everybody's."""
+    text = (build.HERE / "yarn.lock").read_text(encoding="utf-8")
+    assert not re.search(r"https?:|__archiveUrl|\bregistry\.", text)
+    assert text.count("resolution:") > 100
+
+
+def test_the_bundle_names_no_folder_of_the_machine_that_built_it():
+    for path in build.files_below(build.PREBUILT).values():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\.cache/labextension|node_modules/|/home/|/root/", text), path
+
+
+def test_package_json_is_what_jupyterlab_reads():
+    """The version is nbtrain's, the sources' place that of the bundle, and JupyterLab 4.4 may load it."""
+    package = read("package.json")
+    assert package["name"] == "nbtrain"
+    assert package["version"] == __version__
+    assert package["jupyterlab"]["outputDir"] == "prebuilt/nbtrain"
+    shared = package["jupyterlab"]["sharedPackages"]
+    ours = {
+        name: range_ for name, range_ in package["dependencies"].items() if name.startswith("@jupyterlab/")
+    }
+    assert {name: one["requiredVersion"] for name, one in shared.items()} == ours
+    assert ours["@jupyterlab/application"] == "^4.4.0"
+
+
+def test_the_wheel_gets_it_once():
+    """As shared data, which JupyterLab finds; the package leaves sources and bundle out."""
+    wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
+    assert wheel["exclude"] == ["nbtrain/lab/labextension"]
+    assert (
+        wheel["shared-data"]["nbtrain/lab/labextension/prebuilt/nbtrain"]
+        == "share/jupyter/labextensions/nbtrain"
+    )
+
+
+def test_the_settings_are_a_schema_and_its_defaults_hold():
+    """Also that each command in a menu is one that the extension has."""
+    schema = read("schema/plugin.json")
+    jsonschema.Draft7Validator.check_schema(schema)
+    defaults = {name: one["default"] for name, one in schema["properties"].items()}
+    jsonschema.validate(defaults, schema)
+    commands = set(re.findall(r'"command": "([^"]+)"', (build.HERE / "schema/plugin.json").read_text()))
+    names = (build.HERE / "src/names.ts").read_text(encoding="utf-8")
+    assert commands <= set(re.findall(r'"(nbtrain:[\w-]+)"', names))
+
+
+@pytest.mark.soak
+def test_a_build_elsewhere_gives_the_same_bytes(tmp_path):
+    """Needs node and npm's registry; 2 minutes, most of it the download."""
+    import shutil
+
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    build.build(tmp_path / "cache", tmp_path / "bundle")
+    assert build.record_of(tmp_path / "bundle") == build.record_of(build.PREBUILT)

@@ -2,7 +2,7 @@
 
     output/<run>/
       run.json                  submit      schema_version, run_id, name, parent, created_at
-      config.yaml               submit      the resolved configuration: every field
+      config.yaml               submit      the resolved configuration of the newest job: every field
                                             (autotune: run: rank 0 adds what was found)
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
@@ -10,6 +10,8 @@
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
+        config.yaml             submit      the resolved configuration of this job, passwords in
+                                            addresses as ***
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
         autotune.json           submit      what DeepSpeed's autotuner starts from
@@ -163,6 +165,7 @@ class JobDir:
     """Owner of every path of one job of a run."""
 
     job_json = _Below("job.json")
+    config_yaml = _Below("config.yaml")
     environment_json = _Below("environment.json")
     deepspeed_json = _Below("deepspeed.json")
     autotune_json = _Below("autotune.json")

@@ -119,6 +119,11 @@ def to_yaml(config: RunConfig) -> str:
     return to_text(config.model_dump())
 
 
+def to_shown_yaml(config: RunConfig) -> str:
+    """The resolved file with passwords in addresses as ***: a copy that is kept outlives its password."""
+    return to_text(without_secrets(config.model_dump()))
+
+
 def find(run: str | Path) -> Path:
     """The file that `run` means: as typed, below the workspace, a bundled example, a run or a preset."""
     if not isinstance(run, str | Path):

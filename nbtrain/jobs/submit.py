@@ -34,7 +34,7 @@ from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
-from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
+from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_shown_yaml, to_yaml
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
@@ -373,6 +373,7 @@ def _write_job(
             folder.mkdir(exist_ok=True)
         job = started[0] if started else run.job(unused_job_id(run))
         job.make_folders()
+        files.write_text(job.config_yaml, to_shown_yaml(config))
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         autotune.write_files(job, config)

@@ -166,7 +166,7 @@ class JobPage:
     """Of each replica: the most that it may use, the least of all replicas."""
     command: list[str]
     yaml: str
-    """The run's resolved configuration."""
+    """The resolved configuration with which it was submitted."""
     conditions: list[Condition]
     events: list[JobEvent]
     replicas: list[Replica]
@@ -200,7 +200,9 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     record = record_with_end(job, state)
     if record is None:
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
-    config = load_resolved(run.config_yaml)
+    # A job of an earlier nbtrain kept none of its own.
+    config_yaml = job.config_yaml if job.config_yaml.exists() else run.config_yaml
+    config = load_resolved(config_yaml)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
@@ -243,7 +245,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         autotuner=found_words(run, config, record.autotune, active),
         limits=_limits(usage),
         command=record.command,
-        yaml=run.config_yaml.read_text(encoding="utf-8"),
+        yaml=config_yaml.read_text(encoding="utf-8"),
         conditions=conditions(events, record.created_at, (state, cause, since, _reason(state, replicas))),
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,

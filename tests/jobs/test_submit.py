@@ -53,7 +53,7 @@ def test_a_new_run_is_written_down(tiny):
     config = tiny(**{"backend.env": {"HOME_MADE": "1"}})
     job = submit(config)
     run = job.run
-    assert load_resolved(run.config_yaml) == config
+    assert load_resolved(run.config_yaml) == load_resolved(job.config_yaml) == config
     identity = run.record()
     assert (identity["name"], identity["parent"], identity["schema_version"]) == ("tiny", None, 1)
     assert files.read_json(run.plan_json)
@@ -112,6 +112,7 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
         if path.is_file() and "s3cret" in path.read_text(errors="replace")
     ]
     assert files_with_it == ["config.yaml"]
+    assert load_resolved(second.config_yaml).backend.env == {"HTTPS_PROXY": "http://***@proxy:8"}
 
 
 def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):

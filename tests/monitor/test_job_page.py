@@ -8,13 +8,29 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.errors import JobError
-from nbtrain.base.files import write_json
+from nbtrain.base.files import write_json, write_text
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.job_text import job_text
 from nbtrain.monitor.usage_picture import usage_figure
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
+
+
+def test_each_job_shows_its_own_configuration(tmp_path: Path) -> None:
+    """A resume with other settings changes neither YAML nor requests of the job before."""
+    run = RunDir(tmp_path / "gpt-fake")
+    for cores in (2, 8):
+        job = FakeJob(run, steps=4)
+        config = to_yaml(load(load_resolved(run.config_yaml), {"resources.cpus_per_node": cores}))
+        write_text(job.job.config_yaml, config)
+        write_text(run.config_yaml, config)
+        job.tensorboard.close()
+    cores_of = [job_page(run, job_id).requests["cpu_cores"] for job_id in run.job_ids()]
+    assert sorted(cores_of) == [2.0, 8.0]
+    for job_id in run.job_ids():
+        assert job_page(run, job_id).yaml == run.job(job_id).config_yaml.read_text()
 
 
 @pytest.fixture

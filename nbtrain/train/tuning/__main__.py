@@ -18,7 +18,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.autotune import found_overrides, read_given
-from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
 
 # Which the launcher narrows or sets for a rank: the agent finds its GPUs and names its ranks itself.
 OF_A_RANK = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SIZE")
@@ -59,7 +59,10 @@ def train(run: RunDir, command: list[str]) -> None:
     if os.environ["RANK"] == "0":
         config = load_resolved(run.config_yaml)
         if overrides := found_overrides(run, config):
-            files.write_text(run.config_yaml, to_yaml(load(config, overrides)))
+            found = load(config, overrides)
+            files.write_text(run.config_yaml, to_yaml(found))
+            if job := run.newest_job():
+                files.write_text(job.config_yaml, to_shown_yaml(found))
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
     # The launcher counts its machines from 0.
     environment["NBTRAIN_NODE_RANK"] = os.environ["CROSS_RANK"]

@@ -285,6 +285,11 @@ class RunConfig(ConfigModel):
         return min(self.scheduled_steps, limit)
 
     @property
+    def target_tokens(self) -> int:
+        """Tokens after train_steps: what a reader sees as the whole, also of a trial (batch.max_steps)."""
+        return min(self.batch_schedule.tokens_after(self.train_steps), self.train_tokens)
+
+    @property
     def shortened_by(self) -> str:
         """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf" or ""."""
         if self.train_steps == self.scheduled_steps:

@@ -1,44 +1,92 @@
 """The charts of a snapshot: which curves each holds, its range, and its ticks with their labels.
 
-The live panel and the static picture both draw these charts; all counting, rounding and wording is done here.
+The static picture draws these charts as they are. The live view begins with them and does the same sums when
+a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds what both must say.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base import amounts
 
 # Air between a curve and the frame, as a share of the curve's own range.
 MARGIN_FRACTION = 0.06
+# How much of the smoothed loss of the step before stays in it; the raw line stays faintly visible.
+SMOOTHING = 0.6
+# Fewer labels on an axis of values do not say what lies between them.
+LEAST_Y_TICKS = 3
+LEAST_X_TICKS = 2
 
 
-def _one_scale(value: float, step: float) -> str:
+def _decimals(value: float, step: float) -> str:
     """`value` with just enough decimals to differ from its neighbour, `step` away."""
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
-def _scientific(value: float, step: float) -> str:
-    """0.00015 as "1.5e-4"."""
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}" if value else "0"
+def scientific(value: float, step: float = 0.0) -> str:
+    """0.00015 as "1.5e-4", with as many digits as it needs to differ from its neighbour, `step` away."""
+    if not value:
+        return "0"
+    digits = 1
+    if step:
+        apart = math.floor(math.log10(abs(value)) + 1e-9) - math.floor(math.log10(step) + 1e-9)
+        digits = min(6, max(1, apart))
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def _number(value: float, step: float) -> str:
+    """Any figure: decimals, thousands or powers of ten, as its neighbour `step` away needs it."""
+    if step < 1e-3:
+        return scientific(value, step)
+    if step >= 1000:
+        return amounts.count(value)
+    return f"{float(_decimals(value, step)):,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def _counted(value: float, step: float) -> str:
     return amounts.count(value)
 
 
+def whole(value: float, step: float) -> str:
+    """Steps and other whole numbers: 1200 as "1,200"; 12000 as "12k" if all ticks are thousands."""
+    return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
+
+
+FORMS: dict[str, Callable[[float, float], str]] = {
+    "decimals": _decimals,
+    "scientific": scientific,
+    "number": _number,
+    "count": _counted,
+    "whole": whole,
+}
+"""Label of a value on an axis with ticks `step` apart, by the names that lab/ui/numbers.js knows."""
+
+
 def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[str, Any]:
     return {"name": name, "label": label, "color": color, "dots": dots}
 
 
-LOSS = [_curve("loss", "training loss (nats)"), _curve("validation_loss", "validation loss", "b", dots=True)]
+@dataclass(frozen=True)
+class _Kind:
+    """One chart of a panel."""
 
-# curves; whether the chart begins at 0; label of a value on its axis; ticks down and across
-CHARTS: tuple[tuple[list[dict[str, Any]], bool, Callable[[float, float], str], int, int], ...] = (
-    (LOSS, False, _one_scale, 5, 6),
-    ([_curve("learning_rate", "learning rate")], True, _scientific, 2, 4),
-    ([_curve("tokens_per_second", "throughput (tokens/s)")], True, _counted, 2, 4),
+    lines: list[dict[str, Any]]
+    y_name: str
+    form: str
+    from_zero: bool = True
+    smoothing: float = 0.0
+    num_y: int = 3
+    num_x: int = 4
+
+
+LOSS = [_curve("loss", "training loss"), _curve("validation_loss", "validation loss", "b", dots=True)]
+CHARTS = (
+    _Kind(LOSS, "nats", "decimals", from_zero=False, smoothing=SMOOTHING, num_y=5, num_x=6),
+    _Kind([_curve("learning_rate", "learning rate")], "", "scientific"),
+    _Kind([_curve("tokens_per_second", "throughput")], "tokens/s", "count"),
 )
 
 
@@ -48,36 +96,38 @@ def charts(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     lines    [{"name" of a curve, "label", "color" a or b, "dots": whether each point gets one}]
     x, y     [lowest, highest value] of the frame; None if no curve has a point
     x_ticks  [[value, label], ...], and y_ticks
+    x_name, y_name, form, from_zero, smoothing
+             names of the axes; the form of y's labels; whether y begins at 0; the weight of smoothed()
     """
-    return [_chart(curves, *chart) for chart in CHARTS]
+    return [_chart(curves, kind) for kind in CHARTS]
 
 
-def _chart(
-    curves: Mapping[str, Mapping[str, Any]],
-    lines: list[dict[str, Any]],
-    from_zero: bool,
-    label: Callable[[float, float], str],
-    num_y: int,
-    num_x: int,
-) -> dict[str, Any]:
+def _chart(curves: Mapping[str, Mapping[str, Any]], kind: _Kind) -> dict[str, Any]:
+    found = {
+        "lines": kind.lines,
+        **dict.fromkeys(("x", "y")),
+        **{key: [] for key in ("x_ticks", "y_ticks")},
+        "x_name": "step",
+        **{key: getattr(kind, key) for key in ("y_name", "form", "from_zero", "smoothing")},
+    }
     points = [
         (step, value)
-        for line in lines
+        for line in kind.lines
         for step, value in zip(curves[line["name"]]["steps"], curves[line["name"]]["values"])
         if value is not None and math.isfinite(value)
     ]
     if not points:
-        return {"lines": lines, "x": None, "y": None, "x_ticks": [], "y_ticks": []}
+        return found
     (left, right), (low, high) = ((min(found), max(found)) for found in zip(*points))
     margin = (high - low) * MARGIN_FRACTION or abs(high) * 0.05 or 1.0
-    low, high = (min(0.0, low) if from_zero else low - margin), high + margin
-    right = right if right > left else left + 1
-    return {
-        "lines": lines,
+    low, high = (min(0.0, low) if kind.from_zero else low - margin), high + margin
+    left, right = (left, right) if right > left else (left - 1, left + 1)
+    across = ticks(left, right, kind.num_x, LEAST_X_TICKS, integer=True)
+    return found | {
         "x": [left, right],
         "y": [low, high],
-        "x_ticks": _labelled(ticks(left, right, num_x), _counted),
-        "y_ticks": _labelled(ticks(low, high, num_y), label),
+        "x_ticks": _labelled(across, whole),
+        "y_ticks": _labelled(ticks(low, high, kind.num_y), FORMS[kind.form]),
     }
 
 
@@ -86,10 +136,33 @@ def _labelled(at: list[float], label: Callable[[float, float], str]) -> list[lis
     return [[value, label(value, step)] for value in at]
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [float(f"{at * step:.12g}") for at in range(first, math.floor(high / step + 1e-9) + 1)]
+def ticks(
+    low: float, high: float, most: int, least: int = LEAST_Y_TICKS, integer: bool = False
+) -> list[float]:
+    """Round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart: about `most` of them.
+
+    More if these are less than `least`; of whole numbers there may be no more.
+    """
+    for wanted in range(most, most + 13):
+        rough = (high - low) / wanted
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
+        if integer:
+            step = max(1.0, float(round(step)))
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 >= least or (integer and step == 1):
+            break
+    return [float(f"{at * step:.12g}") for at in range(first, last + 1)]
+
+
+def smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
+    """Exponential moving average, corrected for its start: the first value is the curve's own."""
+    if weight <= 0:
+        return list(values)
+    total, share, found = 0.0, 1.0, []
+    for value in values:
+        if value is not None:
+            total = weight * total + (1 - weight) * value
+            share *= weight
+        found.append(None if value is None else total / (1 - share))
+    return found

@@ -17,6 +17,7 @@ from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
+from nbtrain.monitor.advice import advice, asked_of, marks
 from nbtrain.monitor.resources import ResourceSampler
 from nbtrain.monitor.runs import NO_JOB, record_with_end
 from nbtrain.monitor.shown import shown
@@ -131,6 +132,8 @@ class RunView:
         resources = self._resources(job, record, heartbeats, active)
         events = self.events()
         config = self._config_summary()
+        progress = progress_part(heartbeats.get(0), config, now, active)
+        jobs = self._jobs(now)
         value = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
             "name": self.name,
@@ -140,10 +143,13 @@ class RunView:
             "meaning": MEANING.get(state, "no job was submitted"),
             "cause": cause,
             "active": active,
+            "asked": asked_of(job) if job and active else None,
+            "advice": advice(self.run, state, cause, progress["step"] if progress else None),
             "job": job_part(record, now, active) if record else None,
-            "jobs": self._jobs(now),
+            "jobs": [part for part, _ in jobs],
+            "marks": marks(self.run, [known for _, known in jobs if known]),
             "config": config,
-            "progress": progress_part(heartbeats.get(0), config, now, active),
+            "progress": progress,
             "curves": {name: self._curve(name) for name in CURVES},
             "resources": resources,
             "ranks": self._ranks(job, record, heartbeats, resources, now, active),
@@ -165,7 +171,8 @@ class RunView:
                 found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
         return dict(sorted(found.items()))
 
-    def _jobs(self, now: float) -> list[dict[str, Any]]:
+    def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
+        """What the snapshot says of each job, oldest first, with its record."""
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
@@ -173,7 +180,7 @@ class RunView:
             record = record_with_end(job, state)
             keys = ("created_at", "ended_at", "resumed_from_step")
             known = {key: getattr(record, key, None) for key in keys}
-            found.append({"job_id": job_id, "state": state, "cause": cause, **known})
+            found.append(({"job_id": job_id, "state": state, "cause": cause, **known}, record))
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
@@ -182,7 +189,6 @@ class RunView:
             from nbtrain.config.load import load_resolved
 
             config = load_resolved(self.run.config_yaml)
-            steps = config.train_steps
             self._config = {
                 "name": config.name,
                 **{key: getattr(config.model, key) for key in MODEL_KEYS},
@@ -190,8 +196,8 @@ class RunView:
                 "micro_batch_size": config.batch.micro_batch_size,
                 "global_batch_size": config.batch.global_batch_size,
                 "train_tokens": config.train_tokens,
-                "train_steps": steps,
-                "target_tokens": min(config.batch_schedule.tokens_after(steps), config.train_tokens),
+                "train_steps": config.train_steps,
+                "target_tokens": config.target_tokens,
                 "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
                 **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
                 "device": config.resources.device,

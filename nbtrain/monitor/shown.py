@@ -6,6 +6,12 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.monitor.chart_data import charts
 
+TONES = {
+    **dict.fromkeys(("RUNNING", "SUCCEEDED"), "good"),
+    **dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), "wait"),
+    **dict.fromkeys(("FAILED", "LOST"), "bad"),
+}
+"""Of states; of all others: calm."""
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
 CONFIG_ROWS = (
@@ -29,30 +35,46 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """The key "shown" of a snapshot, from its other keys.
 
     about       what is trained and where, in one line
-    note, tone  the cause, or the newest alert of an active job; "error", "alert" or ""
+    pill        [the state's words, its tone: good, wait, bad or calm]
+    note, tone  the cause, or the newest alert that still holds; "error", "alert" or ""
+    advice      what to do about a failure
     fraction    how much of the run is done, 0 to 1
     line        [[label, value], ...] below the bar
     tiles       [[label, value, unit], ...]
     charts      see monitor/chart_data.py
+    marks       see monitor/advice.py
     ranks       {"heads", "rows": [{"bad", "cells"}]}
     alerts      the title of the events' page
     job         [[label, text], ...]
     """
     bad = snapshot["state"] in ("FAILED", "LOST")
-    alert = snapshot["alerts"][-1]["message"] if snapshot["active"] and snapshot["alerts"] else ""
+    raised = [one["message"] for one in snapshot["alerts"] if one["raised"]] if snapshot["active"] else []
+    alert = raised[-1] if raised else ""
     num_alerts = len(snapshot["alerts"])
     return {
         "about": _about(snapshot),
+        "pill": list(pill(snapshot["state"], snapshot["asked"])),
         "note": snapshot["cause"] or (f"Alert: {alert}" if alert else ""),
         "tone": "error" if bad else "alert" if alert and not snapshot["cause"] else "",
+        "advice": snapshot["advice"],
         "fraction": (snapshot["progress"] or {}).get("fraction") or 0.0,
         "line": _line(snapshot),
         "tiles": [list(tile) for tile in _tiles(snapshot)],
         "charts": charts(snapshot["curves"]),
+        "marks": snapshot["marks"],
         "ranks": {"heads": list(RANK_HEADS), "rows": [_rank(row, snapshot) for row in snapshot["ranks"]]},
         "alerts": f"Events ({amounts.counted(num_alerts, 'alert')})" if num_alerts else "Events",
         "job": _job_rows(snapshot),
     }
+
+
+def pill(state: str, asked: str | None = None) -> tuple[str, str]:
+    """A state's words and tone; "Stopping..." from the request until the job has ended."""
+    if asked == "stop":
+        return "Stopping...", "wait"
+    if asked == "pause" and state != "SUSPENDED":
+        return "Pausing...", "wait"
+    return state, TONES.get(state, "calm")
 
 
 def _about(snapshot: Mapping[str, Any]) -> str:
@@ -101,7 +123,7 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = [
         ("training loss", _figure(progress.get("loss"), ".4f"), ""),
         ("validation loss", _figure(progress.get("validation_loss"), ".4f"), words),
-        ("learning rate", _figure(progress.get("learning_rate"), ".2e").replace("e-0", "e-"), ""),
+        ("learning rate", _rate(progress.get("learning_rate")), ""),
         ("throughput", _figure(progress.get("tokens_per_second"), ",.0f"), "tokens/s"),
         ("gradient norm", _figure(progress.get("grad_norm"), ".3f"), ""),
     ]
@@ -114,6 +136,10 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if progress.get("test_loss") is not None:
         found.append(("test loss", f"{progress['test_loss']:.4f}", ""))
     return found
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2e}".replace("e-0", "e-").replace("e+00", "")
 
 
 def _perplexity(value: float) -> str:

@@ -7,7 +7,21 @@ from typing import Any
 from nbtrain.base.records import Heartbeat, JobRecord
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
-PARTS = ("job", "jobs", "config", "progress", "curves", "resources", "ranks", "log", "events", "alerts")
+PARTS = (
+    "asked",
+    "advice",
+    "job",
+    "jobs",
+    "marks",
+    "config",
+    "progress",
+    "curves",
+    "resources",
+    "ranks",
+    "log",
+    "events",
+    "alerts",
+)
 SNAPSHOT_KEYS = (*OWN_KEYS, *PARTS, "warnings", "shown")
 # Of the newest job's record.
 JOB_KEYS = (
@@ -78,8 +92,20 @@ def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest alerts, oldest first."""
-    return [event_part(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
+    """The newest alerts, oldest first; "raised": whether the figure is still beyond its threshold.
+
+    A rank reports once that a threshold is crossed, and once that the figure has come back (alert_over).
+    A new attempt begins without any.
+    """
+    found: list[dict[str, Any]] = []
+    for event in events:
+        kind, state = event.get("kind"), event.get("state")
+        if kind == "alert":
+            found.append({**event_part(event), "name": event.get("alert"), "raised": True})
+        elif kind == "alert_over" or (kind == "state" and state in ("STARTING", "RESTARTING")):
+            for alert in found:
+                alert["raised"] &= kind == "alert_over" and alert["name"] != event.get("alert")
+    return found[-NUM_EVENTS:]
 
 
 def finite(value: Any) -> Any:

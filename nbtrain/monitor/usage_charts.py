@@ -163,6 +163,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     """A chart as a panel draws it: that of chart_data.charts(), with its curves, and times since `begin`.
 
     title    with the bounds that are not drawn
+    form     the unit, a form of lab/ui/numbers.js
     begin    seconds since the epoch
     bounds   [{"word", "value"}]: lines across
     lines    [{"name", "label", "color": c0 to c7}]
@@ -187,6 +188,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     at = byte_ticks(top) if binary else ticks(0.0, top, 4)
     return {
         "title": chart.heading,
+        "form": FIGURES[chart.figure].unit,
         "begin": begin,
         "bounds": [{"word": one.word, "value": one.value} for one in chart.bounds],
         "lines": lines,

@@ -21,7 +21,7 @@ def curves(**points: list[float | None]) -> dict[str, dict[str, Any]]:
     [
         (0, 10, 5, [0, 2, 4, 6, 8, 10]),
         (2.63, 8.43, 5, [4.0, 6.0, 8.0]),
-        (0.0, 1.06e-3, 2, [0.0, 1e-3]),
+        (0.0, 1.06e-3, 2, [0.0, 5e-4, 1e-3]),
         (-1.0, 1.0, 4, [-1.0, -0.5, 0.0, 0.5, 1.0]),
         (119.9, 120.1, 2, [119.9, 120.0, 120.1]),
         (0.0, 3e-14, 3, [0.0, 1e-14, 2e-14, 3e-14]),
@@ -48,8 +48,8 @@ def test_learning_rate_and_throughput_begin_at_zero() -> None:
     """In powers of ten, and in thousands."""
     _, rate, speed = charts(curves(learning_rate=[1.5e-4, 3e-4], tokens_per_second=[4900.0, 5100.0]))
     assert (rate["y"][0], speed["y"][0]) == (0.0, 0.0)
-    assert [label for _, label in rate["y_ticks"]] == ["0", "2e-4"]
-    assert [label for _, label in speed["y_ticks"]] == ["0", "5k"]
+    assert [label for _, label in rate["y_ticks"]] == ["0", "1e-4", "2e-4", "3e-4"]
+    assert [label for _, label in speed["y_ticks"]] == ["0", "2k", "4k"]
 
 
 def test_a_chart_holds_every_point_of_its_curves() -> None:

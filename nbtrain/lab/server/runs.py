@@ -4,6 +4,7 @@ GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot(
 """
 
 from nbtrain.base.workspace import output_root
+from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.server.requests import NbtrainHandler, Refusal
 from nbtrain.lab.server.views import changed, forget, run_of, watched
 from nbtrain.monitor.notes import change_notes, labels_of
@@ -26,7 +27,7 @@ class RunHandler(NbtrainHandler):
         view = await self.view(name)
         if view.job is not None:
             await self.read(look_after, view.job)
-        self.finish(await self.read(view.snapshot))
+        self.finish(await self.read(run_shown, view))
 
     async def patch(self, name: str) -> None:
         """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: null removes a label. Answers all three."""

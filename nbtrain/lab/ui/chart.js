@@ -1,7 +1,7 @@
 // One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
 //
 //   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?}], bounds: [{word, value}],
-//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, begin?, named?, smooth?}
+//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, smoothing?, begin?, named?}
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
@@ -59,7 +59,6 @@ export class Chart {
     this.group = group;
     this.fileName = name;
     this.log = false;
-    this.smoothing = 0;
     group.charts.add(this);
     this.node = element("div", "nbt-chart");
     this.header = element("header");
@@ -197,13 +196,7 @@ export class Chart {
       parts.push(svg("line", { class: "nbt-grid", x1: left, x2: right, y1: Y(y), y2: Y(y) }));
       parts.push(svg("text", { class: "nbt-y", x: left - 6, y: Y(y) + 3, "text-anchor": "end" }, label));
     }
-    const xName = spec.xName || "", room = right - 6 * xName.length - 8;
-    for (const [x, label] of frame.xLabels) {
-      const half = 3 * label.length;
-      if (xName && X(x) + half > room) continue;
-      parts.push(svg("text", { class: "nbt-x", x: X(x), y: height - 6, "text-anchor": "middle" }, label));
-    }
-    parts.push(svg("text", { class: "nbt-axis", x: right, y: height - 6, "text-anchor": "end" }, xName));
+    parts.push(...this.xAxis(frame, right));
     parts.push(svg("text", { class: "nbt-axis", x: 2, y: 9 }, spec.yName || ""));
     for (const { word, value } of spec.bounds || []) {
       if (this.log && value <= 0) continue;
@@ -235,6 +228,21 @@ export class Chart {
     this.said = words;
   }
 
+  /** Labels of the x axis; the last one says the axis's name too. */
+  xAxis({ xLabels, X }, right) {
+    const parts = [], y = this.height - 6, name = this.spec.xName;
+    let room = right + 4;
+    [...xLabels].reverse().forEach(([x, label], at) => {
+      const words = at === 0 && name ? `${name} ${label}` : label, half = 3 * words.length;
+      const ends = X(x) + half > right, edge = ends ? right : X(x) + half;
+      if (edge > room) return;
+      room = edge - 2 * half - 10;
+      const place = ends ? { x: right, "text-anchor": "end" } : { x: X(x), "text-anchor": "middle" };
+      parts.push(svg("text", { class: at === 0 ? "nbt-x nbt-axis" : "nbt-x", y, ...place }, words));
+    });
+    return parts;
+  }
+
   /** The points of a line in sight, with one on each side; their values smoothed beforehand. */
   points(line, values, { x0, x1, X, Y }) {
     const found = [];
@@ -257,7 +265,7 @@ export class Chart {
       const style = `fill:${stroke(line)};opacity:.15`;
       parts.push(svg("polygon", { points: `${text(raw)} ${text(above)}`, style }));
     }
-    const weight = line.smooth === false || line.dots ? 0 : this.smoothing;
+    const weight = line.dots ? 0 : this.spec.smoothing || 0;
     if (weight > 0 && raw.length > 2) {
       const calm = this.points(line, smoothed(line.y, weight), frame);
       parts.push(svg("polyline", { class: "nbt-raw", points: text(raw), style: `${shape};${color}` }));

@@ -8,12 +8,13 @@ export const snapSpecs = (snap) =>
       const curve = snap.curves[line.name];
       return { ...line, x: curve.steps, y: curve.values.map((value) => value ?? NaN) };
     }),
-    marks: snap.shown.marks || [],
+    marks: snap.shown.marks.map(({ step, ...mark }) => ({ ...mark, x: step })),
     xName: "step",
     xForm: "whole",
-    yName: chart.y_name || "",
-    yForm: chart.form || "count",
-    fromZero: Boolean(chart.from_zero),
+    yName: chart.y_name,
+    yForm: chart.form,
+    fromZero: chart.from_zero,
+    smoothing: chart.smoothing,
   }));
 
 /** A chart of a job's resources (monitor/usage_charts.py) by the time since it was submitted. */
@@ -28,7 +29,7 @@ export const usageSpec = (chart) => ({
   }),
   xName: "time",
   xForm: "seconds",
-  yName: chart.y_name || "",
-  yForm: chart.form || "count",
+  yName: "",
+  yForm: chart.form,
   fromZero: true,
 });

@@ -1,8 +1,17 @@
-// The tab Logs: one rank's, the supervisor's or a machine's, following while it grows.
+// The tab Logs: one rank's, the supervisor's or a machine's, following while it grows; a search in all logs;
+// the last traceback first if the job has failed.
 
-import { choices, copyButton, element, plain } from "./words.js";
+import { refused } from "./server.js";
+import { button, checkbox, choices, copyButton, element, plain } from "./words.js";
 
-const LOG_LINES = 400;
+// Lines that are kept in the page; the whole file can be downloaded.
+const MOST_LINES = 5000;
+const SEARCH_LIMIT = 200;
+// Bytes before a hit of a search that are shown with it.
+const BEFORE_BYTES = 20000;
+
+/** A line as a terminal shows it: a progress bar that was drawn anew counts as last drawn. */
+const lastDrawn = (line) => plain(line.replace(/\r$/, "").replace(/^.*\r/, ""));
 
 export class Logs {
   constructor(run) {
@@ -10,50 +19,259 @@ export class Logs {
     this.node = element("div", "nbt-logs");
     this.choice = element("select");
     this.choice.setAttribute("aria-label", "whose log");
-    this.choice.addEventListener("change", () => this.run.redraw());
+    this.choice.addEventListener("change", () => {
+      this.forget();
+      run.redraw();
+    });
+    this.find = element("input");
+    Object.assign(this.find, { type: "search", placeholder: "Search all logs" });
+    this.find.setAttribute("aria-label", "search all logs");
+    this.find.addEventListener("keydown", (event) => event.key === "Enter" && this.search());
+    this.find.addEventListener("input", () => this.find.value || this.closeHits());
+    this.follow = checkbox("follow", () => {
+      if (!this.follow.input.checked) return;
+      if (this.hit) this.forget();
+      this.toEnd();
+      run.redraw();
+    });
+    this.follow.input.checked = true;
+    this.wrap = checkbox("wrap", () => this.pre.classList.toggle("nbt-wraps", this.wrap.input.checked));
+    const tools = element("div", "nbt-tools");
+    tools.append(
+      this.choice,
+      this.find,
+      button("Search", "through all ranks, attempts and machines", () => this.search()),
+      this.follow,
+      this.wrap,
+      copyButton("Copy", "Copy the lines that are shown", () => this.pre.textContent),
+      (this.save = button("Download", "Save the whole file", () => this.download())),
+    );
+    this.note = element("p", "nbt-empty");
+    this.note.hidden = true;
+    this.traceback = element("details", "nbt-traceback");
+    this.traceback.hidden = true;
+    this.hits = element("div", "nbt-hits");
+    this.hits.hidden = true;
     this.pre = element("pre");
     this.pre.tabIndex = 0;
     this.pre.setAttribute("aria-label", "log");
-    const tools = element("div", "nbt-tools");
-    tools.append(this.choice, copyButton("Copy", "Copy what is shown", () => this.pre.textContent));
-    this.node.append(tools, this.pre);
+    this.node.append(tools, this.note, this.traceback, this.hits, this.pre);
+    this.forget();
   }
 
+  /** Open the log of a rank, or of the supervisor or a machine by its name. */
   open(rank, attempt) {
     this.wish = JSON.stringify([rank, attempt]);
   }
 
+  opened() {
+    this.tracebackOf = null;
+  }
+
+  forget() {
+    this.shown = "";
+    this.offset = null;
+    this.hit = null;
+    this.rest = "";
+    this.lines = [];
+    this.reading = false;
+    this.pre.replaceChildren();
+  }
+
   draw(snap, kept) {
-    const { run } = this, own = !run.job;
+    const { run } = this;
     const logs = kept
       ? kept.logs.map(([rank, attempt, words]) => [JSON.stringify([rank, attempt]), words])
       : snap.ranks.slice(0, 64).map(({ rank }) => [JSON.stringify([String(rank), null]), `rank ${rank}`]);
-    choices(this.choice, [...(own ? [["", "newest lines"]] : []), ...logs]);
-    if (this.wish && [...this.choice.options].some(({ value }) => value === this.wish)) {
+    if (!logs.length) logs.push([JSON.stringify(["0", null]), "rank 0"]);
+    choices(this.choice, logs);
+    if (this.wish && logs.some(([value]) => value === this.wish)) {
       this.choice.value = this.wish;
+      const { hit } = this;
       this.wish = null;
+      this.forget();
+      this.hit = hit;
     }
-    const wanted = run.server ? this.choice.value : "";
-    this.choice.disabled = !run.server;
-    if (!own && !run.server)
-      return this.show([`Without the server half: nbtrain logs ${snap.name} --job ${run.job}`]);
-    const newest = snap.log.lines.length ? snap.log.lines : ["(nothing was logged yet)"];
-    if (wanted === "") return this.show(newest);
-    const [rank, attempt] = JSON.parse(wanted), words = new URLSearchParams({ rank });
-    if (attempt !== null) words.set("attempt", attempt);
-    if (run.job) words.set("job", run.job);
-    run.server.call(`run/${run.name}/log?${words}`).then(
-      (part) => this.choice.value === wanted && this.show(part.text.split("\n").slice(-LOG_LINES)),
-      (error) => run.say(`The log of ${rank} could not be read: ${error.message}`, "error"),
-    );
+    this.save.hidden = this.find.disabled = !run.server;
+    if (!run.server) return this.withoutServer(snap);
+    this.readTraceback(snap);
+    this.read();
   }
 
-  show(lines) {
-    const text = lines.map(plain).join("\n"), pre = this.pre;
+  /** Without the server half there are the newest lines of a snapshot. */
+  withoutServer(snap) {
+    const command = `nbtrain logs ${snap.name}${this.run.job ? ` --job ${this.run.job}` : ""}`;
+    this.say(`The newest lines of ${snap.log.source || "the job"}; all of them: ${command}`);
+    this.lines = snap.log.lines;
+    this.paint(!this.lines.length);
+  }
+
+  get asked() {
+    const [rank, attempt] = JSON.parse(this.choice.value);
+    const words = new URLSearchParams({ rank });
+    if (attempt !== null) words.set("attempt", attempt);
+    if (this.run.job) words.set("job", this.run.job);
+    return { rank, attempt, words };
+  }
+
+  /** Add what the log has grown by. */
+  async read() {
+    if (this.reading) return;
+    const { rank, words } = this.asked, { run } = this, mine = `${words}`;
+    if (this.shown !== mine) {
+      const { hit } = this;
+      this.forget();
+      Object.assign(this, { shown: mine, hit });
+    } else if (this.hit) return;
+    const from = this.hit ? Math.max(0, this.hit.offset - BEFORE_BYTES) : this.offset;
+    if (from !== null) words.set("offset", from);
+    this.reading = true;
+    try {
+      const part = await run.server.call(`run/${run.name}/log?${words}`);
+      if (this.shown !== mine) return;
+      this.say("");
+      this.add(part, rank);
+    } catch (error) {
+      this.say(refused(error, `the log of ${rank}`));
+    } finally {
+      this.reading = false;
+    }
+  }
+
+  add(part, rank) {
+    if (this.offset !== null && part.text === "" && this.lines.length) return;
+    this.offset = part.end_bytes;
+    const lines = (this.rest + part.text).split("\n");
+    this.rest = lines.pop();
+    this.lines = [...this.lines, ...lines].slice(-MOST_LINES);
+    const empty = !this.lines.length && !this.rest;
+    if (empty) this.say(this.whyEmpty(rank));
+    this.paint(empty);
+  }
+
+  /** A rank that has logged nothing is no blank page. */
+  whyEmpty(rank) {
+    const row = this.run.view.snap.ranks.find((one) => String(one.rank) === rank);
+    const first = this.choice.options[0].textContent;
+    const who = /^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`, phase = row ? ` (${row.phase})` : "";
+    const others = row && row.rank ? ` It logs warnings and errors; the steps are in that of ${first}.` : "";
+    return `${who} has logged nothing${phase}.${others}`;
+  }
+
+  paint(empty) {
+    const { pre } = this, ended = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 24;
+    const text = [...this.lines, this.rest].map(lastDrawn).join("\n");
+    pre.hidden = empty;
     if (pre.textContent === text) return;
-    const below = pre.scrollHeight - pre.scrollTop - pre.clientHeight;
-    const follows = below < 24 || !pre.textContent;
     pre.textContent = text;
-    if (follows) pre.scrollTop = pre.scrollHeight;
+    if (this.hit) this.toLine(lastDrawn(this.hit.text));
+    else if (this.follow.input.checked && ended) this.toEnd();
+  }
+
+  toEnd() {
+    this.pre.scrollTop = this.pre.scrollHeight;
+  }
+
+  say(text) {
+    this.note.textContent = text;
+    this.note.hidden = !text;
+  }
+
+  async download() {
+    const link = element("a");
+    link.href = this.run.server.url(`run/${this.run.name}/log/raw?${this.asked.words}`);
+    link.download = "";
+    link.click();
+  }
+
+  // --- the last traceback ---
+
+  async readTraceback(snap) {
+    const { run } = this, state = `${run.job} ${snap.state}`;
+    if (this.tracebackOf === state) return;
+    this.tracebackOf = state;
+    if (!run.job && snap.state !== "FAILED") {
+      this.traceback.hidden = true;
+      return;
+    }
+    try {
+      const words = run.job ? `?job=${run.job}` : "";
+      const found = await run.server.call(`run/${run.name}/log/traceback${words}`);
+      this.traceback.hidden = !found.text;
+      if (!found.text) return;
+      const text = element("pre", "", plain(found.text));
+      const copy = copyButton("Copy", "Copy the traceback", () => found.text);
+      this.traceback.replaceChildren(element("summary", "", found.title), copy, text);
+      this.traceback.open = true;
+    } catch {
+      // The log itself says it too.
+      this.traceback.hidden = true;
+    }
+  }
+
+  // --- search ---
+
+  closeHits() {
+    this.hits.hidden = true;
+  }
+
+  async search() {
+    const { run } = this, text = this.find.value;
+    if (!text || !run.server) return;
+    this.hits.hidden = false;
+    this.hits.replaceChildren(element("p", "nbt-empty", `Searching for "${text}"...`));
+    try {
+      const words = new URLSearchParams({ q: text, case: 0, limit: SEARCH_LIMIT });
+      if (run.job) words.set("job", run.job);
+      const { hits, more } = await run.server.call(`run/${run.name}/log/search?${words}`);
+      if (this.find.value === text) this.showHits(text, hits, more);
+    } catch (error) {
+      this.hits.replaceChildren(element("p", "nbt-empty", refused(error, "the search")));
+    }
+  }
+
+  showHits(text, hits, more) {
+    const lines = hits.length === 1 ? "line" : "lines";
+    const count = `${hits.length}${more ? " and more" : ""} ${lines} with "${text}"`;
+    const head = element("div", "nbt-tools"), list = element("ol");
+    const close = button("Close", "", () => {
+      this.find.value = "";
+      this.closeHits();
+    });
+    head.append(element("b", "", count), close);
+    for (const hit of hits) {
+      const who = /^\d+$/.test(hit.rank) ? `rank ${hit.rank}` : hit.rank;
+      const place = who + (hit.attempt ? `, attempt ${hit.attempt}` : "");
+      const row = element("li"), go = button("", "Open this place", () => this.goTo(hit), "nbt-hit");
+      go.append(element("span", "nbt-place", `${place}:${hit.line}`), element("code", "", plain(hit.text)));
+      row.append(go);
+      list.append(row);
+    }
+    this.hits.replaceChildren(head, list);
+  }
+
+  /** Show the log of a hit from a little before it. */
+  goTo(hit) {
+    const { run } = this, newest = run.view.snap.job && run.view.snap.job.job_id;
+    if (hit.job !== (run.job || newest)) run.chooseJob(hit.job);
+    this.follow.input.checked = false;
+    const [rank] = this.choice.value === "" ? [""] : JSON.parse(this.choice.value);
+    if (rank !== hit.rank || hit.attempt !== null) this.open(hit.rank, hit.attempt);
+    this.forget();
+    this.hit = hit;
+    run.redraw();
+  }
+
+  toLine(target) {
+    const at = this.pre.textContent.indexOf(target);
+    if (at < 0) return;
+    const range = document.createRange(), text = this.pre.firstChild;
+    range.setStart(text, at);
+    range.setEnd(text, at + target.length);
+    const top = range.getBoundingClientRect().top - this.pre.getBoundingClientRect().top;
+    this.pre.scrollTop += top - this.pre.clientHeight / 3;
+    const selection = window.getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
   }
 }

@@ -22,7 +22,7 @@ function general(value) {
 }
 
 const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
-const grouped = (text) => text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
 
 /** 126638592 as "126.6M"; 1000 of a unit make the next. */
 export function count(value) {
@@ -43,21 +43,29 @@ export function size(bytes) {
 export const whole = (value, step) =>
   value >= 10000 && step % 1000 === 0 ? count(value) : grouped(Math.round(value).toString());
 
-/** 0.00015 as "1.5e-4". */
-export function scientific(value) {
+/** 0.00015 as "1.5e-4", with as many digits as it needs to differ from its neighbour, `step` away. */
+export function scientific(value, step = 0) {
   if (!value) return "0";
-  const [mantissa, exponent] = value.toExponential(1).split("e");
-  return `${mantissa.replace(/\.0$/, "")}e${Number(exponent)}`;
+  const order = (one) => Math.floor(Math.log10(Math.abs(one)) + 1e-9);
+  const digits = step ? Math.min(6, Math.max(1, order(value) - order(step))) : 1;
+  const [mantissa, exponent] = value.toExponential(digits).split("e");
+  return `${trimmed(mantissa)}e${Number(exponent)}`;
 }
 
-/** With just enough decimals to differ from a neighbour `step` away. */
-export const decimals = (value, step) =>
+// With just enough decimals to differ from a neighbour `step` away.
+const decimals = (value, step) =>
   fixed(value, Math.min(20, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))));
+
+function number(value, step) {
+  if (step < 1e-3) return scientific(value, step);
+  return step >= 1000 ? count(value) : grouped(decimals(value, step));
+}
 
 const BYTES = (value) => size(value).replace(".0 ", " ");
 const FORMS = {
   decimals,
   scientific,
+  number,
   count,
   whole,
   bytes: BYTES,

@@ -7,8 +7,6 @@ import { age, choices, copyButton, element } from "./words.js";
 
 // Pixels of a snapshot's charts, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
-// How the loss is smoothed; the raw line stays faintly visible.
-const SMOOTHING = 0.6;
 const EVENTS_ON_A_PAGE = 15;
 // Rows of a snapshot that its job's page says in its own words.
 const OF_JOB = ["backend", "command", "job"];
@@ -22,7 +20,6 @@ export class Overview {
     const names = ["loss", "learning-rate", "throughput"];
     const named = (at) => ({ group, name: `${run.name}-${names[at]}` });
     this.charts = CHART_HEIGHTS.map((height, at) => new Chart(height, named(at)));
-    this.charts[0].smoothing = SMOOTHING;
     charts.append(...this.charts.map((chart) => chart.node));
     this.basics = element("section");
     this.conditions = new DataTable("conditions");

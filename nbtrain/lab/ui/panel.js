@@ -10,9 +10,9 @@ import { serverHere } from "./server.js";
 import { element } from "./words.js";
 
 /** Keep `root` showing the run `name`; `model` is the anywidget model or null. Returns what ends it. */
-export function mount(root, { name, runId = "", snap = null, model = null }) {
+export function mount(root, { name, runId = "", snap = null, model = null, tab = "" }) {
   const server = serverHere();
-  return mountRun(root, { server, name, host: notebookHost(server), runId, snap, model });
+  return mountRun(root, { server, name, host: notebookHost(server), runId, snap, model, tab });
 }
 
 /** Watch the widget beside `place`; if JupyterLab cannot revive it, show a panel that needs no kernel. */

@@ -11,9 +11,12 @@ const POLL_FINAL_MS = 5000;
 // The pages of a job: its resources are measured every two seconds; rarely while none of them is in sight.
 const KEPT_MS = 3000;
 const KEPT_HIDDEN_MS = 30000;
+// A supervisor passes a request on to its ranks in less.
+const STOP_MS = 10000;
 // Buttons that post to the route of their name.
-const POSTED = ["stop", "pause", "resume"];
+const POSTED = { stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
 const SAID = {
+  kill: "Asked to end the job at once.",
   stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
   pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
   resume: "Asked to resume.",
@@ -64,6 +67,13 @@ class Run {
     if (this.view.snap) this.view.drawPage();
   }
 
+  /** Show the pages of another job of the run; "" is the newest. */
+  chooseJob(job) {
+    this.job = job;
+    this.view.jobChosen(job);
+    this.keep(true);
+  }
+
   openLog(rank, attempt) {
     this.view.page("logs").open(rank, attempt);
     this.view.tabs.select("logs");
@@ -84,12 +94,17 @@ class Run {
     this.busy(key);
     try {
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
-      else if (this.served && POSTED.includes(key))
-        await this.asked.call(`run/${this.name}/${key}`, "POST", {});
-      else if (this.model) this.model.send({ kind: key });
+      else if (this.served && POSTED[key]) {
+        const body = key === "kill" ? { now: true } : {};
+        await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
+      } else if (this.model) this.model.send({ kind: key });
       const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
       this.say(this.served ? SAID[key] || "" : asked);
-      if (key !== "stop") this.busy("");
+      this.answered = this.served && SAID[key] ? this.view.snap && this.view.snap.state : null;
+      // A stop shows as such until the snapshot says so itself.
+      if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
+      else this.busy("");
+      this.wake();
       if (key === "delete") this.gone();
     } catch (error) {
       this.busy("");
@@ -112,8 +127,9 @@ class Run {
 
   show(value) {
     if (!value || !value.shown) return;
-    if (!value.active && this.view.head.busy === "stop") {
-      this.view.head.busy = "";
+    if (this.view.head.busy === "stop" && (value.asked || !value.active)) this.view.head.busy = "";
+    if (this.answered && value.state !== this.answered) {
+      this.answered = null;
       this.say("");
     }
     this.view.draw(value);

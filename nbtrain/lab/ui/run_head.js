@@ -2,16 +2,6 @@
 
 import { button, copyButton, element, known } from "./words.js";
 
-const TONES = {
-  RUNNING: "good",
-  SUCCEEDED: "good",
-  QUEUED: "wait",
-  STARTING: "wait",
-  RESTARTING: "wait",
-  FAILED: "bad",
-  LOST: "bad",
-};
-const STOP_TITLE = "Save a checkpoint and end the job.";
 
 /** A state as a coloured pill with its word. */
 export function pill(words, tone, title = "") {
@@ -19,8 +9,6 @@ export function pill(words, tone, title = "") {
   if (title) node.title = title;
   return node;
 }
-
-export const stateTone = (state) => TONES[state] || "calm";
 
 export class RunHead {
   /** `act(key)` does what a button says: "stop", "resume" and so on. */
@@ -96,8 +84,7 @@ export class RunHead {
 
   drawState(snap) {
     const stopping = snap.active && this.busy === "stop";
-    const words = stopping ? "Stopping..." : (snap.shown.pill || snap.state);
-    const tone = stopping ? "wait" : stateTone(snap.state);
+    const [words, tone] = stopping ? ["Stopping...", "wait"] : snap.shown.pill;
     if (this.stateWords === words) return;
     this.state.replaceChildren(pill(words, tone, snap.meaning));
     const why = snap.cause || snap.meaning;
@@ -106,9 +93,7 @@ export class RunHead {
   }
 
   drawActions(snap) {
-    const stop = { key: "stop", words: "Stop", title: STOP_TITLE };
-    const actions = snap.actions || (snap.active ? [stop] : []);
-    const all = [...actions.filter(({ key }) => this.run.can(key))];
+    const all = (snap.actions || []).filter(({ key }) => this.run.can(key));
     const board = "Open the curves of this run in TensorBoard";
     if (this.run.host.openTensorBoard) all.push({ key: "tensorboard", words: "TensorBoard", title: board });
     const state = JSON.stringify([all, this.busy]);

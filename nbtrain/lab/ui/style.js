@@ -81,6 +81,7 @@ const CSS = `
  padding:4px;
  max-height:320px;overflow:auto;background:var(--nbt-bg);border:1px solid var(--nbt-line);border-radius:5px;
  box-shadow:0 4px 14px rgba(0,0,0,.22)}
+.nbt-root .nbt-tools .nbt-menu-list{left:0;right:auto}
 .nbt-root .nbt-menu-list button{border:0;text-align:left}
 .nbt-root .nbt-menu-list label{padding:2px 8px}
 .nbt-root .nbt-details{margin:10px 0 2px}
@@ -115,7 +116,6 @@ const CSS = `
 .nbt-root .nbt-legend i.nbt-limit::before{background:var(--nbt-bad)}
 .nbt-root .nbt-chart svg{display:block;width:100%;overflow:visible;cursor:crosshair;touch-action:pan-y}
 .nbt-root svg text{fill:var(--nbt-dim);font-size:10px;font-family:inherit}
-.nbt-root svg .nbt-axis{font-style:italic}
 .nbt-root svg .nbt-read{fill:var(--nbt-fg);font-size:11px;paint-order:stroke;stroke:var(--nbt-bg);
  stroke-width:4}
 .nbt-root .nbt-grid{stroke:var(--nbt-line);stroke-width:1;opacity:.7}
@@ -130,7 +130,7 @@ const CSS = `
 .nbt-root .nbt-mark.nbt-restart,.nbt-root .nbt-mark.nbt-rollback{stroke:var(--nbt-b)}
 .nbt-root .nbt-flag.nbt-restart,.nbt-root .nbt-flag.nbt-rollback{fill:var(--nbt-b)}
 
-.nbtrain-panel{max-width:1120px;border:1px solid var(--nbt-line);border-radius:8px;overflow:clip}
+.nbtrain-panel{max-width:1400px;border:1px solid var(--nbt-line);border-radius:8px;overflow:clip}
 .nbtrain-panel .nbt-head{display:flex;flex-wrap:wrap;align-items:center;gap:6px 10px;padding:10px 14px 8px}
 .nbtrain-panel .nbt-name{font-weight:600;font-size:15px}
 .nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1;min-width:120px;overflow:hidden;
@@ -170,6 +170,20 @@ const CSS = `
 .nbtrain-panel .nbt-logs{display:flex;flex-direction:column;height:min(600px,70vh);padding:4px 14px 10px}
 .nbt-root.nbtrain-panel .nbt-logs pre{flex:1;overflow:auto;padding:4px 6px;
  border:1px solid var(--nbt-line);border-radius:4px}
+.nbtrain-panel .nbt-logs pre.nbt-wraps{white-space:pre-wrap;overflow-wrap:anywhere}
+.nbtrain-panel .nbt-traceback{margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
+ border-radius:5px;
+ flex:0 1 auto;min-height:60px;overflow:auto}
+.nbtrain-panel .nbt-traceback>button{float:right}
+.nbtrain-panel .nbt-traceback summary{cursor:pointer;font-weight:600;font-size:12px}
+.nbt-root.nbtrain-panel .nbt-logs .nbt-traceback pre{border:0;max-height:none;padding:4px 0}
+.nbtrain-panel .nbt-hits{flex:0 1 auto;max-height:45%;overflow:auto;margin-bottom:8px;
+ border:1px solid var(--nbt-line);border-radius:4px;padding:2px 8px}
+.nbt-root.nbt-root .nbt-hits ol{margin:0;padding:0;list-style:none}
+.nbtrain-panel .nbt-hit{display:flex;gap:10px;width:100%;border:0;padding:1px 4px;text-align:left}
+.nbtrain-panel .nbt-hit code{flex:1;min-width:0;font:11.5px/1.5 var(--nbt-mono);background:transparent;
+ color:var(--nbt-fg);overflow:hidden;text-overflow:ellipsis;white-space:pre}
+.nbtrain-panel .nbt-place{color:var(--nbt-dim)}
 @container (max-width:640px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:auto}}
 

@@ -1,4 +1,4 @@
-// A table of rows {kind, time, cells}: sorted by a click on a head, filtered, with a choice of columns and pages.
+// A table of rows {kind, time, cells}: sorted by a click on a head, with filter, choice of columns, pages.
 
 import { button, checkbox, element, known, moment, stamp } from "./words.js";
 

@@ -39,11 +39,9 @@ export class View {
     this.jobChoice = element("select");
     this.jobChoice.hidden = true;
     this.jobChoice.setAttribute("aria-label", "which job of the run");
-    this.jobChoice.addEventListener("change", () => {
-      run.job = this.jobChoice.selectedIndex > 0 ? this.jobChoice.value : "";
-      this.kept = null;
-      run.keep(true);
-    });
+    this.jobChoice.addEventListener("change", () =>
+      run.chooseJob(this.jobChoice.selectedIndex > 0 ? this.jobChoice.value : ""),
+    );
     this.tabs.bar.append(element("span", "nbt-room"), this.jobChoice);
     root.replaceChildren(this.head.node, this.tabs.bar, this.tabs.page);
     this.resized = new ResizeObserver(() => {
@@ -77,6 +75,13 @@ export class View {
   /** Whether the page in sight is one of the files that a job keeps. */
   showsKept() {
     return PAGES[this.tabs.key][2];
+  }
+
+  jobChosen(job) {
+    this.kept = null;
+    if (job) this.jobChoice.value = job;
+    const page = this.pages[this.tabs.key];
+    if (page && page.forget) page.forget();
   }
 
   /** Take the pages of the newest job, or of the chosen one. */

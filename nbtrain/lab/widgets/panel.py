@@ -18,6 +18,7 @@ import traitlets
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
+from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
@@ -52,7 +53,7 @@ class RunPanel(anywidget.AnyWidget):
 
     def __init__(self, view: RunView, **arguments: Any):
         self.view = view
-        snapshot = view.snapshot()
+        snapshot = run_shown(view)
         super().__init__(name=view.name, run_id=snapshot["run_id"] or "", snap=snapshot, **arguments)
         self._closed = threading.Event()
         self.on_msg(self._on_message)
@@ -74,7 +75,7 @@ class RunPanel(anywidget.AnyWidget):
                 continue
             if (job := self.view.job) is not None:
                 look_after(job)
-            snapshot = self.view.snapshot()
+            snapshot = run_shown(self.view)
             if self._closed.is_set():
                 return
             # Only the trait is set here: printing from a thread would land in whichever cell runs.

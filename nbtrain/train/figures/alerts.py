@@ -25,7 +25,10 @@ THRESHOLDS = {
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed, and again after CLEAR_INTERVALS clear checks."""
+    """An event and a log line when a threshold is crossed; an event after CLEAR_INTERVALS clear checks.
+
+    After those, crossing it again is news again.
+    """
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
@@ -48,6 +51,8 @@ class Alerts:
             self._raised[name] += 1
             if self._raised[name] >= CLEAR_INTERVALS:
                 del self._raised[name]
+                over = f"step {step}: clear for {CLEAR_INTERVALS} checks (logging.alerts.{name})"
+                self._events.write("alert_over", over, alert=name, step=step)
 
     def check_all(self, step: int, **figures: float | None) -> None:
         """Check each of THRESHOLDS that is set; `figures` have their names without min_ or max_."""

@@ -64,6 +64,7 @@ class Report:
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
         self._trace = trace
         self._rate, self._pauses = Rate(), Pauses(config)
+        self._target_tokens = config.target_tokens
         self._pending: list[StepResult] = []
         self.progress.num_parameters = count_parameters(config).total
         # A resumed run has loaded this checkpoint; it counts until there is a newer one.
@@ -301,7 +302,7 @@ class Report:
         done = result.consumed_samples * config.model.seq_length
         parts = [
             f"step {result.step:>6,}",
-            f"tokens {amounts.count(done)} / {amounts.count(config.train_tokens)}",
+            f"tokens {amounts.count(done)} / {amounts.count(self._target_tokens)}",
             f"loss {progress.loss:.4f}",
             f"lr {result.learning_rate:.2e}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),

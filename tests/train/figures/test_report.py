@@ -212,6 +212,7 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
         alerts.check_all(step, host_memory_fraction=fraction)
     assert [event["message"] for event in read_events(job)] == [
         "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+        "step 60: clear for 10 checks (logging.alerts.max_host_memory_fraction)",
         "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
     ]
 

@@ -1,0 +1,93 @@
+"""What a person may do to a run now, with the words of its buttons: views draw them, the server does them.
+
+    run_shown(RunView)  ->  the snapshot with "actions": [{"key", "words", "title", "ask"?}]
+
+key names the REST route, but for clone, which opens the form. `ask` is asked before, in the page.
+"""
+
+import functools
+from typing import Any
+
+from nbtrain.base.checkpoint_files import newest_saved_step
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load_resolved
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import NO_JOB
+
+
+def run_shown(view: RunView) -> dict[str, Any]:
+    """RunView.snapshot() and the actions that its state allows."""
+    snapshot = view.snapshot()
+    return {**snapshot, "actions": actions(view.run, snapshot["state"], snapshot["asked"])}
+
+
+def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str, Any]]:
+    """In the order of their buttons."""
+    clone = _action("clone", "Clone", "Open the form with this run's settings under a new name.")
+    if state in ACTIVE:
+        return [*_of_active(run, state, asked), clone]
+    found = [] if state in ("SUCCEEDED", NO_JOB) else [_resume(run)]
+    return [*found, clone, _delete(run)]
+
+
+def _action(key: str, words: str, title: str, ask: str = "") -> dict[str, Any]:
+    return {"key": key, "words": words, "title": title} | ({"ask": ask} if ask else {})
+
+
+def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any]]:
+    if state == "SUSPENDED":
+        going_on = "Go on with this job, from the checkpoint that the pause has saved."
+        return [_action("resume", "Resume", going_on), _stop(run)]
+    if asked is not None:
+        title = "End the job now. What was trained since the newest checkpoint is lost."
+        return [_action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
+    return [_stop(run), *_pause(run)]
+
+
+@functools.lru_cache(64)
+def _settings(path: str, _changed: int) -> tuple[str, float]:
+    """(mode, shutdown_timeout_seconds); the file is read again if it was changed."""
+    config = load_resolved(path)
+    return config.mode, config.backend.shutdown_timeout_seconds
+
+
+def _stop(run: RunDir) -> dict[str, Any]:
+    mode, seconds = _settings(str(run.config_yaml), run.config_yaml.stat().st_mtime_ns)
+    if mode != "full":
+        return _action("stop", "Stop", f"End the job. mode: {mode} saves nothing.")
+    title = (
+        "The ranks save a checkpoint at the next step and leave. Those that are left after "
+        f"{seconds:g} s are killed. Resume goes on from the newest checkpoint."
+    )
+    return _action("stop", "Stop", title)
+
+
+def _pause(run: RunDir) -> list[dict[str, Any]]:
+    from nbtrain.jobs.backends.base import backend_of_job
+
+    job = run.newest_job()
+    try:
+        if job is None or not backend_of_job(job).capabilities.pause:
+            return []
+    except NbtrainError:
+        return []
+    return [
+        _action("pause", "Pause", "Save a checkpoint and give the devices up; Resume goes on with this job.")
+    ]
+
+
+def _resume(run: RunDir) -> dict[str, Any]:
+    saved = newest_saved_step(run)
+    start = (
+        "at step 0: no checkpoint was saved" if saved is None else f"from the checkpoint of step {saved:,}"
+    )
+    return _action("resume", "Resume", f"Submit a new job of this run, which goes on {start}.")
+
+
+def _delete(run: RunDir) -> dict[str, Any]:
+    saved = newest_saved_step(run)
+    newest = "" if saved is None else f", its checkpoints (the newest is of step {saved:,})"
+    ask = f"Delete {run.name} with all its files{newest} and logs? They cannot be had back."
+    return _action("delete", "Delete", "Delete the run with all its files; asks first.", ask)

@@ -1,0 +1,61 @@
+"""Which buttons a run has, and that their tooltips are true."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab import run_actions
+from nbtrain.lab.run_actions import actions, run_shown
+from nbtrain.monitor.run_view import RunView
+from tests.lab.widgets.fake_run import FakeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
+    job.one_step()
+    return job
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "keys"),
+    [
+        ("RUNNING", None, ["stop", "pause", "clone"]),
+        ("RUNNING", "stop", ["kill", "clone"]),
+        ("SUSPENDED", "pause", ["resume", "stop", "clone"]),
+        ("FAILED", None, ["resume", "clone", "delete"]),
+        ("LOST", None, ["resume", "clone", "delete"]),
+        ("CANCELLED", None, ["resume", "clone", "delete"]),
+        ("SUCCEEDED", None, ["clone", "delete"]),
+        ("NEW", None, ["clone", "delete"]),
+    ],
+)
+def test_buttons_follow_the_state(job, state, asked, keys):
+    assert [one["key"] for one in actions(job.run, state, asked)] == keys
+
+
+def test_a_snapshot_with_its_buttons(job):
+    shown = run_shown(RunView(job.run))
+    assert (shown["state"], [one["key"] for one in shown["actions"]]) == (
+        "RUNNING",
+        ["stop", "pause", "clone"],
+    )
+    assert "after 60 s" in shown["actions"][0]["title"]
+
+
+def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
+    titles = {one["key"]: one for one in actions(job.run, "FAILED")}
+    assert titles["resume"]["title"].endswith("goes on at step 0: no checkpoint was saved.")
+    assert titles["delete"]["ask"] == "Delete gpt-fake with all its files and logs? They cannot be had back."
+    monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
+    titles = {one["key"]: one for one in actions(job.run, "FAILED")}
+    assert titles["resume"]["title"].endswith("goes on from the checkpoint of step 1,200.")
+    assert "(the newest is of step 1,200)" in titles["delete"]["ask"]
+
+
+def test_a_mode_that_saves_nothing_says_so(job):
+    text = job.run.config_yaml.read_text()
+    job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
+    (stop, *_) = actions(job.run, "RUNNING")
+    assert stop["title"] == "End the job. mode: eval saves nothing."

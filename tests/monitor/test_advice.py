@@ -1,0 +1,109 @@
+"""What follows from a run's state: advice after a failure, what is asked, marks, alerts that still hold."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.files import write_json
+from nbtrain.base.records import AttemptRecord, ControlRequest, JobRecord, Rollback
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor import advice as module
+from nbtrain.monitor.advice import advice, marks
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.shown import pill
+from nbtrain.monitor.snapshot import alerts_part
+from tests.lab.widgets.fake_run import FakeJob
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "saved", "words"),
+    [
+        ("SUCCEEDED", "done", 7, ""),
+        ("CANCELLED", "stopped on request at step 7; saved", 7, ""),
+        ("LOST", "its supervisor died", 7, "A resume goes on from the checkpoint of step 7."),
+        (
+            "FAILED",
+            "rank 0 failed: the disk is full",
+            4,
+            "Do first what the cause says. The tab Logs begins with the last traceback. A resume goes on "
+            "from the checkpoint of step 4; 3 steps since then are trained again.",
+        ),
+        (
+            "FAILED",
+            "rank 0 was killed by SIGKILL",
+            None,
+            "The tab Logs begins with the last traceback. No checkpoint was saved: a resume begins at "
+            "step 0.",
+        ),
+    ],
+)
+def test_advice_names_the_checkpoint_that_is_there(state, cause, saved, words, monkeypatch):
+    monkeypatch.setattr(module, "newest_saved_step", lambda run: saved)
+    assert advice(RunDir("gpt"), state, cause, 7) == words
+
+
+def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:
+    return JobRecord(job_id, "r", "gpt", "RUNNING", 10.0, 1, attempts=list(attempts))
+
+
+def test_marks_are_where_curves_begin_anew(tmp_path: Path) -> None:
+    """A resume, a restart with its cause and a rollback; the first job's first attempt is none."""
+    run = RunDir(tmp_path / "gpt")
+    run.path.mkdir()
+    write_json(run.rollbacks_json, [asdict(Rollback("b", 1, 8.0, 14, 12, 96, 112, "the loss is nan"))])
+    first = record(
+        "a",
+        AttemptRecord(0, 1.0, 1, 1, cause="rank 0 was killed"),
+        AttemptRecord(1, 2.0, 1, 1, first_step=4, resumed_from_step=4),
+    )
+    second = record(
+        "b",
+        *(AttemptRecord(0, 5.0, 1, 1, first_step=8), AttemptRecord(1, 6.0, 1, 1, first_step=12)),
+        AttemptRecord(2, 9.0, 1, 1, first_step=12),
+    )
+    assert [(one["step"], one["time"], one["kind"]) for one in marks(run, [first, second])] == [
+        (4, 2.0, "restart"),
+        (8, 5.0, "resume"),
+        (12, 6.0, "restart"),
+        (12, 9.0, "rollback"),
+    ]
+    assert marks(run, [first])[0]["words"] == "restart at step 4: attempt 1: rank 0 was killed"
+
+
+def test_an_alert_holds_until_its_figure_is_back_or_a_new_attempt_begins() -> None:
+    events = [
+        {"kind": "alert", "time": 1.0, "writer": "rank0", "message": "step 20: MFU", "alert": "min_mfu"},
+        {"kind": "alert", "time": 2.0, "writer": "rank0", "message": "memory", "alert": "max_memory"},
+        {"kind": "alert_over", "time": 3.0, "writer": "rank0", "message": "step 136", "alert": "min_mfu"},
+    ]
+    assert [one["raised"] for one in alerts_part(events)] == [False, True]
+    restart = {"kind": "state", "time": 4.0, "state": "RESTARTING"}
+    assert [one["raised"] for one in alerts_part([*events, restart])] == [False, False]
+
+
+def test_a_stale_alert_is_in_the_list_and_not_in_the_head(tmp_path: Path) -> None:
+    job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
+    job.one_step()
+    job.events.write("alert", "step 20: MFU 12 % is under 50 %", alert="min_mfu")
+    assert RunView(job.run).snapshot()["shown"]["note"] == "Alert: step 20: MFU 12 % is under 50 %"
+    job.events.write("alert_over", "step 136: clear", alert="min_mfu")
+    shown = RunView(job.run).snapshot()["shown"]
+    assert (shown["note"], shown["tone"], shown["alerts"]) == ("", "", "Events (1 alert)")
+
+
+def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
+    """Also after a reload and in another browser, for the request is a file of the job."""
+    job = FakeJob(RunDir(tmp_path / "gpt"), steps=40)
+    job.one_step()
+    ControlRequest(1, "save", "a checkpoint", 1.0).write(job.job.control_request)
+    assert RunView(job.run).snapshot()["asked"] is None
+    ControlRequest(2, "stop", "stop", 2.0).write(job.job.control_request)
+    snapshot = RunView(job.run).snapshot()
+    assert (snapshot["asked"], snapshot["shown"]["pill"]) == ("stop", ["Stopping...", "wait"])
+    job.finish("CANCELLED", "stopped on request at step 1; saved")
+    snapshot = RunView(job.run).snapshot()
+    assert (snapshot["asked"], snapshot["shown"]["pill"]) == (None, ["CANCELLED", "calm"])
+    write_json(job.job.control_pause, {"pause": True})
+    assert module.asked_of(job.job) == "pause"
+    assert pill("RUNNING", "pause") == ("Pausing...", "wait") and pill("SUSPENDED", "pause")[0] == "SUSPENDED"

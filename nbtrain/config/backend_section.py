@@ -47,7 +47,8 @@ class HostsConfig(ConfigModel):
     """Machines reached by ssh, which see the workspace under the same path; one node agent runs on each."""
 
     hosts: list[HostName] = []
-    """The machines, the first of which has rank 0. Empty if `hostfile` names them."""
+    """The machines, the first of which has rank 0; the first resources.nodes of them are taken. Empty if
+    `hostfile` names them."""
     hostfile: PathText | None = None
     """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken; a
     relative path is below the workspace."""

@@ -306,6 +306,16 @@ FOUND = {
         "",
         "",
     ),
+    "more hosts than nodes": (
+        "gpt-tiny",
+        ["backend.kind=hosts", "backend.hosts.hosts=[a, b]"],
+        "no_host_stays_unused",
+        "backend.hosts.hosts",
+        "backend.hosts.hosts names 2 machines, and resources.nodes = 1: b will do nothing.",
+        "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or take the "
+        "unused machines out.",
+        "costs machines that are paid for and idle",
+    ),
     "another maker's GPU": (
         "gpt-125m",
         ["resources.gpu_type=MI300X"],

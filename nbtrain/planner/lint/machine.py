@@ -27,6 +27,8 @@ LONG_HOURS = 2
 # "1-3b", "1.3B", "125m": sizes in names. A name that is off by more than this names another model.
 SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", re.IGNORECASE)
 NAME_FACTOR = 1.5
+# Machines that one message names.
+MOST_NAMED = 8
 # Collectives that wait for more than a day wait for a rank that is gone; a minute ends slow checkpoints.
 USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
@@ -185,6 +187,30 @@ def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def no_host_stays_unused(subject: Subject) -> Iterator[Finding]:
+    """A run takes the first resources.nodes of the machines that it names.
+
+    Of a hostfile too, which is often that of all runs.
+    """
+    config = subject.config
+    nodes, hosts = config.resources.nodes, config.backend.hosts.hosts
+    unused = hosts[nodes:]
+    if config.backend.kind != "hosts" or not unused:
+        return
+    replicas, rest = divmod(config.parallel.data_parallel_size * len(hosts), nodes)
+    ranks = f" and parallel.data_parallel_size: {replicas}, for as many ranks on each" if not rest else ""
+    named = ", ".join(unused[:MOST_NAMED]) + (" ..." if len(unused) > MOST_NAMED else "")
+    yield finding_of(
+        config,
+        "no_host_stays_unused",
+        "backend.hosts.hosts",
+        f"backend.hosts.hosts names {len(hosts)} machines, and resources.nodes = {nodes}: "
+        f"{named} will do nothing.",
+        f"Set resources.nodes: {len(hosts)}{ranks}, or take the unused machines out.",
+        Cost(words="machines that are paid for and idle"),
+    )
+
+
 def device_trains_here(subject: Subject) -> Iterator[Finding]:
     """The table has devices of other makers, for plans."""
     config = subject.config
@@ -262,6 +288,7 @@ MACHINE_RULES = (
     best_is_looked_for_often,
     local_checkpoints_are_apart,
     nvme_folder_is_here,
+    no_host_stays_unused,
     device_trains_here,
     name_says_its_size,
     timeout_is_in_seconds,

@@ -1,10 +1,11 @@
 """A run that was not submitted, and why: what notebooks 03 and 06 show in place of a job."""
 
+import html
 import shlex
 from typing import TYPE_CHECKING
 
 from nbtrain.api.arguments import wait_wanted
-from nbtrain.config.placeholders import placeholders_of
+from nbtrain.config.placeholders import MARK, placeholders_of
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -21,21 +22,34 @@ class NotLaunched:
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
+        kind = config.backend.kind
+        self._why, self._where = "a dry run", "To launch it"
+        if placeholders_of(config):
+            self._why = f"backend {kind} needs settings that the run does not have"
+            self._where = "To launch it, set them"
+        elif shortages and kind == "local":
+            self._why, self._where = "this machine does not suffice", "On a machine that has it"
+        elif shortages:
+            self._why, self._where = f"backend {kind} cannot take it from here", "Where it can"
+        self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"
 
     def __str__(self) -> str:
         lines = "".join(f"\n  - {line}" for line in self.shortages)
-        kind = self.config.backend.kind
-        why, where = "a dry run", "To launch it"
-        if placeholders_of(self.config):
-            why, where = f"backend {kind} needs settings that the run does not have", "To launch it, set them"
-        elif self.shortages and kind == "local":
-            why, where = "this machine does not suffice", "On a machine that has it"
-        elif self.shortages:
-            why, where = f"backend {kind} cannot take it from here", "Where it can"
-        said = f"{self.config.name} was not launched: {why}.{lines}\n{where}:\n  {self.command}"
-        return f"{said}\nWhat would be submitted:\n\n{self.request}" if self.request else said
+        said = f"{self.config.name} was not launched: {self._why}.{lines}\n{self._where}:\n  {self.command}"
+        return f"{said}\n{self._heading}:\n\n{self.request}" if self.request else said
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        shortages = "".join(f"<li>{html.escape(line)}</li>" for line in self.shortages)
+        parts = [
+            f"<p><b>{html.escape(self.config.name)} was not launched</b>: {html.escape(self._why)}.</p>",
+            f"<ul>{shortages}</ul>" if shortages else "",
+            f"<p>{self._where}:</p>{_block(self.command, 'pre-wrap')}",
+        ]
+        if self.request:
+            parts.append(f"<p>{self._heading}:</p>{_block(self.request, 'pre')}")
+        return "".join(parts)
 
     def wait_if(self, wait: str) -> None:
         """Nothing to wait for."""
@@ -48,7 +62,15 @@ class NotLaunched:
         return plan(self.config)
 
     def job_page(self) -> None:
-        """There is no job."""
+        """Say that there is no job."""
+        print("There is no job: nothing was submitted.")
+
+
+def _block(text: str, white_space: str) -> str:
+    """As it is, with each placeholder marked."""
+    marked = MARK.sub(r"<mark>\g<0></mark>", html.escape(text))
+    style = f"font: 12px/1.4 monospace; white-space: {white_space}; overflow-x: auto; margin: 0 1em 1em"
+    return f'<pre style="{style}">{marked}</pre>'
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:

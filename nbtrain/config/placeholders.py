@@ -3,6 +3,7 @@
 A run with placeholders can be planned, and its manifest or commands shown; preflight refuses to start it.
 """
 
+import re
 from typing import Any
 
 from nbtrain.config.load import load
@@ -14,6 +15,8 @@ IMAGE = "REPLACE-ME/image:tag"
 # Kubernetes has small letters only.
 CLAIM = "replace-me"
 HOST = "REPLACE-ME-"
+# Each of them in a text.
+MARK = re.compile(rf"{IMAGE}|{CLAIM}|{HOST}\d+")
 
 
 def with_placeholders(config: RunConfig) -> RunConfig:

@@ -101,6 +101,12 @@ def conditions(
     return list(found.values())
 
 
+def failure_reason(state: str, exit_codes: Iterable[int | None]) -> str | None:
+    """Of a failed job: how its first rank that failed has ended."""
+    code = next((code for code in exit_codes if code is not None), None)
+    return None if state != "FAILED" or code is None else f"ExitCode{code}"
+
+
 def _enter(
     found: dict[str, Condition], current: str, state: str, time: float, reason: str | None, message: str
 ) -> str:

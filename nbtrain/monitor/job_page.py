@@ -9,6 +9,7 @@ is one machine or pod with its ranks.
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from typing import Any
 
 from nbtrain.base import files
@@ -22,7 +23,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.autotune import found_words
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.conditions import Condition, JobEvent, conditions, job_events
+from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of
@@ -185,6 +186,11 @@ class JobPage:
 
         return job_text(self)
 
+    def _repr_html_(self) -> str:
+        return (
+            f'<div style="font: 12px monospace; white-space: pre; overflow: auto">{escape(repr(self))}</div>'
+        )
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
@@ -219,6 +225,9 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     requests = {name: float(value) for name, value in asked.items() if value is not None}
     if config.resources.device == "gpu":
         requests["gpus"] = float(config.resources.gpus_per_node)
+    reason = failure_reason(
+        state, [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
+    )
     return JobPage(
         name=run.name,
         job_id=job.job_id,
@@ -246,7 +255,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         limits=_limits(usage),
         command=record.command,
         yaml=config_yaml.read_text(encoding="utf-8"),
-        conditions=conditions(events, record.created_at, (state, cause, since, _reason(state, replicas))),
+        conditions=conditions(events, record.created_at, (state, cause, since, reason)),
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
         replicas=replicas,
         usage=usage,
@@ -437,12 +446,3 @@ def _gpus(node: NodeUsage | None) -> dict[str, Gpu]:
             use["gpu_memory_bytes"] = replace(known, limit=float(memory))
         found[subject] = Gpu(str(said.get("name")), memory, use)
     return found
-
-
-def _reason(state: str, replicas: list[Replica]) -> str | None:
-    """Of a failed job: how its first rank that failed has ended."""
-    if state != "FAILED":
-        return None
-    codes = (row.exit_code for one in replicas for row in one.ranks if row.phase == "Error")
-    code = next((code for code in codes if code is not None), None)
-    return None if code is None else f"ExitCode{code}"

@@ -98,7 +98,7 @@ def basics(page: JobPage) -> list[list[str]]:
         ("each replica asks for", amounts_text(page.requests) or "nothing in particular"),
         ("and may use", amounts_text(page.limits) or "what there is"),
         ("image", page.image or ""),
-        ("engine", engine_words(page.engine) if page.engine else ""),
+        ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
         ("command", " ".join(page.command)),
     ]
     return [[label, text] for label, text in rows if text]

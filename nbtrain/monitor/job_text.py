@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
@@ -69,7 +70,7 @@ def _basics(page: "JobPage") -> list[str]:
     if page.cause:
         lines.insert(1, page.cause)
     if page.engine:
-        lines.append(engine_words(page.engine))
+        lines.append(engine_words(page.engine, ended=page.ended_at is not None))
     if page.autotuner:
         lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
     if page.image:
@@ -82,12 +83,17 @@ def _basics(page: "JobPage") -> list[str]:
     return lines
 
 
-def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0) -> str:
-    """What the engine said last, and whether it can be seen now."""
-    words = f"{said.get('engine') or 'the engine'}: {said.get('state') or 'does not know the job'}"
-    words += f", {said['reason']}" if said.get("reason") else ""
+def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
+    """What the engine said last, and whether it can be seen now; nobody asks it after the job `ended`."""
+    engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
+    if reason.startswith(engine):
+        words = reason
+    else:
+        words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
     words += f", expected to start {moment(said['starts_at'])} UTC" if said.get("starts_at") else ""
-    if said.get("seen") is False:
+    if ended and said.get("state") in ACTIVE:
+        words += " (its last word before the job's end)"
+    elif said.get("seen") is False:
         words += f" (engine not seen now: {said.get('trouble') or 'it does not answer'})"
     elif asked_seconds_ago >= OLD_WORD_SECONDS:
         words += f" (asked {amounts.elapsed(asked_seconds_ago)} ago)"

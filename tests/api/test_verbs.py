@@ -386,7 +386,11 @@ def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspa
     why = f"gpt-tiny was not launched: backend {backend} needs settings that the run does not have."
     assert said.startswith(f"{why}\n  - {missing} is a placeholder. Set it to ")
     assert f"\nTo launch it, set them:\n  nbtrain submit gpt-tiny backend.kind={backend} " in said
-    assert shown in said.partition("\nWhat would be submitted:\n")[2]
+    heading = "started" if backend == "hosts" else "submitted"
+    assert shown in said.partition(f"\nWhat would be {heading}:\n")[2]
+    page = api.launch(config)._repr_html_()
+    assert f"<li>{missing} is a placeholder." in page
+    assert f"<mark>{re.search('REPLACE-ME[^ ]*', shown)[0]}</mark>" in page
     with pytest.raises(SubmitError, match=re.escape(f"{missing} is a placeholder. Set it to ")):
         api.submit(config)
     with pytest.raises(ConfigError):

@@ -165,6 +165,20 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     text = job_text(page)
     assert "\nSlurm job 4711: RUNNING (engine not seen now: no route)\n" in text
     assert "worker 1  gpu 0, gpu fraction" in text
+    assert page._repr_html_().endswith("gpu fraction" + text.rpartition("gpu fraction")[2] + "</div>")
+
+
+def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
+    """It is not asked any more, so that it may still say RUNNING; its own sentence is enough."""
+    word = {
+        "engine": "Slurm job 4",
+        "state": "RUNNING",
+        "reason": "Slurm job 4 is RUNNING on n0",
+        "seen": True,
+    }
+    write_json(failed.job.path / "engine.json", word)
+    text = job_text(job_page(failed.run))
+    assert "\nSlurm job 4 is RUNNING on n0 (its last word before the job's end)\n" in text
 
 
 def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:

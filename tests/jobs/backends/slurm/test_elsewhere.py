@@ -99,25 +99,25 @@ def supervisor(job: JobDir) -> Iterator[list[str]]:
             QUEUED,
             WAITS,
             400,
-            f"tiny QUEUED | {WAITS}\n||Slurm job 12: QUEUED, {WAITS} (asked 2 min ",
+            f"tiny QUEUED\n||{WAITS} (asked 2 min ",
         ),
         (
             QUEUED,
             CANCELLED,
             "Slurm job 12 ended as CANCELLED",
             400,
-            "tiny CANCELLED | Slurm job 12 ended as CA",
+            "tiny CANCELLED\n||Slurm job 12 ended as CA",
         ),
         (STARTING, RUNNING, "", 3, "tiny STARTING\n||Slurm job 12: RUNNING (asked 2 min "),
         (RUNNING, RUNNING, "", 3, "tiny RUNNING\n"),
-        (RUNNING, SUSPENDED, "Slurm job 12 is SUSPENDED", 400, "tiny SUSPENDED | Slurm job 12 is SUSPENDED"),
-        (RUNNING, QUEUED, WAITS, 400, f"tiny QUEUED | {WAITS}\n"),
+        (RUNNING, SUSPENDED, "Slurm job 12 is SUSPENDED", 400, "tiny SUSPENDED\n||Slurm job 12 is SUSPENDED"),
+        (RUNNING, QUEUED, WAITS, 400, f"tiny QUEUED\n||{WAITS}"),
         (
             RUNNING,
             FAILED,
             "Slurm job 12 ended as NODE_FAIL",
             400,
-            "tiny LOST | its supervisor has been silent",
+            "tiny LOST\n  its supervisor has been silent",
         ),
         (RUNNING, None, "", 400, "Slurm job 12 is not known any more"),
         (SUCCEEDED, RUNNING, "", 400, "tiny SUCCEEDED"),
@@ -153,7 +153,7 @@ def test_an_engine_that_did_not_answer_is_a_flag(
     become(RUNNING, RUNNING, silent=3, seen=False, trouble="Unable to contact slurm controller")
     assert cli.main(["status", "tiny"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("tiny RUNNING | engine not seen\n")
+    assert text.startswith("tiny RUNNING\n")
     assert "Slurm job 12: RUNNING (engine not seen now: Unable to contact slurm controller)" in text
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbtrain.base import files
-from nbtrain.base.records import Record, Rollback
+from nbtrain.base.records import Heartbeat, Record, Rollback
 from nbtrain.base.rundir import MANIFEST, RunDir
 
 # In place of the manifest, once the trainer has read the contents and refused them.
@@ -80,6 +80,12 @@ def newest_saved_step(run: RunDir) -> int | None:
     """The step that a resume goes on from if every node still has its part; None if nothing is saved."""
     save = only_on_nodes(run)
     return newest_checkpoint_step(run) if save is None else save.step
+
+
+def measured_save_seconds(run: RunDir) -> float:
+    """The longest save of any of the run's jobs, by rank 0's heartbeats; 0 if none was measured."""
+    beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
+    return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
 
 
 def on_nodes_words(run: RunDir) -> str:

@@ -249,6 +249,8 @@ class TrainingProgress(Record):
     overflow_steps: int | None = None
     """Steps that fp16's loss scaling has skipped so far."""
     checkpoint_step: int | None = None
+    save_seconds: float | None = None
+    """The longest save of this job, from its start until the checkpoint counted."""
     num_parameters: int | None = None
     memory_bytes: int | None = None
     """Peak memory of rank 0's device; on a CPU the process's most resident memory."""

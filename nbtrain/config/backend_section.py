@@ -117,7 +117,8 @@ class BackendConfig(ConfigModel):
     restart_backoff_seconds: Seconds = 5.0
     """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """Time that ranks have to save and end when they are asked to stop; after that they are killed."""
+    """Time that ranks have to save and end when they are asked to stop, or twice the run's longest save if
+    that is longer; after that they are killed."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
     node_timeout_seconds: Annotated[float, Field(ge=5, le=YEAR_SECONDS)] = 120.0

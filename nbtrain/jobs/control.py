@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
+from nbtrain.base.checkpoint_files import measured_save_seconds, newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUSPENDED
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of_job
 from nbtrain.jobs.supervisor import leftovers, processes
+from nbtrain.jobs.supervisor.phases import patience_seconds
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
@@ -52,10 +54,11 @@ def by_its_owner(action: Action) -> Action:
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
-    The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds` are
-    killed. `now` kills them at once; a supervisor on another host that shows no life for a minute then counts
-    as dead. A job that has ended is left as it is. What is left of a LOST job, whose supervisor is gone, is
-    ended. `wait_seconds` None waits as long as the supervisor may take.
+    The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds`, or
+    after twice the run's longest save if that is longer, are killed. `now` kills them at once; a supervisor
+    on another host that shows no life for a minute then counts as dead. A job that has ended is left as it
+    is. What is left of a LOST job, whose supervisor is gone, is ended. `wait_seconds` None waits as long as
+    the supervisor may take.
 
     Raises JobError if the job is still there after `wait_seconds`.
     """
@@ -69,7 +72,7 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
                 give_up_silent(job, heard)
             if wait_seconds is None:
                 config = load_resolved(job.run.config_yaml)
-                wait_seconds = config.backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
+                wait_seconds = _stop_seconds(job, config) + SUPERVISOR_SECONDS
             state, cause = wait(job, wait_seconds)
         else:
             state, cause = backend.status(job)
@@ -80,6 +83,11 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
         )
     backend.finish(job, now)
     return state, cause
+
+
+def _stop_seconds(job: JobDir, config: RunConfig) -> float:
+    """How long its supervisor lets the ranks save."""
+    return patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(job.run))
 
 
 def _harder(job: JobDir, now: bool) -> str:
@@ -187,7 +195,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
         raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")
     ask_pause(job, True)
     if wait_seconds is None:
-        wait_seconds = config.backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
+        wait_seconds = _stop_seconds(job, config) + SUPERVISOR_SECONDS
     deadline = time.monotonic() + wait_seconds
     # In an engine's queue it has no supervisor that could save.
     gone = (SUSPENDED, QUEUED) if config.backend.kind in ENGINES else (SUSPENDED,)

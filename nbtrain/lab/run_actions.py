@@ -8,11 +8,12 @@ key names the REST route, but for clone, which opens the form. `ask` is asked be
 import functools
 from typing import Any
 
-from nbtrain.base.checkpoint_files import newest_saved_step
+from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
+from nbtrain.jobs.supervisor.phases import patience_seconds
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB
 
@@ -59,7 +60,8 @@ def _stop(run: RunDir) -> dict[str, Any]:
         return _action("stop", "Stop", f"End the job. mode: {mode} saves nothing.")
     title = (
         "The ranks save a checkpoint at the next step and leave. Those that are left after "
-        f"{seconds:g} s are killed. Resume goes on from the newest checkpoint."
+        f"{patience_seconds(seconds, measured_save_seconds(run)):.0f} s are killed. Resume goes on from the "
+        "newest checkpoint."
     )
     return _action("stop", "Stop", title)
 

@@ -1,5 +1,7 @@
 """What lies on the nodes' own disks (model/local.json), as every reader of a run directory understands it."""
 
+import os
+
 import pytest
 
 from nbtrain.base import files
@@ -8,11 +10,12 @@ from nbtrain.base.checkpoint_files import (
     LocalSave,
     LocalSaves,
     local_folder,
+    measured_save_seconds,
     newest_saved_step,
     on_nodes_words,
     only_on_nodes,
 )
-from nbtrain.base.records import Rollback
+from nbtrain.base.records import Heartbeat, ProcessIdentity, Rollback, TrainingProgress
 from nbtrain.base.rundir import RunDir
 
 JOB = "20261121-031500-a1b2"
@@ -70,3 +73,16 @@ def test_the_list_is_bounded(run):
 def test_the_folder_of_a_node():
     """Number and name are filled in."""
     assert str(local_folder("/nvme/{host}/n{node}", 3, "gpu-7")) == "/nvme/gpu-7/n3"
+
+
+def test_the_longest_save_of_all_jobs_is_remembered(tmp_path):
+    """A stop waits for a save as long as one has taken, in an earlier job too; no heartbeat is no save."""
+    run = RunDir(tmp_path / "gpt")
+    assert measured_save_seconds(run) == 0.0
+    for number, seconds in enumerate((4.5, None, 2.0)):
+        job = run.job(f"20260101-00000{number}-aaaa")
+        job.make_folders()
+        progress = TrainingProgress(total_steps=10, train_tokens=100, save_seconds=seconds)
+        identity = ProcessIdentity.of(os.getpid())
+        Heartbeat(0, 0, identity, 1.0, 5, "train", 1.0, progress).write(job.heartbeat(0))
+    assert measured_save_seconds(run) == 4.5

@@ -11,13 +11,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
 from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, report
-from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, phase_of
+from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, patience_seconds, phase_of
 from nbtrain.jobs.supervisor.ranks import Ranks, overdue
 from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_a_peer
 
@@ -39,6 +39,7 @@ class Attempt:
         self._launcher = launcher
         self._first_step = first_step
         self._limit_seconds = config.backend.heartbeat_timeout_seconds
+        self._save_seconds = measured_save_seconds(job.run)
         self.hang: str | None = None
         """Which ranks hung, if that is why they were killed."""
         self.stuck: str | None = None
@@ -113,7 +114,7 @@ class Attempt:
                 launcher_signal=self._launcher_signal,
                 trained=self.ranks.training(),
                 mode=self._config.mode,
-                saved_step=newest_checkpoint_step(self._job.run) if self.stop_asked else None,
+                saved_step=newest_saved_step(self._job.run),
                 node_left=self._launcher.last_words,
                 launcher_message=self._launcher.last_words or f"torchrun ended with code {code}; {LOG}",
             ),
@@ -132,9 +133,13 @@ class Attempt:
             self._ask_about_peers(now)
         watched = not self._launcher_ended and not self.stop_asked and self._failed_at is None
         self._trouble = self._launcher.trouble() if watched else ""
+        if (lead := self.ranks.lead()) and lead.progress:
+            self._save_seconds = max(self._save_seconds, lead.progress.save_seconds or 0.0)
         limit, still = self._limit_seconds, self.ranks.standstills(now)
         return Observed(
-            shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
+            patience_seconds=patience_seconds(
+                self._config.backend.shutdown_timeout_seconds, self._save_seconds
+            ),
             training=self.ranks.training(),
             launcher_ended=self._launcher_ended,
             launcher_killed_at=self._launcher_killed_at,

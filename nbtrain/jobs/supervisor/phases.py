@@ -16,7 +16,9 @@ from enum import StrEnum
 PEER_GRACE_SECONDS = 10.0
 # Before its first step a rank has nothing to save.
 EARLY_STOP_SECONDS = 5.0
-# Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
+# A save in a busy machine, or one that meets another save, takes longer than the ones before.
+SAVE_TIMES = 2.0
+# Between the signal to the ranks and the kill, once their patience_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 # A wrapper writes the record of its rank's end in much less; a wrapper that does not is gone itself.
 RECORD_SECONDS = 2.0
@@ -44,7 +46,8 @@ class Action(StrEnum):
 class Observed:
     """One look at an attempt."""
 
-    shutdown_timeout_seconds: float
+    patience_seconds: float
+    """How long ranks may take to save and leave: patience_seconds()."""
     training: bool = False
     """Whether rank 0 is past loading: only then is there something to save."""
     launcher_ended: bool = False
@@ -62,6 +65,11 @@ class Observed:
     """Since when a rank is known to have failed."""
     hangs: bool = False
     """Whether a rank makes no progress for longer than it may."""
+
+
+def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
+    """How long ranks that are asked to stop may take: the limit that is set, or twice the longest save."""
+    return max(shutdown_timeout_seconds, SAVE_TIMES * save_seconds)
 
 
 def phase_of(observed: Observed) -> Phase:
@@ -83,7 +91,7 @@ def decide(observed: Observed, now: float) -> Action:
             return _while_stopping(observed, now)
         case Phase.LOSING_PEERS:
             assert observed.failed_at is not None
-            grace = min(PEER_GRACE_SECONDS, observed.shutdown_timeout_seconds)
+            grace = min(PEER_GRACE_SECONDS, observed.patience_seconds)
             return Action.KILL if now - observed.failed_at > grace else Action.KEEP
         case Phase.RUNNING:
             return Action.KILL if observed.hangs else Action.KEEP
@@ -92,7 +100,7 @@ def decide(observed: Observed, now: float) -> Action:
 def _while_stopping(observed: Observed, now: float) -> Action:
     if observed.stop_now:
         return Action.KILL
-    patience = observed.shutdown_timeout_seconds
+    patience = observed.patience_seconds
     if not observed.training:
         patience = min(patience, EARLY_STOP_SECONDS)
     if observed.launcher_ended:

@@ -83,7 +83,7 @@ class Circumstances:
     mode: str = "full"
     """The run's mode: only full trains to the end and saves."""
     saved_step: int | None = None
-    """The step of the run's newest whole checkpoint, if a stop was requested; None if there is none."""
+    """The step of the run's newest checkpoint, on the nodes' own disks too; None if there is none."""
     node_left: str = ""
     """Which node is gone, or was asked to leave by its engine, if that is why ranks stopped."""
     launcher_message: str = ""
@@ -117,10 +117,10 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     missing = sorted(set(range(around.world_size)) - set(records))
     outcomes = {record.outcome for record in records.values()}
     if not missing and outcomes == {"finished"}:
-        return Verdict(SUCCEEDED, DONE[around.mode], step=step)
+        return Verdict(SUCCEEDED, _done(around, step), step=step)
     if rolled := [record for record in records.values() if record.outcome == "rollback"]:
         return _rollback(rolled[0], around)
-    saved = "saved" if around.mode == "full" else f"mode: {around.mode} saves nothing"
+    saved = _kept(around, step)
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
             return cancelled(f"stopped on request{_at(step)}; {saved}")
@@ -151,6 +151,27 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"
     return _failure(first, missing, around, step)
+
+
+def _done(around: Circumstances, step: int | None) -> str:
+    if around.mode != "full" or _is_saved(around, step):
+        return DONE[around.mode]
+    return f"all steps are trained; {_kept(around, step)}"
+
+
+def _is_saved(around: Circumstances, step: int | None) -> bool:
+    return around.saved_step is not None and around.saved_step >= (step or 0)
+
+
+def _kept(around: Circumstances, step: int | None) -> str:
+    """What is left of the ranks' work at `step`: not what they say, but the checkpoint that is there."""
+    if around.mode != "full":
+        return f"mode: {around.mode} saves nothing"
+    if _is_saved(around, step):
+        return "saved"
+    if around.saved_step is None:
+        return "no checkpoint was saved"
+    return f"not saved; the newest checkpoint is of step {around.saved_step}"
 
 
 def _stop_out_of_order(

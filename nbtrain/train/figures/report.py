@@ -155,15 +155,21 @@ class Report:
         self._time_split.add(checkpoint=seconds)
         self._pauses.add("checkpoint", seconds)
         self.progress.checkpoint_step = state.step
+        self._note_save(seconds)
         self._write_scalars(state, checkpoint_seconds=seconds)
         self.writer.flush()
         logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
         """The checkpoint of `step` is published, `seconds` after its start; `state` is the current one."""
+        self._note_save(seconds)
         self._write_scalars(state, checkpoint_write_seconds=seconds)
         text = f"{amounts.size(num_bytes)} written in {seconds:.2f} s"
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
+
+    def _note_save(self, seconds: float) -> None:
+        """A stop waits as long as this if it must (jobs/supervisor/phases.py)."""
+        self.progress.save_seconds = max(self.progress.save_seconds or 0.0, round(seconds, 3))
 
     def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
         """The ranks' own seconds of a logged step; None if there is one rank."""

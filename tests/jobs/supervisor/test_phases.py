@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, phase_of
+from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, patience_seconds, phase_of
 
 NOW = 1000.0
-QUIET = Observed(shutdown_timeout_seconds=60.0, training=True)
+QUIET = Observed(patience_seconds=60.0, training=True)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,19 @@ def test_a_hang_is_ended_at_once():
 @pytest.mark.parametrize(("shutdown", "grace"), [(60.0, 10.0), (4.0, 4.0)])
 def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
     """Ten seconds, or the time of a stop if that is shorter."""
-    observed = replace(QUIET, shutdown_timeout_seconds=shutdown, failed_at=NOW)
+    observed = replace(QUIET, patience_seconds=shutdown, failed_at=NOW)
     assert decide(observed, NOW + grace) is Action.KEEP
     assert decide(observed, NOW + grace + 0.1) is Action.KILL
+
+
+@pytest.mark.parametrize(
+    ("limit", "save", "patience"), [(60.0, 0.0, 60.0), (60.0, 25.0, 60.0), (60.0, 45.0, 90.0)]
+)
+def test_a_stop_waits_for_a_save_as_long_as_a_save_takes(limit, save, patience):
+    """Twice the longest one, if that is longer than the limit that is set."""
+    observed = replace(QUIET, patience_seconds=patience_seconds(limit, save), stop_asked_at=NOW)
+    assert decide(observed, NOW + patience - 1) is Action.KEEP
+    assert decide(observed, NOW + patience) is Action.SIGNAL
 
 
 def test_a_stop_is_a_request_then_a_signal_then_a_kill():
@@ -74,7 +84,7 @@ def test_a_stop_before_training_needs_no_time_to_save():
     assert decide(signalled, NOW + 5.0) is Action.KILL
     # It has begun to train meanwhile: now there is something to save.
     assert decide(replace(signalled, training=True), NOW + 59.9) is Action.KEEP
-    assert decide(replace(signalled, shutdown_timeout_seconds=1.0), NOW + 3.1) is Action.KILL
+    assert decide(replace(signalled, patience_seconds=1.0), NOW + 3.1) is Action.KILL
 
 
 def test_a_stop_at_once_kills():

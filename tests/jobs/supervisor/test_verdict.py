@@ -1,5 +1,6 @@
 """How an attempt's end is judged from its exit records."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,8 @@ def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words"
 
 
 def judged(*records, **circumstances):
-    around = Circumstances(**{"world_size": len(records), **circumstances})
+    # A checkpoint of the step that the ranks report, if nothing else is said.
+    around = Circumstances(**{"world_size": len(records), "saved_step": 7, **circumstances})
     return judge({entry.rank: entry for entry in records}, around)
 
 
@@ -123,12 +125,13 @@ def test_a_killed_torchrun_is_tried_again():
 
 def test_a_stop_that_did_not_save_says_so():
     """Killed during a stop, or failed while stopping: CANCELLED with what was missed."""
-    killed = judged(record(0, "killed", signal=9, code=None), stop_requested=True, killed_at=8.0)
+    asked = {"stop_requested": True, "saved_step": None}
+    killed = judged(record(0, "killed", signal=9, code=None), killed_at=8.0, **asked)
     assert (killed.state, killed.cause) == (
         "CANCELLED",
         "stopped on request; killed before it had saved at step 7",
     )
-    failed = judged(record(0, "failed", code=1, message="no room"), stop_requested=True)
+    failed = judged(record(0, "failed", code=1, message="no room"), **asked)
     assert failed.cause == "stopped on request before it could save at step 7 (rank 0: no room)"
 
 
@@ -203,6 +206,46 @@ def test_a_stop_before_the_first_step_has_nothing_to_save(records, saved_step, c
     assert overdue(verdict, DEADLINE_OF_5).cause == (
         "deadline: backend.deadline_seconds = 5 have passed; stopped while its ranks were starting, " + cause
     )
+
+
+BOTH_STOPPED = (record(0, "stopped"), record(1, "stopped"))
+LATE = (KILLED_AFTER_ITS_WORD, record(1, "stopped"))
+ENDINGS = {
+    "finished": (record(0, "finished"), record(1, "finished"), {}),
+    "stopped in time": (*BOTH_STOPPED, {"stop_requested": True}),
+    "stopped late": (*LATE, {"stop_requested": True, "killed_at": 8.0}),
+    "killed while stopping": (
+        *(record(0, "killed", signal=9, code=None), record(1, "killed", signal=9, code=None)),
+        {"stop_requested": True, "killed_at": 8.0},
+    ),
+    "failed while stopping": (record(0, "failed", code=1), record(1, "stopped"), {"stop_requested": True}),
+    "its node is gone": (*BOTH_STOPPED, {"node_left": "node 1 is gone"}),
+    "its launcher was killed": (*BOTH_STOPPED, {"launcher_signal": 9}),
+    "its time is over": (record(0, "stopped", detail="batch.exit_duration_minutes"), BOTH_STOPPED[1], {}),
+    "a signal from outside": (*BOTH_STOPPED, {}),
+    "killed": (record(0, "killed", signal=9, code=None), record(1, "failed", message="reset"), {}),
+    "failed": (record(0, "failed", message="RuntimeError: boom"), record(1, "stopped"), {}),
+    "the disk is full": (record(0, "failed", message="[Errno 28] No space left on device"), LATE[1], {}),
+}
+"""Every way in which an attempt that has trained 7 steps can end."""
+
+
+@pytest.mark.parametrize("saved_step", [None, 4, 7])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_sentence_names_the_checkpoint_that_is_there(ending, saved_step):
+    """Whatever the ranks have said: "saved" means that the checkpoint of their step is there."""
+    *records, around = ENDINGS[ending]
+    cause = judged(*records, **around, saved_step=saved_step).cause
+    named = re.search(r"newest checkpoint is of step (\d+)", cause)
+    if named:
+        assert int(named[1]) == saved_step
+    says_none = re.search(r"no checkpoint was saved|before it (?:had|could) save", cause)
+    assert not says_none or saved_step != 7, cause
+    says_saved = re.search(r"; saved|trained and saved", cause)
+    assert not says_saved or saved_step == 7, cause
+    if ending not in ("killed", "failed", "the disk is full"):
+        assert bool(says_saved) == (saved_step == 7), cause
+        assert saved_step != 4 or named, cause
 
 
 def test_the_first_failure_is_the_cause():

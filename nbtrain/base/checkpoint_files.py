@@ -76,6 +76,15 @@ def only_on_nodes(run: RunDir) -> LocalSave | None:
     return None if rolled_back else newest
 
 
+def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
+    """What is to lie on the nodes' disks, oldest first: the newest saves, without those before a rollback.
+
+    `keep_last`: checkpoint.local_keep_last. Nobody has looked whether they are there.
+    """
+    newest, rollbacks = LocalSaves.of(run).saves[-keep_last:], Rollback.read_all(run.rollbacks_json)
+    return [save for save in newest if not any(save.before(rollback) for rollback in rollbacks)]
+
+
 def newest_saved_step(run: RunDir) -> int | None:
     """The step that a resume goes on from if every node still has its part; None if nothing is saved."""
     save = only_on_nodes(run)

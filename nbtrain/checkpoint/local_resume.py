@@ -92,11 +92,18 @@ class Candidate:
 
 
 def choose_start(
-    run: RunDir, world: World, events: EventWriter | None, disk: LocalDisk | None, job_id: str, attempt: int
+    run: RunDir,
+    world: World,
+    events: EventWriter | None,
+    disk: LocalDisk | None,
+    job_id: str,
+    attempt: int,
+    trains: bool = True,
 ) -> Start:
     """The newest checkpoint that is whole: in model/, or on the nodes' own disks. By all ranks together.
 
-    Raises CheckpointError if there are checkpoints in model/ and none anywhere is whole.
+    If not `trains` (mode: eval), one on the nodes is copied to model/ as a whole before it is read. Raises
+    CheckpointError if there are checkpoints in model/ and none anywhere is whole.
     """
     # Before anything is chosen: what a choice refuses is no longer listed as whole.
     wanted = only_on_nodes(run) if world.rank == 0 else None
@@ -104,13 +111,17 @@ def choose_start(
     if world.rank == 0:
         step = start.manifest["step"] if start.manifest else 0
         if wanted is not None and step < wanted.step and events is not None:
+            lost = amounts.counted(wanted.step - step, "step")
+            goes_on = f"the run goes on from step {step}, {lost} lost" if trains else f"step {step} is taken"
             words = (
                 f"step {wanted.step} was saved on the disks of {', '.join(wanted.hosts)} alone and cannot be "
-                f"used: the run goes on from step {step}, {amounts.counted(wanted.step - step, 'step')} lost"
+                f"used: {goes_on}"
             )
             logger.warning("%s", words)
             events.write("warning", words, step=step)
-        note_resumed(run, step, job_id, attempt)
+        if trains:
+            # What others have saved beyond it counts no more; an evaluation leaves it to a resume.
+            note_resumed(run, step, job_id, attempt)
     return start
 
 
@@ -257,8 +268,10 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
         for name, entry in part.files.items()
     }
     manifest = {**body, "files": dict(sorted(described.items()))}
+    trains = config.mode == "full"
     same = (
-        not certificate.layout_words(manifest["layout"], layout(config))
+        trains
+        and not certificate.layout_words(manifest["layout"], layout(config))
         and manifest["padded_vocab_size"] == config.padded_vocab_size
     )
     folder = run.checkpoint(step)
@@ -273,7 +286,8 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
             publish_manifest(run, step, manifest)
             note_local(disk, step, candidate.save_id, copied=True)
         broadcast_object(None)
-        return Start(manifest, source=f"{source}; copied to it, because the layout has changed")
+        why = "because the layout has changed" if trains else "to be evaluated"
+        return Start(manifest, source=f"{source}; copied to it, {why}")
     _agree(lambda: disk.view(step, manifest["files"]) if disk.is_lead else None)
 
     def copy_rest() -> Described:

@@ -54,24 +54,50 @@ def _with_step(one: Parser) -> Parser:
 def list_checkpoints(options: argparse.Namespace) -> None:
     run = run_of(options).directory
     found = [summary(run, step) for step in run.checkpoint_steps()]
+    on_nodes = [one for one in _kept_on_nodes(run) if one["step"] not in {whole["step"] for whole in found}]
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(sorted(found + on_nodes, key=lambda one: one["step"]), indent=2))
         return
     words = _on_nodes(run)
     if not found:
         print(f"{run.name}: has no checkpoint{f' in {display(run.model)}' if words else ''}.")
-        if words:
-            print(words)
-        return
     rows = [("step", "size", "layout", "validation loss", "")]
-    for one in found:
+    for one in sorted(found + on_nodes, key=lambda one: one["step"]):
         loss = "" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}"
+        size = "" if one["bytes"] is None else amounts.size(one["bytes"])
         # Contents are not read here; `verify` reads them.
         state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
-        rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
-    print("\n".join(aligned(rows)))
+        rows.append(
+            (f"{one['step']:,}", size, one["layout"], loss, one["problem"] if one["hosts"] else state)
+        )
+    if len(rows) > 1:
+        print("\n".join(aligned(rows)))
     if words:
         print(words)
+
+
+def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
+    """Rows of `list` for what lies on the nodes' own disks, as far as the run's list of them says."""
+    from nbtrain.base.checkpoint_files import kept_on_nodes
+    from nbtrain.base.jobstate import SUCCEEDED, read_state
+    from nbtrain.config.load import load_resolved
+
+    job = run.newest_job()
+    # Of a finished run nothing stays there.
+    if not run.config_yaml.is_file() or (job and read_state(job, time.time())[0] == SUCCEEDED):
+        return []
+    saves = kept_on_nodes(run, load_resolved(run.config_yaml).checkpoint.local_keep_last)
+    unknown = {"bytes": None, "layout": "", "validation_loss": None}
+    return [
+        {
+            "step": save.step,
+            **unknown,
+            "problem": f"on the disks of {', '.join(save.hosts)} alone",
+            "hosts": save.hosts,
+        }
+        for save in saves
+        if not save.copied
+    ]
 
 
 def _on_nodes(run: "RunDir") -> str:
@@ -111,7 +137,10 @@ def _on_nodes(run: "RunDir") -> str:
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
-    """A checkpoint folder in a row of `list`; `problem` is None if its files' names and sizes are right."""
+    """A checkpoint folder in a row of `list`; `problem` is None if its files' names and sizes are right.
+
+    `hosts`: on whose own disks it lies alone.
+    """
     from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
 
     folder = run.checkpoint(step)
@@ -127,6 +156,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
         # Only the loss that was measured at this very step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
         "problem": checkpoint_problem(folder),
+        "hosts": [],
     }
 
 

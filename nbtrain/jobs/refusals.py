@@ -106,7 +106,8 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError if the newest checkpoint lies beyond the run's last step."""
-    step = newest_checkpoint_step(run)
+    # mode: eval and perf look at the nodes' own disks too, whether or not they are still there.
+    step = newest_checkpoint_step(run) if config.mode == "full" else newest_saved_step(run)
     if step is None and config.mode == "eval":
         raise SubmitError(
             f"{config.where('mode')}: mode = eval needs a checkpoint, and {display(run.path)} has none. "

@@ -128,9 +128,10 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     refuse_backend(config, world)
     job_id, attempt = find_job(run).job_id, this_attempt_number()
     disk = None
-    if config.checkpoint.local_dir is not None and config.mode == "full":
+    trains = config.mode == "full"
+    if config.checkpoint.local_dir is not None and config.mode != "perf":
         disk = LocalDisk(config, run, world, job_id, attempt)
-    start = choose_start(run, world, events, disk, job_id, attempt)
+    start = choose_start(run, world, events, disk, job_id, attempt, trains)
     manifest = start.manifest
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
@@ -146,7 +147,10 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
     # they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
-    guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live, disk)
+    guard, saver = (
+        StepGuard(config, engine.deepspeed, world, events, run),
+        Saver(live, disk if trains else None),
+    )
     install_patches(saver, guard)
     state = TrainState(0, datasets.state)
     return Built(run, events, engine, datasets, saver, guard, state, start)

@@ -158,6 +158,34 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
     assert [nodes.local(killed, node).exists() for node in (0, 1)] == [False, False]
 
 
+def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_resume(nodes, killed):
+    """Step 6 is copied as a whole before it is read; its listing stays, so that a resume goes on from it."""
+    text = killed.config_yaml.read_text()
+    for before, now in (("mode: full", "mode: eval"), ("eval_iters: 0", "eval_iters: 1")):
+        assert before in text
+        text = text.replace(before, now)
+    killed.config_yaml.write_text(text)
+    nodes.train(killed)
+    made = resumed(killed)
+    assert made.step == 6 and made.source.endswith("in the run directory; copied to it, to be evaluated")
+    assert killed.checkpoint_steps() == [3, 6] and manifests.problem(killed.checkpoint(6)) is None
+    assert [(save.step, save.copied) for save in LocalSaves.of(killed).saves][-2:] == [(5, False), (6, True)]
+    assert (nodes.local(killed, 0) / "global_step6").is_dir()
+
+
+def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, killed):
+    """Their disks are not there now: step 3 is evaluated, and a later resume may still find step 6."""
+    listed = LocalSaves.of(killed).saves
+    (nodes.root / "local").rename(nodes.root / "elsewhere")
+    text = killed.config_yaml.read_text()
+    killed.config_yaml.write_text(
+        text.replace("mode: full", "mode: eval").replace("eval_iters: 0", "eval_iters: 1")
+    )
+    nodes.train(killed)
+    assert resumed(killed).step == 3 and LocalSaves.of(killed).saves == listed
+    assert events(killed, "warning")[-1].endswith(" alone and cannot be used: step 3 is taken")
+
+
 def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
     """What its rank wrote is on no node: the newest whole one that was copied is used, with the reason."""
     shutil.rmtree(nodes.root / "local" / "1")

@@ -8,6 +8,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
+from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
@@ -115,6 +116,36 @@ def test_no_checkpoint(run, capsys):
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
     assert "holds no whole checkpoint" in capsys.readouterr().err
+
+
+def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys):
+    """As many as checkpoint.local_keep_last; not what was copied, came before a rollback or has finished."""
+    run.config_yaml.write_text(
+        to_yaml(load("gpt-tiny", ["checkpoint.local_dir=/nvme", "checkpoint.local_keep_last=4"]))
+    )
+    first, second = "20261121-031500-a1b2", "20261121-041500-a1b2"
+    saves = [LocalSave(step, f"id{step}", ["a", "b"], first, 0, 0.0, step == 20) for step in range(14, 25, 2)]
+    LocalSaves([*saves, LocalSave(26, "id26", ["b"], second, 0, 0.0)]).keep(run)
+    write(run, 20, VERSION_1)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:-1] == [
+        "20 2.9 KiB 1 rank, ZeRO 3, fp32 sizes right",
+        "22 on the disks of a, b alone",
+        "24 on the disks of a, b alone",
+        "26 on the disks of b alone",
+    ]
+    assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(one["step"], one["hosts"]) for one in listed] == [
+        (20, []),
+        (22, ["a", "b"]),
+        (24, ["a", "b"]),
+        (26, ["b"]),
+    ]
+    Rollback(first, 0, 0.0, 25, 20, 0, 1, "NaN").append(run.rollbacks_json)
+    assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)] == [20, 26]
 
 
 def test_inspect_tells_where_the_training_stood(run, capsys):

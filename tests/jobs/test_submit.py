@@ -10,6 +10,7 @@ import pytest
 import nbtrain as nb
 from nbtrain.api.not_launched import NotLaunched
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
@@ -306,6 +307,16 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
     end(resume(job.run, ["mode=perf"]))
     resume(job.run, ["mode=full"])
     assert load_resolved(job.run.config_yaml).mode == "full"
+
+
+def test_a_checkpoint_on_the_nodes_alone_is_one_to_evaluate_and_none_to_measure_over(tiny):
+    """The trainer looks for it there; whether it is found is said by the job."""
+    job = submit(tiny())
+    end(job, "FAILED")
+    LocalSaves([LocalSave(4, "id4", ["a"], job.job_id, 0, 0.0)]).keep(job.run)
+    with pytest.raises(SubmitError, match=r"mode = perf measures .* has been trained to step 4\."):
+        submit(tiny(mode="perf"))
+    assert load_resolved(submit(tiny(mode="eval")).config_yaml).mode == "eval"
 
 
 def test_an_evaluation_needs_a_checkpoint(tiny):

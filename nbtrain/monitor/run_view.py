@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from nbtrain.base import amounts
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, MEANING, read_state
 from nbtrain.base.metrics import BY_NAME, name_of
@@ -53,13 +54,16 @@ SNAPSHOT_AGE_SECONDS = 0.4
 class RunView:
     """A reader of one run directory. Keep it: it re-reads only what was appended."""
 
-    def __init__(self, run: RunDir):
+    def __init__(self, run: RunDir, reader: ScalarReader | None = None, read_seconds: float | None = None):
+        """`reader` reads the event files, by default every point; a snapshot for at most `read_seconds`."""
         self.run = run
-        self._reader = ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
+        self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
+        self.lock = threading.RLock()
+        """Held by whoever uses `reader`."""
+        self._read_seconds = read_seconds
         self._samplers: dict[str, ResourceSampler] = {}
         self._config: dict[str, Any] | None = None
         self._snapshot: tuple[float, dict[str, Any]] | None = None
-        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"RunView({self.run!r})"
@@ -103,20 +107,22 @@ class RunView:
             tag = scalar_named(name).tag
         except KeyError:
             raise KeyError(f"{name!r} is no scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
-        with self._lock:
-            self._reader.refresh()
-            return self._reader.series.get(tag, Series())
+        with self.lock:
+            self.reader.refresh()
+            return self.reader.series.get(tag, Series())
 
     def scalar_names(self) -> list[str]:
         """Names of all scalars with points, in the order of metrics.SCALARS; the losses of datasets last."""
-        with self._lock:
-            self._reader.refresh()
-            there = {name for tag in self._reader.series if (name := name_of(tag))}
+        with self.lock:
+            self.reader.refresh()
+            there = {
+                name for tag, points in self.reader.series.items() if len(points) and (name := name_of(tag))
+            }
         return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys())
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a panel draws, as JSON: base units, seconds since the epoch, None if not known."""
-        with self._lock:
+        with self.lock:
             if self._snapshot is None or time.monotonic() - self._snapshot[0] > SNAPSHOT_AGE_SECONDS:
                 value = self._read_snapshot()
                 self._snapshot = (time.monotonic(), value)
@@ -128,7 +134,7 @@ class RunView:
         active = state in ACTIVE
         record = record_with_end(job, state) if job else None
         heartbeats = self.heartbeats()
-        self._reader.refresh()
+        self.reader.refresh(self._read_seconds)
         resources = self._resources(job, record, heartbeats, active)
         events = self.events()
         config = self._config_summary()
@@ -156,10 +162,15 @@ class RunView:
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": alerts_part(events),
-            "warnings": list(self._reader.warnings),
+            "warnings": self._warnings(),
         }
         finite_value = finite(value)
         return {**finite_value, "shown": shown(finite_value)}
+
+    def _warnings(self) -> list[str]:
+        behind = self.reader.behind_bytes
+        left = [f"{amounts.size(behind)} of its event files are still to be read."] if behind else []
+        return [*self.reader.warnings, *left]
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
@@ -207,7 +218,7 @@ class RunView:
         return self._config
 
     def _curve(self, name: str) -> dict[str, Any]:
-        series = self._reader.series.get(BY_NAME[name].tag, Series())
+        series = self.reader.series.get(BY_NAME[name].tag, Series())
         steps, values = thin(series.steps, series.values, LARGEST_NUM_POINTS)
         # Six digits are more than a picture shows, and a third of the bytes sent each second.
         values = [float(f"{value:.6g}") for value in values]

@@ -1,7 +1,7 @@
 """A run as one JSON object: what panels draw and `nbtrain status --json` prints."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.records import Heartbeat, JobRecord
@@ -35,10 +35,11 @@ NUM_EVENTS = 60
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
-def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], list[float]]:
+def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
     """About `most` points that look like all: each stretch's lowest and highest, the first and the last."""
+    steps, values = list(steps), list(values)
     if len(steps) <= most:
-        return list(steps), list(values)
+        return steps, values
     buckets = max(1, most // 2 - 1)
     chosen = {0, len(steps) - 1}
     for bucket in range(buckets):

@@ -32,7 +32,7 @@ class ActionHandler(NbtrainHandler):
 
 
 class StopHandler(ActionHandler):
-    """POST run/<name>/stop {"now"?}: the ranks save a checkpoint and leave; `now` kills them without saving.
+    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and leave; `now` kills them.
 
     A job that has ended is left as it is.
     """

@@ -9,7 +9,7 @@ from jupyter_server.utils import url_path_join
 
 from nbtrain.base.workspace import output_root
 from nbtrain.jobs.queue.after_boot import start_after_boot
-from nbtrain.lab.server import actions, forms, jobs, logs, pages, plans, runs
+from nbtrain.lab.server import actions, forms, jobs, logs, metrics, pages, plans, runs
 
 # Any text: RunDir.named refuses what is no name before a path is made of it.
 NAME = "([^/]+)"
@@ -27,6 +27,8 @@ ROUTES = {
     f"run/{NAME}/pause": actions.PauseHandler,
     f"run/{NAME}/resume": actions.ResumeHandler,
     f"run/{NAME}/clone": actions.CloneHandler,
+    f"run/{NAME}/metrics": metrics.MetricsHandler,
+    rf"run/{NAME}/metrics\.csv": metrics.CsvHandler,
     f"run/{NAME}/plan": plans.PlanHandler,
     f"run/{NAME}/config": plans.ConfigHandler,
     "form": forms.FormHandler,

@@ -25,7 +25,7 @@ from tornado import web
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
 from nbtrain.base.workspace import display
-from nbtrain.lab.server.views import NoRun, OutsideError, view_of
+from nbtrain.lab.server.views import NoRun, OutsideError, catch_up, view_of
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import finite
 
@@ -163,6 +163,11 @@ class NbtrainHandler(APIHandler):
     async def view(self, name: str) -> RunView:
         """The run that a request names; 404 if there is none, 403 if it lies outside of the output root."""
         return await self.read(view_of, name)
+
+    def catch_up(self, view: RunView) -> None:
+        """Have the rest of long event files read in the background, for the next answer."""
+        if view.reader.behind_bytes:
+            READERS.submit(catch_up, view)
 
     async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """What a function that reads files of runs returns."""

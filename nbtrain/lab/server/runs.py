@@ -28,6 +28,7 @@ class RunHandler(NbtrainHandler):
         if view.job is not None:
             await self.read(look_after, view.job)
         self.finish(await self.read(run_shown, view))
+        self.catch_up(view)
 
     async def patch(self, name: str) -> None:
         """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: null removes a label. Answers all three."""

@@ -10,11 +10,14 @@ from pathlib import Path
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root
+from nbtrain.monitor.metrics_range import curve_view
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.watched_runs import WatchedRuns
 
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
+# A look at the run in the meantime waits so long at most.
+CATCH_UP_SECONDS = 0.1
 # Folders of a job whose files are read.
 FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
 
@@ -85,7 +88,24 @@ def confined(path: Path) -> Path:
 
 @functools.lru_cache(MOST_VIEWS)
 def _kept(folder: str, run_id: str | None) -> RunView:
-    return RunView(RunDir(folder))
+    return curve_view(RunDir(folder))
+
+
+_catching_up: set[str] = set()
+
+
+def catch_up(view: RunView) -> None:
+    """Read on in a view whose event files were too long for one answer, a piece at a time."""
+    folder = str(view.run.path)
+    if not view.reader.behind_bytes or folder in _catching_up:
+        return
+    _catching_up.add(folder)
+    try:
+        while view.reader.behind_bytes:
+            with view.lock:
+                view.reader.refresh(CATCH_UP_SECONDS)
+    finally:
+        _catching_up.discard(folder)
 
 
 @functools.lru_cache(1)

@@ -1,0 +1,58 @@
+"""Curves of a run over REST: a range of some scalars with few points, or every point as a CSV file."""
+
+from collections.abc import Iterator
+
+from tornado.iostream import StreamClosedError
+
+from nbtrain.lab.server.requests import NbtrainHandler, Refusal
+from nbtrain.monitor.metrics_range import AXES, MOST_POINTS, MOST_TAGS, POINTS, Asked, csv_pieces, metrics
+
+# What the panel shows first.
+TAGS = "loss,validation_loss,learning_rate,grad_norm,tokens_per_second"
+
+
+class NamedScalarsHandler(NbtrainHandler):
+    """What asks for scalars: ?tags=loss,learning_rate."""
+
+    def names(self) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part for part in self.get_argument("tags", TAGS).split(",") if part))
+        if len(names) > MOST_TAGS:
+            raise Refusal(400, f"tags has {len(names):,} names; at most {MOST_TAGS} go into one request.")
+        return names
+
+
+class MetricsHandler(NamedScalarsHandler):
+    """GET run/<name>/metrics?tags=&x=step|tokens|time&from=&to=&points=: monitor/metrics_range.py."""
+
+    async def get(self, name: str) -> None:
+        view, x = await self.view(name), self.get_argument("x", "step")
+        if x not in AXES:
+            raise Refusal(400, f"x = {x[:80]!r} must be one of {', '.join(AXES)}.")
+        points = self.number("points", POINTS, MOST_POINTS)
+        asked = Asked(self.names(), x, self.real("from"), self.real("to"), max(2, points or 0))
+        self.answer(await self.read(metrics, view, asked))
+        self.catch_up(view)
+
+
+class CsvHandler(NamedScalarsHandler):
+    """GET run/<name>/metrics.csv?tags=: name, step, tokens, time, value of every point."""
+
+    async def get(self, name: str) -> None:
+        view = await self.view(name)
+        pieces = await self.read(csv_pieces, view, self.names())
+        # An unknown name is refused before the answer begins.
+        piece = await self.read(_next, pieces)
+        self.set_header("Content-Disposition", f'attachment; filename="{name}-metrics.csv"')
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        try:
+            while piece is not None:
+                self.write(piece)
+                await self.flush()
+                piece = await self.read(_next, pieces)
+        except StreamClosedError:
+            return
+        self.finish(set_content_type="text/csv; charset=utf-8")
+
+
+def _next(pieces: Iterator[str]) -> str | None:
+    return next(pieces, None)

@@ -1,0 +1,202 @@
+"""Curves of a run for who looks at them: few points kept, spikes among them, a range read again in detail.
+
+    CurveReader(folder)  ->  series: {tag: Curve}, at most MOST_POINTS each, however long the run
+                         ->  detail(tags, first, last): as many points of these steps alone, from the files
+
+A Curve keeps every point until there are MOST_POINTS. Then it keeps of each `width` points that follow each
+other the lowest and the highest, and doubles the width when it is full again.
+"""
+
+import bisect
+import math
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterable
+
+from nbtrain.monitor.tfevents import ScalarReader, event_files
+
+# A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
+MOST_POINTS = 2048
+
+Point = tuple[int, float, float]
+"""Step, value, wall time."""
+
+
+class Curve:
+    """One tag, thinned while it is read. Of points at one step, the later one by clock stays."""
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self.width = 1
+        """How many points each pair stands for; 1: every point is kept."""
+        self._steps, self._values, self._walls = array("q"), array("d"), array("d")
+        # Of the pair that is being made: how many points, the lowest and the highest, the newest.
+        self._num = 0
+        self._low: Point = (0, math.nan, 0.0)
+        self._high = self._newest = self._low
+
+    def __len__(self) -> int:
+        """How many points it stands for."""
+        kept = len(self._steps)
+        return kept if self.width == 1 else kept // 2 * self.width + self._num
+
+    @property
+    def steps(self) -> array:
+        return self._all(self._steps, 0)
+
+    @property
+    def values(self) -> array:
+        return self._all(self._values, 1)
+
+    @property
+    def wall_times(self) -> array:
+        return self._all(self._walls, 2)
+
+    @property
+    def last(self) -> float | None:
+        """Value of the highest step, or None."""
+        values = self.values
+        return values[-1] if len(values) else None
+
+    def put(self, step: int, value: float, wall_time: float) -> None:
+        """Add a point."""
+        if self.width == 1:
+            self._put_one(step, value, wall_time)
+            if len(self._steps) > self._most:
+                self._widen()
+            return
+        point = (step, value, wall_time)
+        if (self._num or self._steps) and step <= (self._newest[0] if self._num else self._steps[-1]):
+            self._put_again(point)
+            return
+        if self._num == 0:
+            self._low = self._high = point
+        else:
+            if not self._low[1] <= value:
+                self._low = self._low if value != value else point
+            if not self._high[1] >= value:
+                self._high = self._high if value != value else point
+        self._newest = point
+        self._num += 1
+        if self._num == self.width:
+            self._store(*sorted((self._low, self._high)))
+            self._num = 0
+            if len(self._steps) > self._most:
+                self._widen()
+
+    def keep(self, wanted: Iterable[bool]) -> None:
+        """Drop the points whose flag is false, in the order of `steps`."""
+        flags = list(wanted)
+        points = list(zip(self.steps, self.values, self.wall_times))
+        kept = len(self._steps)
+        # What is left of the pair that is being made.
+        rest = [point for point, flag in zip(points[kept:], flags[kept:]) if flag]
+        group = 1 if self.width == 1 else 2
+        self._clear()
+        for at in range(0, kept, group):
+            left = [point for point, flag in zip(points[at : at + group], flags[at : at + group]) if flag]
+            if left:
+                self._store(*(left * group)[:group])
+        # The highest step that is kept is now the newest.
+        self._num = min(len(rest), self.width - 1) if self.width > 1 else 0
+        if self._num:
+            self._low, self._high = min(rest, key=_value), max(rest, key=_value)
+            self._newest = rest[-1]
+
+    def _all(self, kept: array, field: int) -> array:
+        if self._num == 0:
+            return kept
+        shown = sorted({self._low, self._high, self._newest})
+        return kept + array(kept.typecode, [point[field] for point in shown])
+
+    def _put_one(self, step: int, value: float, wall_time: float) -> None:
+        steps = self._steps
+        at = len(steps) if not steps or step > steps[-1] else bisect.bisect_left(steps, step)
+        if at == len(steps) or steps[at] != step:
+            steps.insert(at, step)
+            self._values.insert(at, value)
+            self._walls.insert(at, wall_time)
+        elif wall_time >= self._walls[at]:
+            self._values[at], self._walls[at] = value, wall_time
+
+    def _put_again(self, point: Point) -> None:
+        """A step that comes again, without the mark of a restart: it counts if that step was kept."""
+        step, value, wall_time = point
+        if self._num and step == self._newest[0] and wall_time >= self._newest[2]:
+            self._newest = point
+        at = bisect.bisect_left(self._steps, step)
+        while at < len(self._steps) and self._steps[at] == step:
+            if wall_time >= self._walls[at]:
+                self._values[at], self._walls[at] = value, wall_time
+            at += 1
+
+    def _widen(self) -> None:
+        """Keep of four points the lowest and the highest: each pair then stands for twice as many points."""
+        points = list(zip(self._steps, self._values, self._walls))
+        per_pair = 1 if self.width == 1 else 2
+        whole = len(points) - len(points) % (2 * per_pair)
+        self._clear()
+        for at in range(0, whole, 2 * per_pair):
+            part = points[at : at + 2 * per_pair]
+            self._store(
+                *sorted((min(part, key=_value), max(part, key=lambda point: _value(point, -math.inf))))
+            )
+        rest = points[whole:]
+        before, self.width = self.width, self.width * 2
+        if rest:
+            self._num = before if self.width > 2 else 1
+            self._low, self._high = min(rest, key=_value), max(rest, key=lambda one: _value(one, -math.inf))
+            self._newest = rest[-1]
+
+    def _store(self, *points: Point) -> None:
+        for step, value, wall_time in points:
+            self._steps.append(step)
+            self._values.append(value)
+            self._walls.append(wall_time)
+
+    def _clear(self) -> None:
+        self._steps, self._values, self._walls = array("q"), array("d"), array("d")
+        self._num = 0
+
+
+def _value(point: Point, of_nan: float = math.inf) -> float:
+    """The value of a point; one that is no number is never the lowest or the highest of several."""
+    return of_nan if point[1] != point[1] else point[1]
+
+
+class CurveReader(ScalarReader):
+    """Scalars of one folder, thinned. One thread at a time."""
+
+    series: dict[str, Curve]
+
+    def __init__(self, folder: str | os.PathLike, tags: Iterable[str] | Callable[[str], bool] | None = None):
+        super().__init__(folder, tags, Curve)
+
+    def detail(self, tags: Iterable[str], first: int, last: int, seconds: float) -> dict[str, Curve]:
+        """The points of `tags` at steps first to last, read again from the files for at most `seconds`."""
+        inside, deadline = (
+            ScalarReader(self.folder, tags, lambda: _Range(first, last)),
+            time.monotonic() + seconds,
+        )
+        inside.purges = list(self.purges)
+        for path in event_files(self.folder):
+            if (known := self.files.get(path.name)) is None:
+                continue
+            # Steps of one file only rise: what lies before and after the range is passed over.
+            begin = max((offset for offset, step in known.places if step < first), default=0)
+            after = (offset for offset, step in known.places if step > last and offset > begin)
+            inside.read_piece(path, begin, min(after, default=known.offset), deadline)
+        return {tag: curve for tag, curve in inside.series.items() if len(curve)}
+
+
+class _Range(Curve):
+    """A curve of some steps only."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self._first, self._last = first, last
+
+    def put(self, step: int, value: float, wall_time: float) -> None:
+        if self._first <= step <= self._last:
+            super().put(step, value, wall_time)

@@ -1,0 +1,216 @@
+"""Curves of a run by request: which scalars, by step, tokens or time, from where to where, how many points.
+
+    metrics(view, Asked(("loss",), "tokens", 1e6, 2e6, 500))  ->  {"tags", "series", "marks", "reading"}
+
+Of points that are too many, each stretch's lowest and highest stay, so that a spike is seen at any zoom.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.metrics import BY_NAME, name_of, scalar
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.terminal import nearest
+from nbtrain.monitor.advice import marks
+from nbtrain.monitor.curves import Curve, CurveReader
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.snapshot import thin
+from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
+
+AXES = ("step", "tokens", "time")
+MOST_TAGS = 64
+POINTS = 500
+MOST_POINTS = 2000
+# An answer comes within a second; what is not read in this time is in the next one.
+READ_SECONDS = 0.4
+DETAIL_SECONDS = 2.0
+# Of a download, so long is read at a time.
+PIECE_SECONDS = 0.05
+# The count of tokens at each step; of other programs' event files there is none.
+TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for."""
+
+    names: tuple[str, ...]
+    x: str = "step"
+    first: float | None = None
+    last: float | None = None
+    points: int = POINTS
+
+
+def curve_view(run: RunDir) -> RunView:
+    """A view that keeps few points, for a process that looks at many runs."""
+    reader = CurveReader(run.tensorboard, lambda tag: name_of(tag) is not None)
+    return RunView(run, reader, READ_SECONDS)
+
+
+def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
+    """{"tags", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}.
+
+    `tags` are all that there are. `reading` is how much of the event files was read, 0 to 1: less than 1 for
+    a moment after the first look.
+    Raises ConfigError for a name that is no scalar.
+    """
+    tags = {name: _tag(name) for name in asked.names}
+    with view.lock:
+        reader = view.reader
+        reader.refresh(READ_SECONDS)
+        known = {name: reader.series.get(tag, Series()) for name, tag in tags.items()}
+        tokens = reader.series.get(TOKENS_TAG, Series())
+        to_tokens = _Steps(list(tokens.steps), list(tokens.values))
+        found = {name: _inside(points, asked, to_tokens) for name, points in known.items()}
+        coarse = {
+            tags[name]: (points[0][0], points[0][-1])
+            for name, points in found.items()
+            if points[0] and getattr(known[name], "width", 1) > 1 and len(points[0]) < asked.points
+        }
+        if coarse and isinstance(reader, CurveReader) and (asked.first, asked.last) != (None, None):
+            # The points that are kept are too far from each other for this range.
+            first, last = min(one for one, _ in coarse.values()), max(one for _, one in coarse.values())
+            detail = reader.detail(coarse, first, last, DETAIL_SECONDS)
+            found |= {
+                name: _inside(detail[tag], asked, to_tokens) for name, tag in tags.items() if tag in detail
+            }
+        total = sum(path.stat().st_size for path in event_files(reader.folder))
+        read = 1.0 - reader.behind_bytes / total if total else 1.0
+        there = _known_tags(reader)
+    records = (JobRecord.read(view.run.job(job_id).job_json) for job_id in view.run.job_ids())
+    return {
+        "tags": there,
+        "series": {
+            name: _series(points, known[name], asked.points, to_tokens) for name, points in found.items()
+        },
+        "marks": marks(view.run, [record for record in records if record]),
+        "reading": round(read, 3),
+    }
+
+
+def _tag(name: str) -> str:
+    try:
+        return scalar(name).tag
+    except KeyError:
+        raise ConfigError(f"{name[:80]!r} is no scalar of nbtrain.{nearest(name, BY_NAME)}") from None
+
+
+def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
+    """Every scalar with points, in the order of metrics.SCALARS; those of datasets last."""
+    there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
+    order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys())
+    rows = [scalar(name) for name in order]
+    return [
+        {
+            "tag": row.name,
+            "title": row.name.replace("_", " "),
+            "unit": row.unit,
+            "meaning": row.meaning,
+            "num_points": len(there[row.name]),
+        }
+        for row in rows
+    ]
+
+
+class _Steps:
+    """How many tokens were trained at a step: straight between the steps that are known."""
+
+    def __init__(self, steps: list[int], tokens: list[float]):
+        self.steps, self.tokens = steps, tokens
+
+    def tokens_at(self, steps: Sequence[int]) -> list[float | None]:
+        return [self._at(step) for step in steps]
+
+    def _at(self, step: int) -> float | None:
+        if not self.steps:
+            return None
+        at = min(bisect.bisect_left(self.steps, step), len(self.steps) - 1)
+        right = self.steps[at]
+        # Before the first known step the count begins at 0.
+        left, least = (self.steps[at - 1], self.tokens[at - 1]) if at else (0, 0.0)
+        if right == left:
+            return self.tokens[at]
+        return least + (self.tokens[at] - least) * (step - left) / (right - left)
+
+
+Part = tuple[list[int], list[float], list[float]]
+"""Steps, values, wall times."""
+
+
+def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
+    """The points of the range that is asked for, with one more at each side if there is one."""
+    steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
+    if asked.first is None and asked.last is None:
+        return steps, values, walls
+    axis: Sequence[float | None] = (
+        steps if asked.x == "step" else walls if asked.x == "time" else to_tokens.tokens_at(steps)
+    )
+    least = float("-inf") if asked.first is None else asked.first
+    most = float("inf") if asked.last is None else asked.last
+    inside = [number for number, at in enumerate(axis) if at is not None and least <= at <= most]
+    if not inside:
+        return [], [], []
+    part = slice(max(0, inside[0] - 1), inside[-1] + 2)
+    return steps[part], values[part], walls[part]
+
+
+def _series(points: Part, kept: Curve | Series, most: int, to_tokens: _Steps) -> dict[str, Any]:
+    steps, values, walls = points
+    chosen, _ = thin([*range(len(steps))], values, most)
+    shown = [steps[at] for at in chosen]
+    return {
+        "step": shown,
+        "time": [round(walls[at], 3) for at in chosen],
+        "tokens": [count and round(count) for count in to_tokens.tokens_at(shown)] if to_tokens.steps else [],
+        # Six digits are more than a picture shows.
+        "value": [float(f"{values[at]:.6g}") for at in chosen],
+        "num_points": len(kept),
+    }
+
+
+def csv_pieces(view: RunView, names: Sequence[str]) -> Iterator[str]:
+    """Every point of the scalars as a CSV file, in the order in which they were written, piece by piece.
+
+    Steps that a restart has trained again stand once.
+    """
+    tags = {_tag(name): name for name in names}
+    with view.lock:
+        while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
+            pass
+        purges = list(view.reader.purges)
+        tokens = view.reader.series.get(TOKENS_TAG, Series())
+        to_tokens = _Steps(list(tokens.steps), list(tokens.values))
+    reader = _Lines(view.run.tensorboard, tags, to_tokens)
+    reader.purges = purges
+    yield "name,step,tokens,time,value\r\n"
+    while True:
+        reader.refresh(PIECE_SECONDS)
+        yield "".join(reader.lines)
+        reader.lines.clear()
+        if not reader.behind_bytes:
+            return
+
+
+class _Lines(ScalarReader):
+    """Makes lines of what it reads, and keeps nothing."""
+
+    def __init__(self, folder: Any, tags: dict[str, str], to_tokens: _Steps):
+        super().__init__(folder)
+        self.lines: list[str] = []
+        self._names = {tag.encode(): name for tag, name in tags.items()}
+        self._to_tokens = to_tokens
+
+    def _take_scalar(self, tag: bytes, step: int, wall_time: float, value: float) -> bool:
+        name = self._names.get(tag)
+        if name is None or self._was_purged(tag.decode(), step, wall_time):
+            return False
+        (tokens,) = self._to_tokens.tokens_at([step])
+        at = datetime.fromtimestamp(wall_time, UTC).isoformat(timespec="milliseconds")
+        count = "" if tokens is None else f"{tokens:.0f}"
+        self.lines.append(f"{name},{step},{count},{at},{value:.7g}\r\n")
+        return True

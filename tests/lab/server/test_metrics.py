@@ -1,0 +1,47 @@
+"""Curves over REST."""
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from tests.lab.server.conftest import Server
+
+pytestmark = pytest.mark.slow
+
+
+def test_curves_of_a_run(server: Server, run: RunDir) -> None:
+    """What there is, the points that are asked for, a range of them; what is wrong is named."""
+    found = server.get("run/gpt-done/metrics?tags=loss,validation_loss")
+    assert found["tags"][0] == {
+        "tag": "loss",
+        "title": "loss",
+        "unit": "nats",
+        "meaning": "Training loss: mean over the global batch, fp32.",
+        "num_points": 20,
+    }
+    assert found["series"]["loss"]["step"] == [*range(1, 21)]
+    assert found["series"]["validation_loss"]["step"] == [10, 20]
+    assert server.get("run/gpt-done/metrics?tags=loss&from=9.5&to=10")["series"]["loss"]["step"] == [
+        9,
+        10,
+        11,
+    ]
+    assert "learning_rate" in server.get("run/gpt-done/metrics")["series"]
+    for query, status, message in (
+        ("x=epoch", 400, "x = 'epoch' must be one of step, tokens, time."),
+        ("points=5000", 400, "points = 5,000 must be at most 2,000."),
+        ("from=inf", 400, "from = 'inf' must be a number."),
+        ("tags=" + ",".join(f"a{number}" for number in range(65)), 400, "tags has 65 names; at most 64 go "),
+        ("tags=los", 422, "'los' is no scalar of nbtrain."),
+    ):
+        for path in ("metrics", "metrics.csv") if query.startswith("tags") else ("metrics",):
+            answer = server.ask(f"run/gpt-done/{path}?{query}")
+            assert answer.status == status and answer.message.startswith(message)
+
+
+def test_curves_as_a_file(server: Server, run: RunDir) -> None:
+    """Every point in a line, to save."""
+    answer = server.ask("run/gpt-done/metrics.csv?tags=loss,validation_loss")
+    assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="gpt-done-metrics.csv"'
+    lines = answer.content.decode().split("\r\n")
+    assert lines[0] == "name,step,tokens,time,value" and len(lines) == 1 + 22 + 1

@@ -1,0 +1,205 @@
+"""Curves that are thinned while they are read, and ranges of them that are read again."""
+
+import math
+import random
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.metrics import RESUMED, scalar
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor import tfevents
+from nbtrain.monitor.curves import Curve, CurveReader
+from nbtrain.monitor.metrics_range import Asked, csv_pieces, curve_view, metrics
+from nbtrain.monitor.tfevents import ScalarReader, Series
+
+LOSS = scalar("loss").tag
+TOKENS = scalar("steps_vs_tokens").tag
+
+
+def write(folder, *events, name="events.out.tfevents.1.x"):
+    """Events (wall time, step, {tag: value}); a step alone is the mark of a resumed run."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(exist_ok=True)
+    with (folder / name).open("ab") as stream:
+        writer = RecordWriter(stream)
+        for wall, step, values in events:
+            if values is None:
+                log = SessionLog(status=SessionLog.CHECKPOINT, msg=RESUMED)
+                writer.write(Event(wall_time=wall, step=step, session_log=log).SerializeToString())
+                continue
+            for tag, value in values.items():
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.write(Event(wall_time=wall, step=step, summary=summary).SerializeToString())
+        writer.flush()
+
+
+def loss_at(step):
+    return 3.0 + math.sin(step / 50)
+
+
+def long_run(folder, steps, spike=None):
+    """Loss and tokens of a run, with one point far off."""
+    write(
+        folder,
+        *(
+            (1000.0 + step, step, {LOSS: 99.0 if step == spike else loss_at(step), TOKENS: 64.0 * step})
+            for step in range(1, steps + 1)
+        ),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 18, 33, 100, 1000, 4097])
+def test_few_points_are_kept_and_no_spike_is_lost(count):
+    """However many come: the lowest, the highest and the last stay, in order, each as it was written."""
+    curve, rng = Curve(16), random.Random(count)
+    written = {step: rng.random() for step in range(3, 3 + count)}
+    for step, value in written.items():
+        curve.put(step, value, float(step))
+    steps, values = list(curve.steps), list(curve.values)
+    assert len(curve) == count and len(steps) == len(values) <= 16 + 2 + 3
+    assert steps == sorted(steps) and all(written[step] == value for step, value in zip(steps, values))
+    assert [float(step) for step in steps] == list(curve.wall_times)
+    assert (min(values), max(values)) == (min(written.values()), max(written.values()))
+    assert (steps[-1], curve.last) == (count + 2, written[count + 2])
+    if count <= 16:
+        assert curve.width == 1 and dict(zip(steps, values)) == written
+
+
+def test_short_curve_is_what_a_series_is():
+    """Points that come again, earlier and later ones."""
+    curve, series = Curve(), Series()
+    for step, value, wall in [(1, 1.0, 1.0), (3, 3.0, 3.0), (2, 2.0, 4.0), (3, 9.0, 5.0), (1, 0.0, 0.5)]:
+        curve.put(step, value, wall)
+        series.put(step, value, wall)
+    assert [list(curve.steps), list(curve.values), list(curve.wall_times)] == [
+        series.steps,
+        series.values,
+        series.wall_times,
+    ]
+
+
+def test_values_that_are_no_numbers_hide_no_others():
+    """NaN is shown only if a stretch has nothing else."""
+    curve = Curve(8)
+    for step in range(100):
+        curve.put(step, math.nan if step % 2 or step >= 64 else float(step), 0.0)
+    values = list(curve.values)
+    assert max(value for value in values if value == value) == 62.0
+    assert math.isnan(values[-1]) and sum(map(math.isnan, values)) < len(values)
+
+
+def test_a_restart_drops_what_is_trained_again():
+    """From the mark's step on, in a curve that is thinned too; the new points follow."""
+    for most in (16, 4096):
+        curve = Curve(most)
+        for step in range(1000):
+            curve.put(step, float(step), float(step))
+        curve.keep([step < 500 for step in curve.steps])
+        assert max(curve.steps) < 500
+        for step in range(500, 1000):
+            curve.put(step, -1.0, 2000.0)
+        values = dict(zip(curve.steps, curve.values))
+        assert all(value == (float(step) if step < 500 else -1.0) for step, value in values.items())
+        assert list(curve.steps) == sorted(curve.steps) and curve.last == -1.0
+        curve.keep([False] * len(curve.steps))
+        curve.put(1, 1.0, 1.0)
+        assert list(curve.steps) == [1]
+
+
+def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
+    """Only the blocks with these steps; every point of a short range, as a full reader has them."""
+    monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
+    long_run(tmp_path, 9000, spike=4321)
+    reader = CurveReader(tmp_path, [LOSS])
+    assert reader.refresh()
+    curve = reader.series[LOSS]
+    assert len(curve) == 9000 and len(curve.steps) <= 2050 and max(curve.values) == 99.0
+    found = reader.detail([LOSS], 4000, 4500, 60.0)[LOSS]
+    full = ScalarReader(tmp_path, [LOSS])
+    full.refresh()
+    wanted = [(s, v) for s, v in zip(full.series[LOSS].steps, full.series[LOSS].values) if 4000 <= s <= 4500]
+    assert list(zip(found.steps, found.values)) == wanted and len(wanted) == 501
+    read = []
+    take = ScalarReader._take_block
+    monkeypatch.setattr(
+        ScalarReader,
+        "_take_block",
+        lambda self, path, state, content: read.append(len(content)) or take(self, path, state, content),
+    )
+    reader.detail([LOSS], 4000, 4500, 60.0)
+    assert sum(read) < (tmp_path / "events.out.tfevents.1.x").stat().st_size / 8
+
+
+def test_reading_stops_in_time_and_goes_on(tmp_path, monkeypatch):
+    """A look of no time reads one block and says how much is left; the next ones read the rest."""
+    monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
+    long_run(tmp_path, 500)
+    reader = CurveReader(tmp_path, [LOSS])
+    reader.refresh(1e-9)
+    first = reader.behind_bytes
+    assert first > 0
+    while reader.behind_bytes:
+        before = reader.behind_bytes
+        reader.refresh(1e-9)
+        assert reader.behind_bytes < before
+    assert len(reader.series[LOSS]) == 500
+
+
+def run_with(tmp_path, steps):
+    run = RunDir(tmp_path / "gpt-long")
+    run.path.mkdir()
+    long_run(run.tensorboard, steps, spike=steps // 2)
+    return run
+
+
+def test_metrics_by_step_tokens_and_time(tmp_path):
+    """Each axis for each point; a range by any of them, with a neighbour at each side; few by request."""
+    view = curve_view(run_with(tmp_path, 100))
+    found = metrics(view, Asked(("loss", "grad_norm")))
+    assert [tag["tag"] for tag in found["tags"]] == ["loss", "steps_vs_tokens"]
+    assert found["tags"][0]["unit"] == "nats" and found["tags"][0]["num_points"] == 100
+    loss = found["series"]["loss"]
+    assert loss["step"] == [*range(1, 101)] and loss["tokens"] == [64 * step for step in range(1, 101)]
+    assert loss["time"][:2] == [1001.0, 1002.0] and loss["value"][49] == 99.0
+    assert found["series"]["grad_norm"] == {
+        "step": [],
+        "time": [],
+        "tokens": [],
+        "value": [],
+        "num_points": 0,
+    }
+    assert (found["marks"], found["reading"]) == ([], 1.0)
+    for x, first, last in (("step", 10, 12), ("tokens", 640, 768), ("time", 1010, 1012)):
+        part = metrics(view, Asked(("loss",), x, first, last))["series"]["loss"]
+        assert part["step"] == [9, 10, 11, 12, 13]
+    assert metrics(view, Asked(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
+    few = metrics(view, Asked(("loss",), points=10))["series"]["loss"]
+    assert len(few["step"]) <= 10 and 99.0 in few["value"] and few["num_points"] == 100
+    with pytest.raises(ConfigError, match=r"^'los' is no scalar of nbtrain\. Nearest: loss\.$"):
+        metrics(view, Asked(("los",)))
+
+
+def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
+    """The whole run in few points with its spike; a range of it in full."""
+    view = curve_view(run_with(tmp_path, 9000))
+    whole = metrics(view, Asked(("loss",)))["series"]["loss"]
+    assert len(whole["step"]) <= 500 and 99.0 in whole["value"] and whole["num_points"] == 9000
+    assert (whole["step"][0], whole["step"][-1]) == (1, 9000)
+    part = metrics(view, Asked(("loss",), "tokens", 64 * 2000, 64 * 2100))["series"]["loss"]
+    assert set(range(2000, 2101)) <= set(part["step"])
+    assert part["tokens"] == pytest.approx([64 * step for step in part["step"]])
+
+
+def test_csv_has_every_point_once(tmp_path):
+    """Steps that a restart has trained again stand once."""
+    run = run_with(tmp_path, 5)
+    view = curve_view(run)
+    write(run.tensorboard, (2000.0, 4, None), (2001.0, 4, {LOSS: 1.5}), name="events.out.tfevents.2.x")
+    lines = "".join(csv_pieces(view, ["loss"])).split("\r\n")
+    assert lines[:2] == ["name,step,tokens,time,value", "loss,1,64,1970-01-01T00:16:41.000+00:00,3.019999"]
+    assert [line.split(",")[1] for line in lines[1:-1]] == ["1", "2", "3", "4"]
+    assert lines[-2:] == ["loss,4,256,1970-01-01T00:33:21.000+00:00,1.5", ""]

@@ -48,8 +48,8 @@ class SlurmJob:
 def call(*arguments: str, folder: Path | None = None) -> str:
     """What a command prints, called in `folder`.
 
-    Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed here, and JobError if it
-    refuses.
+    Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed or not configured here,
+    and JobError if it refuses.
     """
     program = shutil.which(arguments[0])
     if program is None:
@@ -68,6 +68,10 @@ def call(*arguments: str, folder: Path | None = None) -> str:
     if answer.returncode == 0:
         return answer.stdout
     said = " ".join((answer.stderr or answer.stdout).split())
+    if "Could not establish a configuration source" in said:
+        raise EngineAway(
+            f"{arguments[0]} finds no cluster: no slurm.conf is where it looks ($SLURM_CONF, /etc/slurm)"
+        )
     if re.search(r"Unable to contact slurm|Connection (refused|timed out)|Socket timed out|Zero Bytes", said):
         raise EngineUnseen(said)
     said = said.removeprefix(f"{arguments[0]}: ")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.jobs.backends.remote_backend import EngineAway
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.engine import read_sacct, read_scontrol, read_sinfo, word_of
 from nbtrain.jobs.backends.slurm.words import STATES, WAITING, reason_words
@@ -203,3 +204,16 @@ def test_nodes_of_partitions_are_counted() -> None:
         ("debug", False, "n0", 64, 0),
     ]
     assert places[0].memory_bytes == 515000 * 2**20
+
+
+def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client packages alone, as on a laptop: the lines of Slurm 22.05 in one sentence."""
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(f"#!/bin/sh\ncat {RECORDS / 'no-configuration-22.05.txt'} >&2\nexit 1\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(EngineAway) as away:
+        engine.call("sinfo")
+    assert str(away.value) == (
+        "sinfo finds no cluster: no slurm.conf is where it looks ($SLURM_CONF, /etc/slurm)"
+    )

@@ -127,10 +127,10 @@ class BackendConfig(ConfigModel):
     """Time for the agents of all machines to report once they are started. Not read on kind: local."""
     priority: Priority = 0
     """Place in this machine's queue: the greater number first, then who was submitted first. Read on kind:
-    local."""
+    local, and on hosts if this machine's GPUs are among them."""
     share_devices: bool = False
     """Start at once, beside other jobs on the same GPUs or cores, without a place in this machine's queue.
-    Read on kind: local."""
+    Read as priority is."""
     deadline_seconds: PositiveSeconds | None = None
     """Time for the job, restarts counted, pauses and waits in this machine's queue not: after it the ranks
     save and leave, and the job is FAILED with the cause "deadline". null sets none.

@@ -79,6 +79,16 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
     return LOOPBACK, "lo"
 
 
+def is_this_machine(name: str) -> bool:
+    """Whether a name or IPv4 address of a machine is one of this machine's interfaces."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
+    except OSError:
+        return False
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    return any(address in own or address.startswith("127.") for address in found)
+
+
 VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "tun", "tap")
 
 

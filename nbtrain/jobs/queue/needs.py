@@ -2,18 +2,21 @@
 
 On device: gpu that is a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (of
 backend.env, or of the shell or kernel that submits). On device: cpu it is a core for each thread of a rank.
-devices.json in the queue's folder limits both.
+devices.json in the queue's folder limits both. A job of hosts takes this machine's first GPUs, if it is one
+of them, and no cores.
 """
 
 import os
 from typing import Any
 
 from nbtrain.base import files, nvml
-from nbtrain.base.errors import JobError
+from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.environment import CUDA_DEVICES, threads_per_rank
 from nbtrain.jobs.machine import driver_gpus, named_gpu, usable_cores
+from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue
 
 THREADS = "OMP_NUM_THREADS"
@@ -23,6 +26,9 @@ FOREIGN_BYTES = 1 << 30
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
     """(slots that the run may have, how many of them it needs)."""
+    if config.backend.kind == "hosts":
+        slots = [f"gpu-{name}" for name in gpus_of_hosts_job(config)]
+        return slots, len(slots)
     if config.resources.device == "gpu":
         return [f"gpu-{name}" for name in gpu_names(config, queue)], config.world_size
     numbers = core_numbers(queue)
@@ -43,6 +49,24 @@ def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
         return _names(chosen.split(","), gpus) if gpus else []
     allowed = _names(listed, gpus)
     return [name for name in allowed if chosen is None or name in _names(chosen.split(","), gpus)]
+
+
+def gpus_of_hosts_job(config: RunConfig) -> list[str]:
+    """UUIDs of the GPUs that ranks of a job of hosts take here; [] if this machine is none of its hosts.
+
+    Nobody chooses them: each machine's ranks take the first ones of it, or of those in backend.env.
+    """
+    if config.resources.device != "gpu":
+        return []
+    try:
+        if not any(is_this_machine(host) for host in hosts_of(config)):
+            return []
+    except ConfigError:
+        return []
+    gpus, chosen = driver_gpus(), config.backend.env.get(CUDA_DEVICES)
+    everything = [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
+    named = everything if chosen is None else _names(chosen.split(","), gpus)
+    return named[: config.ranks_per_node]
 
 
 def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:

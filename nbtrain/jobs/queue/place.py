@@ -18,7 +18,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
 from nbtrain.jobs.queue.folder import Queue, Ticket, devices, system_start
-from nbtrain.jobs.queue.needs import needs_of
+from nbtrain.jobs.queue.needs import gpus_of_hosts_job, needs_of
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
@@ -172,6 +172,17 @@ class Place:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:
                 found[slot] = descriptor
         return found
+
+
+def place_of(journal: Journal, config: RunConfig) -> Place | None:
+    """The place of a job of this machine, or of hosts of which this machine's GPUs are some; else None.
+
+    Raises SubmitError if the queue's folder cannot be used.
+    """
+    here = journal.record.backend == "local" or (
+        journal.record.backend == "hosts" and gpus_of_hosts_job(config)
+    )
+    return Place(journal, config) if here and not config.backend.share_devices else None
 
 
 def _memory_used(slot: str) -> int:

@@ -49,7 +49,7 @@ from nbtrain.jobs.backends.base import Launcher, backend_of
 from nbtrain.jobs.control import asked_devices, asked_pause
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.notify import notify
-from nbtrain.jobs.queue.place import Place
+from nbtrain.jobs.queue.place import Place, place_of
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
@@ -156,8 +156,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
                 launcher = backend.launcher(job, journal.record.command)
                 # Ranks on other machines are measured there, by their node agents.
                 usage = UsageWriter(job.resources, 0) if journal.record.backend == "local" else None
-                if journal.record.backend == "local" and not config.backend.share_devices:
-                    place = Place(journal, config)
+                place = place_of(journal, config)
                 report = ProgressReport(journal)
                 it = Supervision(job, config, launcher, asked, journal, usage, place=place, report=report)
                 it.paused_seconds = paused_before(job)

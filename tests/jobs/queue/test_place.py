@@ -22,6 +22,8 @@ from nbtrain.jobs.queue import restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of
+from nbtrain.jobs.queue.place import place_of
+from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
 from nbtrain.planner import plan
 
@@ -191,6 +193,46 @@ def test_cores_are_threads_times_ranks(holders):
     ranks = {"parallel.data_parallel_size": 2, "backend.env": {"OMP_NUM_THREADS": "1"}}
     assert count(**ranks) == min(2, cores)
     assert count(**{"parallel.data_parallel_size": 64}) == all_of_it
+
+
+def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):
+    """If it is one of its machines; it waits for a local job that has one of them, then holds them."""
+    hosts = {"backend.kind": "hosts", "resources.nodes": 2, "parallel.data_parallel_size": 4}
+    gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "1,0,2"}}
+    gpu["resources.gpus_per_node"] = 2
+    here, elsewhere = ["203.0.113.1", "127.0.0.1"], ["203.0.113.1", "203.0.113.2"]
+    for names, slots in ((here, ["gpu-1", "gpu-0"]), (elsewhere, [])):
+        config = holders.config("far", **hosts, **gpu, **{"backend.hosts.hosts": names})
+        assert needs_of(config, holders.queue) == (slots, len(slots))
+    config = holders.config("far", **hosts, **{"resources.device": "cpu", "backend.hosts.hosts": here})
+    assert needs_of(config, holders.queue) == ([], 0)
+    holders.machine(gpus=["0", "1", "2"])
+    holders.start("near", **{"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}})
+    wait_until(lambda: holders.said() == ["near + 0"], "the local job has GPU 0")
+    far = holders.start("far", hold_seconds=0.01, **hosts, **gpu, **{"backend.hosts.hosts": here})
+    wait_until(lambda: cause_of(far), "the job of hosts waits")
+    assert cause_of(far) == "waits for 2 GPUs; 1 is free; before it: near (RUNNING, 1 GPU)"
+    holders.signal("near")
+    holders.ended("far")
+    assert "far + 1,0" in holders.said()
+
+
+@pytest.mark.parametrize(
+    ("backend", "overrides", "has_place"),
+    [
+        ("local", {}, True),
+        ("local", {"backend.share_devices": True}, False),
+        ("hosts", {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"]}, True),
+        ("hosts", {"backend.kind": "hosts", "backend.hosts.hosts": ["203.0.113.1"]}, False),
+        ("slurm", {"backend.kind": "slurm"}, False),
+    ],
+)
+def test_who_takes_a_place(holders, backend, overrides, has_place):
+    """Jobs of this machine, and those of hosts that use its GPUs."""
+    gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
+    journal = Journal(holders.job("one"))
+    journal.record.backend = backend
+    assert (place_of(journal, holders.config("one", **gpu, **overrides)) is not None) == has_place
 
 
 def test_a_folder_that_cannot_be_made(workspace, monkeypatch):

@@ -6,7 +6,7 @@
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
 import { chartCsv, chartPng } from "./chart_files.js";
-import { byteTicks, logTicks, nearest, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
+import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
 import { button, clock, download, element, known } from "./words.js";
 
 const RIGHT = 10, TOP = 16, BOTTOM = 20;
@@ -35,6 +35,8 @@ export class ChartGroup {
     this.charts = new Set();
     this.at = null;
     this.range = null;
+    /** Called after a zoom: more points of the part in sight may be had. */
+    this.zoomed = null;
   }
 
   hover(x) {
@@ -46,6 +48,7 @@ export class ChartGroup {
   zoom(range) {
     this.range = range;
     this.draw();
+    if (this.zoomed) this.zoomed();
   }
 
   draw() {
@@ -157,7 +160,8 @@ export class Chart {
       const margin = (high - low) * MARGIN || Math.abs(high) * 0.05 || 1;
       [y0, y1] = [spec.fromZero ? Math.min(0, low) : low - margin, high + margin];
       scale = (value) => value;
-      yTicks = /^bytes/.test(spec.yForm) ? byteTicks(y0, y1) : ticks(y0, y1, most);
+      const round = () => ticks(y0, y1, most, 3, spec.yForm === "whole");
+      yTicks = /^bytes/.test(spec.yForm) ? byteTicks(y0, y1) : round();
     }
     const apart = (at) => (at.length > 1 ? at[1] - at[0] : Math.abs(at[0]) || 1);
     const gaps = yTicks.slice(1).map((one, at) => one - yTicks[at]);
@@ -204,14 +208,16 @@ export class Chart {
       parts.push(svg("line", { class: `nbt-bound nbt-${word}`, ...across }));
     }
     for (const { x, kind, words } of spec.marks || []) {
-      if (x < frame.x0 || x > frame.x1) continue;
+      if (!(x >= frame.x0 && x <= frame.x1)) continue;
       const mark = svg("line", { class: `nbt-mark nbt-${kind}`, x1: X(x), x2: X(x), y1: TOP, y2: floor });
       mark.append(svg("title", {}, words));
       const flag = svg("path", { class: `nbt-flag nbt-${kind}`, d: `M${X(x) - 4},${TOP} h8 l-4,6 z` });
       flag.append(svg("title", {}, words));
       parts.push(mark, flag);
     }
-    const inside = svg("g", { "clip-path": `inset(0)` });
+    // Of a line that leaves what is zoomed into, only what is inside.
+    const [x, y, across, up] = [left - 4, TOP - 4, right - left + 8, floor - TOP + 8];
+    const inside = svg("svg", { x, y, width: across, height: up, viewBox: `${x} ${y} ${across} ${up}` });
     spec.lines.forEach((line) => inside.append(...this.line(line, frame)));
     parts.push(inside);
     if (this.drag && known(this.drag.to)) {
@@ -223,7 +229,7 @@ export class Chart {
     const read = known(at) && at >= frame.x0 && at <= frame.x1 ? this.hover(at, frame, parts) : "";
     this.picture.replaceChildren(...parts);
     const names = spec.lines.map((line) => line.label).join(", ");
-    const words = `${spec.title ? `${spec.title}: ` : ""}${names} by ${xName}${read ? `. ${read}` : ""}`;
+    const words = `${spec.title ? `${spec.title}: ` : ""}${names} by ${spec.xName}${read ? `. ${read}` : ""}`;
     if (this.said !== words) this.picture.setAttribute("aria-label", words);
     this.said = words;
   }
@@ -339,7 +345,7 @@ export class Chart {
       const near = nearest(line.x, wanted), value = line.y[near];
       if (!finite(value) || (this.log && value <= 0)) return;
       if (!known(x)) x = line.x[near];
-      values.push(line.words ? line.words[near] : tickLabel(spec.yForm, value, this.gapAt(value)));
+      values.push(line.words ? line.words[near] : readLabel(spec.yForm, value));
       const style = `fill:${stroke(line)};stroke:var(--nbt-bg)`;
       parts.push(svg("circle", { cx: X(line.x[near]), cy: Y(value), r: 3.2, style }));
     });
@@ -349,10 +355,5 @@ export class Chart {
     const words = `${place}: ${values.slice(0, MOST_READ).join(" / ")}`;
     parts.push(svg("text", { class: "nbt-read", x: frame.width - RIGHT, y: 9, "text-anchor": "end" }, words));
     return words;
-  }
-
-  /** A value is read with four significant digits. */
-  gapAt(value) {
-    return value ? 10 ** (Math.floor(Math.log10(Math.abs(value))) - 3) : 1;
   }
 }

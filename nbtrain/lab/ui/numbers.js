@@ -89,6 +89,15 @@ const spread = (first, last, step) =>
     Number(((first + at) * step).toPrecision(12)),
   );
 
+/** A value as it is read under the pointer: four digits, five of a loss. */
+export function readLabel(form, value) {
+  const size = Math.abs(value), digits = form === "decimals" ? 5 : 4;
+  if (form === "count" || form === "whole") return grouped(trimmed(value.toFixed(size < 100 ? 2 : 0)));
+  if (form !== "decimals" && form !== "number") return tickLabel(form, value, size / 1000 || 1);
+  if (size && size < 1e-3) return scientific(value, size / 1000);
+  return size >= 1e4 ? grouped(value.toFixed(0)) : grouped(value.toPrecision(digits));
+}
+
 /** Round numbers from `low` to `high`: 1, 2 or 5 times a power of ten apart, at least `least` of them. */
 export function ticks(low, high, most, least = 3, integer = false) {
   for (let wanted = most; ; wanted += 1) {

@@ -19,6 +19,7 @@ export class Plan {
       this.note.textContent = "The plan needs the server half of nbtrain; in the notebook: nb.plan(...).";
       return;
     }
+    this.note.textContent = "Reading the plan...";
     try {
       this.show(await run.server.call(`run/${run.name}/plan`));
       this.read = true;

@@ -114,7 +114,7 @@ const CSS = `
 .nbt-root .nbt-legend b{color:var(--nbt-fg);font-weight:600}
 .nbt-root .nbt-legend i.nbt-request::before{background:var(--nbt-good)}
 .nbt-root .nbt-legend i.nbt-limit::before{background:var(--nbt-bad)}
-.nbt-root .nbt-chart svg{display:block;width:100%;overflow:visible;cursor:crosshair;touch-action:pan-y}
+.nbt-root .nbt-chart>svg{display:block;width:100%;overflow:visible;cursor:crosshair;touch-action:pan-y}
 .nbt-root svg text{fill:var(--nbt-dim);font-size:10px;font-family:inherit}
 .nbt-root svg .nbt-read{fill:var(--nbt-fg);font-size:11px;paint-order:stroke;stroke:var(--nbt-bg);
  stroke-width:4}

@@ -1,0 +1,80 @@
+"""A browser page with a view in it, and a server that is a dictionary: what a person sees, in a second.
+
+page_of(browser, root, {"run/gpt": lambda request: {...}})    a page whose REST answers come from Python
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.run_actions import run_shown
+from nbtrain.lab.ui.script import script
+from nbtrain.monitor import logs
+from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.run_view import RunView
+
+BASE = "http://lab.test/user/x/"
+HTML = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>view</title>
+<script id="jupyter-config-data" type="application/json">{"baseUrl": "/user/x/", "token": "secret"}</script>
+</head><body><div id="root"></div></body></html>"""
+Answer = Callable[[dict[str, str], Any], Any]
+"""(query, body) -> what the route answers as JSON; an Exception is a refusal (409)."""
+
+
+def routes_of(run: RunDir) -> dict[str, Answer]:
+    """What a server answers about one run, without a server."""
+    view = RunView(run)
+
+    def log(query: dict[str, str], _: Any) -> Any:
+        job = run.job(query["job"]) if "job" in query else run.newest_job()
+        offset = query.get("offset")
+        part = logs.read_log(logs.log_path(job, query["rank"]), None if offset is None else int(offset))
+        return vars(part)
+
+    return {
+        f"run/{run.name}": lambda query, body: run_shown(view),
+        f"run/{run.name}/job": lambda query, body: job_shown(run, query.get("job")),
+        f"run/{run.name}/log": log,
+    }
+
+
+@contextmanager
+def view_page(browser: Any, routes: dict[str, Answer], mount: str, width: int = 1000) -> Iterator[Any]:
+    """A page in which `mount`, JavaScript with `ui` and `root`, was run. Its errors fail the test."""
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    errors: list[str] = []
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.asked = []
+
+    def answer(route: Any) -> None:
+        request = route.request
+        path, _, query = request.url.removeprefix(f"{BASE}nbtrain/").partition("?")
+        words = dict(part.split("=", 1) for part in query.split("&") if "=" in part)
+        body = json.loads(request.post_data) if request.post_data else None
+        if request.method != "GET":
+            page.asked.append((request.method, path, body))
+        try:
+            value = routes[path](words, body)
+        except KeyError:
+            route.fulfill(status=404, json={"message": "HTTP 404"})
+        except NbtrainError as error:
+            route.fulfill(status=409, json={"message": str(error)})
+        else:
+            route.fulfill(json=value)
+
+    page.route(f"{BASE}nbtrain/**", answer)
+    page.route(
+        f"{BASE}ui.js", lambda route: route.fulfill(body=script("panel"), content_type="text/javascript")
+    )
+    page.route(f"{BASE}view.html", lambda route: route.fulfill(body=HTML, content_type="text/html"))
+    page.goto(f"{BASE}view.html")
+    load = f"const ui = await import('{BASE}ui.js'), root = document.getElementById('root');"
+    page.evaluate(f"async () => {{ {load} window.end = {mount}; }}")
+    yield page
+    context.close()
+    assert errors == []

@@ -1,0 +1,138 @@
+"""The detail view of a run in a browser, without a server or a kernel: tabs, keys, buttons, charts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from tests.lab.ui.pages import routes_of, view_page
+from tests.lab.widgets.fake_run import FakeJob, measure
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+MOUNT = "ui.mount(root, {name: 'gpt-fake'})"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[FakeJob]:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
+    for _ in range(20):
+        job.one_step()
+    measure(job)
+    yield job
+    job.tensorboard.close()
+
+
+def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: Any) -> None:
+    """Arrow keys move between the tabs; what a server does not give is said in the page."""
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        page.locator(".nbt-pill", has_text="RUNNING").wait_for()
+        page.get_by_role("tab", name="Overview").focus()
+        expected = {
+            "Replicas": "worker 0",
+            "Logs": "step    20 |",
+            "Resources": "Memory",
+            "Metrics": "does not give the curves",
+            "Plan": "does not give the plan",
+            "Config": "does not give the difference",
+        }
+        page.get_by_role("tabpanel").get_by_text("Rank0Trains").wait_for()
+        for name, words in expected.items():
+            page.keyboard.press("ArrowRight")
+            assert page.evaluate("document.activeElement.textContent") == name
+            page.get_by_role("tabpanel").get_by_text(words).first.wait_for()
+        page.keyboard.press("ArrowRight")
+        assert page.get_by_role("tab", name="Overview").get_attribute("aria-selected") == "true"
+
+
+def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
+    """Three labels up, whole steps across, one pointer for all charts; PNG and CSV."""
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        charts = page.locator(".nbt-charts .nbt-chart")
+        charts.nth(2).locator("polyline").first.wait_for()
+        for at in range(3):
+            assert charts.nth(at).locator("text.nbt-y").count() >= 3
+            steps = charts.nth(at).locator("text.nbt-x").all_text_contents()
+            assert all(words.removeprefix("step ").isdigit() for words in steps) and len(steps) >= 2
+        assert charts.nth(0).locator(".nbt-raw").count() == 1
+        svg = charts.nth(0).locator("> svg")
+        svg.focus()
+        page.keyboard.press("Home")
+        for at in range(3):
+            assert charts.nth(at).locator(".nbt-read").text_content().startswith("step 1: ")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("+")
+        assert charts.nth(2).locator(".nbt-read").text_content().startswith("step 2: ")
+        box = svg.bounding_box()
+        page.mouse.move(box["x"] + 200, box["y"] + 80)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 300, box["y"] + 80)
+        page.mouse.up()
+        assert "step 1" not in charts.nth(1).locator("text.nbt-x").all_text_contents()
+        svg.dblclick()
+        charts.nth(0).locator("summary").click()
+        with page.expect_download() as saved:
+            charts.nth(0).get_by_text("Save as CSV").click()
+        lines = Path(saved.value.path()).read_text().splitlines()
+        assert (saved.value.suggested_filename, lines[0]) == (
+            "gpt-fake-loss.csv",
+            "step,training loss,validation loss",
+        )
+        assert len(lines) == 21
+        charts.nth(0).locator("summary").click()
+        with page.expect_download() as saved:
+            charts.nth(0).get_by_text("Save as PNG").click()
+        assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
+    job.one_step()
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        page.locator(".nbt-charts .nbt-chart").nth(1).locator("circle").wait_for()
+        assert page.locator(".nbt-charts polyline").count() == 0
+
+
+def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) -> None:
+    """The pill says Stopping..., a screen reader hears it, and the end takes its place."""
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
+    with view_page(browser, routes, MOUNT) as page:
+        stop = page.get_by_role("button", name="Stop")
+        assert "60 s are killed" in stop.get_attribute("title")
+        stop.click()
+        page.locator(".nbt-pill", has_text="Stopping...").wait_for()
+        assert page.asked == [("POST", "run/gpt-fake/stop", {})]
+        job.finish("CANCELLED", "stopped on request at step 20; saved")
+        page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
+        assert page.locator("[aria-live=polite]").inner_text() == (
+            "gpt-fake: CANCELLED. stopped on request at step 20; saved"
+        )
+
+
+def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> None:
+    """Cause, what to do, Resume and Copy; Delete does nothing until it is confirmed."""
+    job.finish("FAILED", "rank 1 failed: <b>boom</b>")
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/resume"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
+    with view_page(browser, routes, MOUNT) as page:
+        box = page.locator(".nbt-failure")
+        box.get_by_text("rank 1 failed: <b>boom</b>").wait_for()
+        box.get_by_text("No checkpoint was saved: a resume begins at step 0.").wait_for()
+        page.get_by_role("button", name="Delete").click()
+        asked = page.get_by_role("alertdialog")
+        asked.get_by_text("They cannot be had back.").wait_for()
+        page.keyboard.press("Escape")
+        assert page.asked == []
+        box.get_by_role("button", name="Resume").click()
+        page.get_by_role("status").get_by_text("Asked to resume.").wait_for()
+        assert page.asked == [("POST", "run/gpt-fake/resume", {})]
+
+
+def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
+    job.job.log(1, 0).write_text("")
+    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator("pre", has_text="step    20 |").wait_for()
+        page.get_by_label("whose log").select_option(label="rank 1")
+        page.get_by_text("Rank 1 has logged nothing (train).").wait_for()

@@ -1,10 +1,16 @@
 """YAML with places: what is read, what is refused, and that no input ends in a traceback."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config import yaml_source
+from nbtrain.config.load import load
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -187,6 +193,51 @@ plain = st.recursive(
 def test_what_is_written_is_read_back(value):
     """to_text and parse_yaml are inverse, for text that looks like numbers too."""
     assert parse_yaml(to_text(value), "x.yaml").value == value
+
+
+def nodes(node: yaml.Node | None) -> Any:
+    """What is read of nodes: kind, tag, line and value."""
+    if node is None or isinstance(node, yaml.ScalarNode):
+        return node and (node.tag, node.start_mark.line, node.value)
+    inner = (
+        [(nodes(key), nodes(value)) for key, value in node.value]
+        if isinstance(node, yaml.MappingNode)
+        else [nodes(item) for item in node.value]
+    )
+    return (node.tag, node.start_mark.line, inner)
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+@settings(max_examples=num_cases(150), deadline=None)
+@given(
+    st.lists(st.sampled_from([*"ab:-'\"# \n01._,~<=", "a: ", "- ", "\n  ", "{}", "[]", "1e3", "yes", "---"]))
+)
+def test_libyaml_reads_what_it_is_given_as_pyyaml_does(words):
+    text = "".join(words)
+    if yaml_source._NOT_QUICK.search(text):
+        return
+    try:
+        found = nodes(yaml_source._QUICK_LOADER(text).get_single_node())
+    except yaml.YAMLError:
+        return  # PyYAML reads it then
+    assert found == nodes(yaml_source._Loader(text).get_single_node())
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+def test_libyaml_reads_and_writes_resolved_runs_as_pyyaml_does(monkeypatch):
+    """Examples, to the letter."""
+    for path in sorted(
+        (Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training").glob("gpt-1*.yaml")
+    ):
+        value = load(path).model_dump()
+        text = to_text(value)
+        assert not yaml_source._NOT_QUICK.search(text), path.name
+        assert nodes(yaml_source._QUICK_LOADER(text).get_single_node()) == nodes(
+            yaml_source._Loader(text).get_single_node()
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(yaml_source, "_QUICK_DUMPER", None)
+            assert to_text(value) == text
 
 
 def test_the_place_of_a_key_is_its_own_or_the_nearest():

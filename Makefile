@@ -31,8 +31,10 @@ test: $(VENV)/.installed-test
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check nbtrain tests
 	$(BIN)/ruff check nbtrain tests notebooks
-	$(BIN)/mypy
-	$(PYTEST) -q -m "not slow"
+	@# mypy takes one core for half a minute the first time: beside the tests, and its words after theirs.
+	@words=$$(mktemp); $(BIN)/mypy >$$words 2>&1 & types=$$!; \
+	$(PYTEST) -q -m "not slow"; tests=$$?; \
+	wait $$types; types=$$?; cat $$words; rm -f $$words; exit $$((tests ? tests : types))
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix nbtrain tests notebooks

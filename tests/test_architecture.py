@@ -349,6 +349,7 @@ def test_import_nbtrain_costs_nothing():
     assert answer["seconds"] < 0.1
 
 
+@pytest.mark.slow
 def test_the_notebook_side_never_loads_torch():
     """All its modules imported into one process: no torch, no deepspeed, and none of the GPU side."""
     names = [module for module in MODULES if room(module) not in GPU_SIDE and not module.endswith("__main__")]

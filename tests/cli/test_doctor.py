@@ -4,6 +4,8 @@ import importlib.metadata
 import subprocess
 import sys
 
+import pytest
+
 from nbtrain.cli import doctor
 
 
@@ -11,6 +13,7 @@ def levels(findings) -> dict[str, str]:
     return {finding.found: finding.level for finding in findings}
 
 
+@pytest.mark.slow
 def test_this_machine_passes(workspace):
     """Nothing is an error on the machine of the tests, and neither torch nor deepspeed is imported."""
     code = (

@@ -210,6 +210,7 @@ def test_modules_that_open_connections_are_known():
     assert {path: modules for path, modules in found.items() if modules} == MAY_CONTACT
 
 
+@pytest.mark.slow
 def test_lab_asks_nobody():
     """The options are JupyterLab's, and docs/network.md names each."""
     from jupyterlab.handlers.announcements import NeverCheckForUpdate

@@ -53,6 +53,7 @@ def call(tmp_path, monkeypatch):
     return Called(gpu.parse(["--to", str(tmp_path / "docs")]), MACHINE, 0.5, "make gpu")
 
 
+@pytest.mark.slow
 def test_every_case_is_written_down_whatever_its_process_does(call):
     """An error, a killed process and a broken CUDA are their own case's result; the others run."""
     outcomes = call.try_("good raises killed poisoned impossible")
@@ -78,6 +79,7 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
     assert sorted(call.rows) == ["good", "impossible", "killed", "poisoned", "raises"]
 
 
+@pytest.mark.slow
 def test_a_step_goes_on_where_it_was_stopped(call):
     """A call whose time is up keeps what it has; the next one begins with what is left."""
     assert call.try_("good slow") == {"good": "passed", "slow": "stopped"}
@@ -87,6 +89,7 @@ def test_a_step_goes_on_where_it_was_stopped(call):
     assert call.ran == ["impossible", "slow"]
 
 
+@pytest.mark.slow
 def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
     """Nothing is run again but on request; rows of other code are kept until the step has met its cases."""
     assert gpu.why_to_run(call, MADE) == "not run yet"

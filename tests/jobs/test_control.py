@@ -203,6 +203,7 @@ def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):
     assert JobRecord.read(job.job_json).state == "RESTARTING"
 
 
+@pytest.mark.slow
 def test_a_supervisor_leaves_a_run_that_has_a_newer_job(job):
     """A submission that nobody saw succeed: it neither waits for the newer job's end nor trains."""
     newer = job.run.job("99991231-000000-abcd")

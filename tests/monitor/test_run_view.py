@@ -136,6 +136,7 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
     job.finish("CANCELLED", "stopped on request after step 2")
 
 
+@pytest.mark.slow
 def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     """A job whose supervisor has vanished is LOST with its cause, whatever job.json says."""
     code = (

@@ -33,6 +33,7 @@ def test_a_measurement_is_short_and_plausible():
     assert time.process_time() - start < 2
 
 
+@pytest.mark.slow
 def test_it_is_measured_with_one_thread(workspace, monkeypatch):
     """In a process of its own, whatever variables this one has: threads that wait would be counted as slow
     ones."""

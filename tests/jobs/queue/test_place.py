@@ -28,6 +28,7 @@ from nbtrain.jobs.supervisor.processes import JOB_MARKER
 from nbtrain.planner import plan
 
 
+@pytest.mark.slow
 def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
     """A job waits with words for who has its cores; then comes the greater priority, then the older job."""
     now = time.time()
@@ -55,6 +56,7 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
     assert list_queue() == []
 
 
+@pytest.mark.slow
 def test_twenty_from_several_processes_never_overlap(holders):
     """Twenty at once: each has the cores alone, and all come to their end."""
     names = [f"job-{number}" for number in range(20)]
@@ -68,6 +70,7 @@ def test_twenty_from_several_processes_never_overlap(holders):
         assert begin == [end[0], "+"]
 
 
+@pytest.mark.slow
 def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
     """Four GPUs: while a job waits for all, later ones that need one do not pass it; others' GPUs do not
     count."""
@@ -90,6 +93,7 @@ def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
     assert "later" not in str(holders.said())
 
 
+@pytest.mark.slow
 def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
     """After kill -9 the kernel frees them; processes of the dead job that still save keep them."""
     first = holders.start("first")
@@ -108,6 +112,7 @@ def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
     assert [(entry.name, entry.state) for entry in list_queue()] == [("second", "RUNNING"), ("first", "LOST")]
 
 
+@pytest.mark.slow
 def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, cause_of):
     """TERM ends the waiting; a new priority counts at once; at_once passes all by and takes no device."""
     now = time.time()
@@ -136,6 +141,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     assert read_state(first, time.time())[0] == "RUNNING"
 
 
+@pytest.mark.slow
 def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
     """The job that waits goes on waiting in its place."""
     holders.start("first")
@@ -258,6 +264,7 @@ def test_devices_json_that_is_none(holders):
     )
 
 
+@pytest.mark.slow
 def test_the_command_line(holders, wait_until, cause_of, capsys):
     """It lists as text and JSON, changes a place, and says what is missing in a request."""
     assert main(["queue"]) == 0

@@ -14,6 +14,9 @@ from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.supervisor import processes
 
+# Real children each.
+pytestmark = pytest.mark.slow
+
 SAY = (
     "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); "
     "pipe.write(json.dumps({word})); pipe.close(); "

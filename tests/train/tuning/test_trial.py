@@ -30,6 +30,7 @@ def given(metrics, **more):
     return {"autotuning": {"enabled": True, "metric_path": str(metrics)}, **tuned}
 
 
+@pytest.mark.slow
 def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
     """Two ranks train the run with the JSON's sizes; DeepSpeed ends them in order and writes its figures.
 
@@ -55,6 +56,7 @@ def test_a_trial_ends_when_deepspeed_has_measured_it(forked, run, tmp_path):
     assert not list(run.checkpoint_steps())
 
 
+@pytest.mark.slow
 def test_what_a_trial_refuses(run):
     """In words with "Error", which is what the tuner looks for in stderr."""
     config = load_resolved(run.config_yaml)

@@ -129,6 +129,7 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wa
     assert job.run.job_ids() == [job.job_id], "a refused manifest leaves nothing"
 
 
+@pytest.mark.slow
 def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(manifest, prepare):
     """Two manifests of one run: the second is refused while the first's job is active, then goes on."""
     older, written, newer = manifest(), manifest(), manifest()
@@ -162,6 +163,7 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     assert JobRecord.read(job_of(newer).job_json).run_id == run_id
 
 
+@pytest.mark.slow
 def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
     """As long as for a silent supervisor; one that is asked to leave does so."""
     written = manifest({"resources.nodes": 2, "parallel.data_parallel_size": 2})
@@ -179,6 +181,7 @@ def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
     assert prepare(written, 0) and prepare(written, 1)
 
 
+@pytest.mark.slow
 def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest, pod, volume, tmp_path):
     """The words of submit, and exit code 1."""
     written = manifest()

@@ -20,9 +20,9 @@ demo: $(VENV)/.installed
 lab: $(VENV)/.installed
 	@$(BIN)/nbtrain lab
 
-# The JupyterLab front end, built anew from nbtrain/lab/labextension and nbtrain/lab/ui; needs node 20 and npm's
-# registry. What it builds is committed.
-labextension: $(VENV)/.installed
+# The JupyterLab front end, built anew from nbtrain/lab/labextension and nbtrain/lab/ui by the environment that is
+# there; needs node 20 and npm's registry. What it builds is committed.
+labextension: | $(BIN)/python
 	@$(BIN)/python -m nbtrain.lab.labextension.build
 
 test: $(VENV)/.installed-test

@@ -11,6 +11,7 @@ test knows a stale or mixed bundle without node.
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ CACHE = PACKAGE.parent / ".cache" / "labextension"
 SETTINGS = ("package.json", "yarn.lock", ".yarnrc.yml", "tsconfig.json", "bundler.config.js", "install.json")
 FOLDERS = ("src", "schema", "style")
 BUILT_FROM = "built_from.json"
+# tsc's numbers for "cannot find name".
+NO_SUCH_NAME = re.compile(r"error TS(2304|2552)\b")
 
 
 def sources() -> dict[str, Path]:
@@ -68,12 +71,33 @@ def build(cache: Path = CACHE, target: Path = PREBUILT) -> None:
     tools = Path(sys.executable).parent
     run([tools / "jlpm", "install", "--immutable"], work)
     run([tools / "jlpm", "run", "tsc"], work)
+    check_names(tools, work)
     run([tools / "jupyter-builder", "build", "."], work)
     built = work / "prebuilt" / "nbtrain"
     shutil.copyfile(HERE / "install.json", built / "install.json")
     (built / BUILT_FROM).write_text(json.dumps(record_of(built), indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(built, target)
+
+
+def check_names(tools: Path, work: Path) -> None:
+    """Ends this program if a module of lab/ui uses a name that it does not have: tsc reads JavaScript too."""
+    options = [
+        "--noEmit",
+        "--allowJs",
+        "--checkJs",
+        "--skipLibCheck",
+        "--target",
+        "ES2022",
+        "--module",
+        "ESNext",
+    ]
+    modules = [f"../ui/{path.name}" for path in sorted((work.parent / "ui").glob("*.js"))]
+    command = [str(tools / "jlpm"), "run", "tsc", *options, *modules]
+    done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, text=True)
+    # Its other errors are of types, which JavaScript does without.
+    if bad := [line for line in done.stdout.splitlines() if NO_SUCH_NAME.search(line)]:
+        sys.exit("\n".join(bad))
 
 
 def run(command: Iterable[str | Path], folder: Path) -> None:

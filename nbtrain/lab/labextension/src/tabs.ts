@@ -6,7 +6,7 @@ import { IFrame, MainAreaWidget, WidgetTracker } from "@jupyterlab/apputils";
 import { PageConfig, URLExt } from "@jupyterlab/coreutils";
 import type { LabIcon } from "@jupyterlab/ui-components";
 import type { ReadonlyJSONObject } from "@lumino/coreutils";
-import type { Widget } from "@lumino/widgets";
+import { SplitPanel, type Widget } from "@lumino/widgets";
 
 export interface TabKind {
   command: string;
@@ -52,18 +52,24 @@ export class Tabs {
       this._args.set(widget, key ? { name: key } : {});
       void this._tracker.add(widget);
     }
-    if (!widget.isAttached) this.app.shell.add(widget, this._area(), { mode: "tab-after" });
+    // Notebook 7 has one document in its main area: all else goes below.
+    const below = this.app.name === "Jupyter Notebook";
+    if (!widget.isAttached) this.app.shell.add(widget, below ? "down" : "main", { mode: "tab-after" });
     this.app.shell.activateById(widget.id);
+    if (below) giveHeight(widget);
     return widget;
-  }
-
-  /** Notebook 7 has one document in its main area: all else goes below. */
-  private _area(): string {
-    return this.app.name === "Jupyter Notebook" ? "down" : "main";
   }
 
   private readonly _tracker: WidgetTracker<MainAreaWidget>;
   private readonly _args = new WeakMap<Widget, ReadonlyJSONObject>();
+}
+
+/** Notebook 7's area below its document opens with no height. */
+function giveHeight(widget: Widget): void {
+  let around: Widget | null = widget;
+  while (around && !(around instanceof SplitPanel)) around = around.parent;
+  const [above, below] = around ? around.relativeSizes() : [1, 1];
+  if (below < above / 4) around?.setRelativeSizes([2, 3]);
 }
 
 /** The page that keeps TensorBoard live, of one run or of all; it follows JupyterLab's theme by itself. */

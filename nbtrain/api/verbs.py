@@ -273,11 +273,14 @@ def queue(name: str = "", restart: bool = False) -> "QueueList":
     return list_queue(name=text("name", name))
 
 
-def launcher(run: str | None = None, overrides: Overrides = None) -> "LaunchForm":
-    """The launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` come first."""
+def launcher(run: str | None = None, overrides: Overrides = None, mode: str = "full") -> "LaunchForm":
+    """The launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` come first.
+
+    What it holds is for the next cell: `form.config`, and `form.mode`, which launch takes.
+    """
     from nbtrain.lab.widgets.launcher import LaunchForm
 
-    return LaunchForm(run or "gpt-tiny", overrides)
+    return LaunchForm(run or "gpt-tiny", overrides, mode)
 
 
 def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":

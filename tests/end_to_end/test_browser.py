@@ -139,35 +139,6 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     shutil.rmtree(lab.output / "watched")
 
 
-def test_form_checks_plans_and_submits(lab: Lab, page: Any) -> None:
-    """The form shows plan, difference and line at once, and refuses a batch that does not divide."""
-    write_notebook(lab, "form.ipynb", 'import nbtrain as nb\n\nnb.launcher("gpt-tiny")')
-    open_notebook(page, lab, "form.ipynb")
-    run_cell(page, 0)
-    form = page.locator(".nbtrain-form")
-    form.locator("text=Plan of gpt-tiny").wait_for()
-    assert 'nb.submit("gpt-tiny")' in form.locator(".nbf-line").inner_text()
-    tabs = form.locator(".lm-TabBar-tabLabel")
-    expected = ["Distributed", "Model", "Training", "Parallel", "Data", "Evaluation", "Logging"]
-    assert tabs.all_inner_texts() == expected
-    screenshot(page, "form")
-
-    tabs.get_by_text("Training").click()
-    field = form.locator(".widget-text", has=page.locator("text=micro_batch_size")).locator("input").first
-    field.fill("5")
-    field.press("Enter")
-    form.locator("text=must be a multiple of micro_batch_size(5)").wait_for()
-    assert form.locator("button", has_text="Submit").is_disabled()
-    screenshot(page, "form-refuses")
-
-    field.fill("4")
-    field.press("Enter")
-    form.locator(".nbf-line", has_text='nb.submit("gpt-tiny", {"batch.micro_batch_size": 4})').wait_for()
-    form.locator("text=Changed against the YAML").wait_for()
-    assert form.locator("button", has_text="Submit").is_enabled()
-    screenshot(page, "form-changed")
-
-
 def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
     """The launcher's tile opens a live TensorBoard; nb.tensorboard shows one of the run in the notebook."""
     write_notebook(lab, "board.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-board")')

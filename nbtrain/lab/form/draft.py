@@ -126,11 +126,24 @@ class Draft:
         try:
             config = load(self.run, self.overrides, check=False)
         except ConfigError as error:
-            return Assessment(None, [*unreadable, *split_problems(str(error))], [], None)
+            misfits = split_problems(str(error))
+            return Assessment(None, [*unreadable, *misfits, *self._beside(misfits)], [], None)
         problems = [*unreadable, *find_problems(config)]
         if problems:
             return Assessment(config, problems, [], None)
         return Assessment(config, [], preflight(config), plan(config))
+
+    def _beside(self, misfits: list[str]) -> list[str]:
+        """The broken rules of the values that the schema takes: all problems are said at once."""
+        fitting = {
+            key: value
+            for key, value in self.overrides.items()
+            if not any(f"override {key}" in misfit for misfit in misfits)
+        }
+        try:
+            return find_problems(load(self.run, fitting, check=False))
+        except ConfigError:
+            return []
 
     @property
     def line(self) -> str:

@@ -35,7 +35,7 @@ ROUTES = {
     "(form/assess|form/layouts)": forms.FormPartHandler,
     "check": plans.CheckHandler,
     "submit": forms.SubmitHandler,
-    r"static/panel\.js": pages.ScriptHandler,
+    rf"static/({'|'.join(pages.SCRIPTS)})\.js": pages.ScriptHandler,
     "tensorboard/": pages.TensorBoardPageHandler,
 }
 

@@ -16,6 +16,7 @@ KEYS: dict[str, type] = {
     "typed": dict,
     "name": str,
     "mode": str,
+    "clone": str,
     "gpus": int,
     "gpu_type": str,
 }

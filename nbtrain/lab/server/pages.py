@@ -6,20 +6,23 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME, tensorboard_page
-from nbtrain.lab.ui.script import panel_script
+from nbtrain.lab.ui.script import script
+
+# {name of a script: the module of lab/ui that it ends with}
+SCRIPTS = {"panel": "panel", "form": "form_widget"}
 
 
 class ScriptHandler(JupyterHandler):
-    """GET static/panel.js: the same module that the widget carries."""
+    """GET static/panel.js, static/form.js: the same module that a widget carries."""
 
     auth_resource = "nbtrain"
 
     @web.authenticated
     @authorized
-    async def get(self) -> None:
+    async def get(self, name: str) -> None:
         self.set_header("Content-Type", "text/javascript; charset=utf-8")
         self.set_header("Cache-Control", "no-cache")
-        self.finish(panel_script())
+        self.finish(script(SCRIPTS[name]))
 
 
 class TensorBoardPageHandler(JupyterHandler):

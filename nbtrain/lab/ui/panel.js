@@ -5,6 +5,7 @@
 //   rescue           shows a panel in place of a widget that JupyterLab could not revive
 
 import { notebookHost } from "./host.js";
+import { standIn } from "./rescue.js";
 import { mountRun } from "./run.js";
 import { serverHere } from "./server.js";
 import { element } from "./words.js";
@@ -18,33 +19,8 @@ export function mount(root, { name, runId = "", snap = null, model = null, tab =
 /** Watch the widget beside `place`; if JupyterLab cannot revive it, show a panel that needs no kernel. */
 export function rescue(place) {
   const name = place.dataset.run, runId = place.dataset.runId || "";
-  let end = null, own = null, hidden = null;
-
-  function look() {
-    const area = place.closest(".jp-OutputArea") || place.parentElement.parentElement;
-    if (place.isConnected && area) {
-      const panels = [...area.querySelectorAll(".nbtrain-panel")];
-      const living = panels.some((node) => node !== own && node.dataset.run === name);
-      if (living && own) {
-        end();
-        own.remove();
-        own = end = null;
-      } else if (!living && !own) {
-        hidden = [...area.querySelectorAll(".jp-OutputArea-output")].find((node) =>
-          /^(Loading widget|Error displaying widget|Error creating widget)/.test(node.textContent.trim()),
-        );
-        if (hidden) {
-          own = element("div");
-          place.append(own);
-          end = mount(own, { name, runId });
-        }
-      }
-      if (hidden) hidden.style.display = own ? "none" : "";
-      place.style.display = own ? "" : "none";
-    }
-    setTimeout(look, place.isConnected ? 700 : 5000);
-  }
-  setTimeout(look, 300);
+  const isMine = (node) => node.dataset.run === name;
+  standIn(place, ".nbtrain-panel", isMine, (own) => mount(own, { name, runId }));
 }
 
 export default {

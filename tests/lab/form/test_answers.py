@@ -83,10 +83,15 @@ def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: P
 def test_every_problem_is_at_its_field_without_what_the_field_shows(workspace: Path) -> None:
     """Text that is no YAML, the schema's rules and a rule of two fields, all at once; no word twice."""
     found = assessed(
-        batch__micro_batch_size="[5", model__num_layers="four", data__sources='[{"kind": "json"}]'
+        batch__micro_batch_size="[5",
+        batch__global_batch_size="7",
+        model__num_layers="four",
+        data__sources='[{"kind": "json"}]',
     )
     said = {one["key"]: one["message"] for one in found["problems"]}
-    assert list(said) == ["model.num_layers", "batch.micro_batch_size", "data.sources"]
+    fields = ["model.num_layers", "batch.micro_batch_size", "batch.global_batch_size", "data.sources"]
+    assert list(said) == fields
+    assert said["batch.global_batch_size"].startswith("Must be a multiple of micro_batch_size(8)")
     assert said["model.num_layers"] == "Must be a whole number."
     assert said["batch.micro_batch_size"].startswith("Not YAML: expected")
     assert said["data.sources"].startswith("data.sources.0.kind = json: must be one of python-docs")

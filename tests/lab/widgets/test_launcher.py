@@ -1,20 +1,16 @@
-"""The form without a front end: its controls drive the draft, and its button does what its line does."""
+"""The form's widget without a front end: what the page holds is the next cell's; questions are answered."""
 
 import html
-import shutil
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import nbtrain.jobs.preflight
-import nbtrain.jobs.submit
-from nbtrain.base.errors import SubmitError
-from nbtrain.base.rundir import RunDir
-from nbtrain.lab.widgets import mime
+from nbtrain.base.errors import ConfigError
+from nbtrain.lab.widgets import launcher, mime
 from nbtrain.lab.widgets.launcher import LaunchForm
-from tests.lab.widgets.fake_run import FakeJob
 
 
 @pytest.fixture
@@ -24,135 +20,113 @@ def form(workspace: Path) -> Iterator[LaunchForm]:
     form.close()
 
 
-def control(form: LaunchForm, key: str) -> Any:
-    return form.controls[key][1]
+def hold(form: LaunchForm, **changes: Any) -> None:
+    """What the page does when a person changes something."""
+    form.held = {**form.held, **changes, "seq": form.held["seq"] + 1}
 
 
-def test_form_has_the_pages_of_the_schema(form: LaunchForm) -> None:
-    """Distributed, model, training, parallel, data, evaluation and logging; the plan is there at once."""
-    assert form.pages.titles == (
-        "Distributed",
-        "Model",
-        "Training",
-        "Parallel",
-        "Data",
-        "Evaluation",
-        "Logging",
+def test_what_the_page_holds_is_the_next_cells(form: LaunchForm) -> None:
+    """Typed values, the mode and another YAML arrive, and the page learns that they were heard."""
+    assert form.config.batch.micro_batch_size == 8
+    hold(form, typed={"batch.micro_batch_size": "4", "name": "mine"}, mode="twin")
+    assert (form.config.batch.micro_batch_size, form.config.name, form.mode) == (4, "mine", "twin")
+    assert form.heard == 1
+    assert form.line == 'nb.submit("gpt-tiny", {"batch.micro_batch_size": 4, "name": "mine"})'
+    hold(form, yaml="gpt-125m", typed={})
+    assert form.config.model.num_layers == 12
+
+
+def test_the_overrides_of_the_start_can_be_left_out(workspace: Path) -> None:
+    """They stand in the fields and in the line; the page may take them back."""
+    form = LaunchForm("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
+    assert (form.config.name, form.config.train_steps) == ("trial", 3)
+    assert form.start["overrides"]["batch.max_steps"] == 3
+    (source,) = form.draft.overrides["data.sources"]
+    assert (source["kind"], source["num_documents"], source["seed"]) == ("mock", 1000, 1234)
+    hold(form, given=False)
+    assert form.config.name == "gpt-tiny"
+    form.close()
+
+
+def test_a_value_that_is_none_is_an_error_of_the_next_cell(form: LaunchForm) -> None:
+    """All problems at once, in the words of `nbtrain check`; nothing earlier is used in silence."""
+    hold(form, typed={"batch.micro_batch_size": "[5", "model.num_layers": "four"})
+    with pytest.raises(ConfigError) as error:
+        _ = form.config
+    first, second = str(error.value).splitlines()
+    assert first.startswith("batch.micro_batch_size = '[5': not YAML: ")
+    assert second.endswith("model.num_layers = four: must be a whole number.")
+    hold(form, typed={"batch.micro_batch_size": "5"})
+    with pytest.raises(ConfigError, match="must be a multiple of micro_batch_size"):
+        _ = form.config
+
+
+def test_a_yaml_that_cannot_be_read_is_not_heard(form: LaunchForm) -> None:
+    """The page says why; `heard` stays behind, so that it does not say that the cell has it."""
+    hold(form, yaml="nowhere.yaml")
+    assert form.heard == 0
+    assert form.config.name == "gpt-tiny"
+
+
+def test_a_field_is_set_from_a_cell(form: LaunchForm) -> None:
+    """The page sees it by the number that rises."""
+    form.set("batch.max_steps", 7)
+    form.set("model.compile", True)
+    assert form.held["typed"] == {"batch.max_steps": "7", "model.compile": "true"}
+    assert (form.held["seq"], form.heard, form.config.batch.max_steps) == (2, 2, 7)
+    with pytest.raises(ConfigError, match=r"the form has no field 'batch\.steps'"):
+        form.set("batch.steps", 7)
+
+
+def test_mode_is_one_of_two(workspace: Path) -> None:
+    with pytest.raises(ConfigError, match='mode = \'perf\' must be "full" or "twin"'):
+        LaunchForm("gpt-tiny", mode="perf")
+
+
+def test_without_a_server_the_kernel_answers(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers as the server's, by number; a refusal has its words."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(form, "send", sent.append)
+    form._on_message(
+        form, {"kind": "ask", "id": 1, "path": "form/assess", "request": {"yaml": "gpt-125m"}}, []
     )
-    assert "Plan of gpt-tiny" in form.side.value
-    assert "nb.submit(&quot;gpt-tiny&quot;)" in form.line.value
-
-
-def test_broken_rule_locks_the_button_until_it_is_fixed(form: LaunchForm) -> None:
-    """Message, difference and line follow each change."""
-    control(form, "batch.micro_batch_size").value = "5"
-    assert "must be a multiple of micro_batch_size(5)" in form.side.value
-    assert form.submit_button.disabled
-    control(form, "batch.micro_batch_size").value = "4"
-    assert "must be a multiple" not in form.side.value
-    assert "<s>8</s></td><td><strong>4</strong>" in form.side.value
-    assert "batch.micro_batch_size&quot;: 4" in form.line.value
-    assert not form.submit_button.disabled
-    assert "nbf-changed" in control(form, "batch.micro_batch_size")._dom_classes
-
-
-def test_unreadable_value_locks_the_button(form: LaunchForm) -> None:
-    """Text that is no YAML is reported beside the form, and the button does not submit the previous value."""
-    control(form, "batch.micro_batch_size").value = "[5"
-    assert "not YAML" in form.answer.value
-    assert form.submit_button.disabled
-    control(form, "model.compile").value = True
-    assert form.submit_button.disabled
-    control(form, "batch.micro_batch_size").value = "8"
-    assert form.answer.value == ""
-    assert not form.submit_button.disabled
-
-
-def test_another_yaml_fills_the_form_and_reset_takes_changes_back(form: LaunchForm) -> None:
-    """Every control shows the new run; no change of the old one is left."""
-    control(form, "batch.micro_batch_size").value = "4"
-    form.choice.value = "gpt-125m-4xdp"
-    assert form.draft.overrides == {}
-    assert form.name.value == "gpt-125m-4xdp"
-    assert control(form, "parallel.data_parallel_size").value == "4"
-    assert control(form, "resources.device").value == "gpu"
-    control(form, "batch.micro_batch_size").value = "8"
-    form.reset_button.click()
-    assert form.draft.overrides == {}
-    assert control(form, "batch.micro_batch_size").value == "16"
-
-
-def test_file_of_ones_own(form: LaunchForm, workspace: Path, repository: Path) -> None:
-    """A path relative to the workspace opens; a path that does not exist is reported and changes nothing."""
-    shutil.copytree(repository / "examples" / "megatron-gpt" / "training", workspace / "mine")
-    form.path.value = "mine/gpt-125m.yaml"
-    assert form.draft.run == "mine/gpt-125m.yaml"
-    assert form.name.value == "gpt-125m"
-    form.path.value = "nowhere.yaml"
-    assert "nowhere.yaml: no such run YAML" in form.answer.value
-    assert form.draft.run == "mine/gpt-125m.yaml"
-
-
-def test_name_is_a_field_too(form: LaunchForm) -> None:
-    """A name that may not become a folder is refused."""
-    form.name.value = "My Run"
-    assert form.submit_button.disabled
-    form.name.value = "my-run"
-    assert "{&quot;name&quot;: &quot;my-run&quot;}" in form.line.value
-
-
-def test_submit_gives_the_draft_to_jobs_and_shows_the_panel(
-    form: LaunchForm, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The button submits the configuration of the line, and the run's panel appears below the form."""
-    given = []
-
-    def submit(config: Any) -> Any:
-        given.append(config)
-        job = FakeJob(RunDir.named(config.name), steps=10)
-        job.finish("CANCELLED", "only a test")
-        return job.job
-
-    monkeypatch.setattr(nbtrain.jobs.submit, "submit", submit)
-    control(form, "batch.max_steps").value = "3"
-    form.submit_button.click()
-    assert [config.batch.max_steps for config in given] == [3]
-    assert form.view.name == "gpt-tiny"
-    (panel,) = form.result.children
-    assert panel.snap["name"] == "gpt-tiny"
-    assert "nb.open_run('gpt-tiny')" in html.unescape(form.answer.value)
-
-
-def test_refusal_is_shown_and_not_raised(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words of SubmitError stand under the form, as text; the button can be pressed again."""
-
-    def refuse(config: Any) -> None:
-        raise SubmitError("output/gpt-tiny has succeeded <already>.")
-
-    monkeypatch.setattr(nbtrain.jobs.submit, "submit", refuse)
-    form.submit_button.click()
-    assert "output/gpt-tiny has succeeded &lt;already&gt;." in form.answer.value
-    assert form.result.children == ()
-    assert not form.submit_button.disabled
+    form._on_message(form, {"kind": "ask", "id": 2, "path": "form", "request": {"yaml": "gpt-nothing"}}, [])
+    form._on_message(form, {"kind": "other"}, [])
+    assert [one["id"] for one in sent] == [1, 2]
+    assert sent[0]["value"]["line"] == 'nb.submit("gpt-125m")'
+    assert "no such run YAML" in sent[1]["error"]
 
 
 def test_static_picture_where_nobody_watches(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """papermill gets plan and line as HTML; a live front end gets the widget with it."""
-    control(form, "batch.micro_batch_size").value = "4"
-    bundle = form._repr_mimebundle_()
+    hold(form, typed={"batch.micro_batch_size": "4"})
+    bundle = form._repr_mimebundle_()[0]
     assert set(bundle) == {"text/html", "text/plain"}
     assert "Plan of gpt-tiny" in bundle["text/html"]
+    assert "<s>8</s></td>" in bundle["text/html"]
     assert bundle["text/plain"] == 'nb.submit("gpt-tiny", {"batch.micro_batch_size": 4})'
     monkeypatch.setattr(mime, "is_watched", lambda: True)
-    assert form._repr_mimebundle_()[mime.WIDGET_MIME]["model_id"] == form.model_id
+    assert form._repr_mimebundle_()[0][mime.WIDGET_MIME]["model_id"] == form.model_id
 
 
-def test_the_form_opens_with_overrides():
-    """They stand in the fields and in the line, so that the button submits what the line says."""
-    form = LaunchForm("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
-    assert form.name.value == "trial"
-    assert control(form, "batch.max_steps").value == "3"
-    (source,) = form.draft.overrides["data.sources"]
-    assert (source["kind"], source["num_documents"], source["seed"]) == ("mock", 1000, 1234)
-    assert form.assessment.config.name == "trial"
-    assert form.assessment.config.train_steps == 3
+def test_the_rescue_knows_what_the_form_was_opened_with(
+    form: LaunchForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second output, for a live front end alone; what is inside is text of an attribute."""
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    form._ipython_display_()
+    assert len(shown) == 1
+    monkeypatch.setattr(launcher, "is_watched", lambda: True)
+    form._ipython_display_()
+    script = shown[2]["text/html"]
+    attribute = script.partition('data-form="')[2].partition('"')[0]
+    assert json.loads(html.unescape(attribute)) == {"id": form.form_id, "start": form.start}
+    assert "nbtrain/static/form.js" in script
+
+
+def test_the_script_is_one_module() -> None:
+    """It exports what anywidget and the rescue call."""
+    text = launcher.form_script()
+    assert "import {" not in text
+    assert "export function rescueForm(" in text and text.count("export default") == 1

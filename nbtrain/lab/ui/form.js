@@ -1,0 +1,436 @@
+// The launch form: what it holds, whom it asks about it, and what its buttons do. All that is said comes from
+// lab/form/answers.py, by the server's routes form, form/assess, form/layouts and submit, or from the kernel
+// that opened the form.
+
+import { FormAsks } from "./form_asks.js";
+import { draftOf, forgetDraft, keepDraft, orphanOf } from "./form_drafts.js";
+import { FormFrame } from "./form_frame.js";
+import { makeHost } from "./host.js";
+import { mountRun } from "./run.js";
+import { button, choices, element } from "./words.js";
+
+// After the last key, so that a word is not checked letter by letter.
+const TYPED_MS = 250;
+const AGAIN_MS = 4000;
+// An idle kernel has heard of a change long before.
+const HEARD_MS = 2500;
+
+const changesCounted = (number) => `${number} ${number === 1 ? "change" : "changes"}`;
+
+/**
+ * Keep a launch form in `root`; returns what ends it.
+ *
+ * server   Server of server.js, or null
+ * host     what the surroundings can do (host.js)
+ * start    {yaml, overrides, mode, clone, place}: what the form is opened with
+ * model    the anywidget model of lab/widgets/launcher.py, or null
+ * id       under which the browser keeps what is typed; "" keeps nothing
+ * orphaned the form was a kernel's that is gone
+ * below    whether a submitted run is shown below the form
+ */
+export function mountForm(root, options) {
+  const form = new Form(root, options);
+  form.begin();
+  return () => form.end();
+}
+
+class Form extends FormFrame {
+  constructor(root, options) {
+    super();
+    const { server = null, host = makeHost(), start = {}, model = null, id = "" } = options;
+    const { orphaned = false, below = false } = options;
+    Object.assign(this, { root, server, host, start, model, id, below });
+    this.ofKernel = Boolean(model) || orphaned;
+    this.lost = orphaned;
+    this.ended = false;
+    this.asked = 0;
+    this.timer = null;
+    this.request = null;
+    this.endRun = null;
+    this.startKey = JSON.stringify([start.yaml, start.overrides, start.clone || ""]);
+    this.state = { yaml: start.yaml || "", given: true, typed: {}, mode: start.mode || "full", seq: 0 };
+    this.asks = new FormAsks(server, model, start.place);
+    this.build();
+  }
+
+  // --- what the form holds ---
+
+  get question() {
+    const { yaml, given, typed, mode } = this.state;
+    const overrides = given ? this.start.overrides : null;
+    const asked = { yaml, overrides, typed, mode };
+    return this.start.clone ? { ...asked, clone: this.start.clone } : asked;
+  }
+
+  text(key) {
+    const { typed } = this.state;
+    return key in typed ? typed[key] : this.pages.specs.get(key).value;
+  }
+
+  changed(key, text) {
+    const spec = this.pages.specs.get(key);
+    if (text === spec.value) delete this.state.typed[key];
+    else this.state.typed[key] = text;
+    this.touched(TYPED_MS);
+  }
+
+  /** A field goes back to what the YAML says. */
+  reset(key) {
+    const { base, value } = this.pages.specs.get(key);
+    if (base === value) delete this.state.typed[key];
+    else this.state.typed[key] = base;
+    this.refill();
+    this.touched();
+  }
+
+  refill() {
+    this.pages.refill();
+    if (this.name.value !== this.text("name")) this.name.value = this.text("name");
+    if (this.mode) this.mode.value = this.state.mode;
+  }
+
+  /** Something was changed here: keep it, give it to the kernel, have it assessed. */
+  touched(wait = 0) {
+    this.state.seq += 1;
+    this.keep();
+    this.layouts.age();
+    this.submitButton.disabled = true;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.assess(), wait);
+  }
+
+  keep() {
+    if (this.id) keepDraft(this.id, this.startKey, this.state, this.lost);
+    if (this.model && !this.lost) {
+      this.model.set("held", { ...this.state, typed: { ...this.state.typed } });
+      this.model.save_changes();
+      clearTimeout(this.looking);
+      this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
+    }
+    this.sayKernel();
+  }
+
+  // --- questions ---
+
+  ask(path, more = {}) {
+    return this.asks.ask(path, { ...this.question, ...more });
+  }
+
+  async assess() {
+    const mine = (this.asked += 1);
+    try {
+      const found = await this.ask("form/assess");
+      if (mine === this.asked && !this.ended) this.take(found);
+    } catch (error) {
+      if (mine === this.asked && !this.ended) this.failed(error, () => this.assess());
+    }
+  }
+
+  /** Nobody answers, or the whole question is refused. */
+  failed(error, again) {
+    this.submitButton.disabled = true;
+    if (error.status) return this.say(error.message, "bad");
+    const kept = this.id ? " What you type is kept in this browser." : "";
+    const kernel = this.lost ? " The kernel that made it is gone too." : "";
+    const words = `Nothing is checked or submitted now: ${error.message}${kernel}${kept}`;
+    this.say(words, "bad", [["Try again", again]]);
+    this.unheard = true;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(again, AGAIN_MS);
+  }
+
+  take(found) {
+    this.found = found;
+    if (this.unheard) {
+      this.unheard = false;
+      this.say(this.asks.words);
+    }
+    const marks = {};
+    const at = (key) => (marks[key] = marks[key] || {});
+    for (const [key, , , by] of found.changes) at(key).changed = by;
+    for (const { key, message, also } of found.problems) {
+      if (key) (at(key).problems = at(key).problems || []).push(message);
+      for (const other of also) at(other).also = key ? `See ${key}: ${message}` : message;
+    }
+    for (const { key, message } of found.findings) if (key && !at(key).finding) at(key).finding = message;
+    this.pages.mark(marks);
+    this.nameHelp.textContent = ((marks.name || {}).problems || []).join(" ");
+    this.name.setAttribute("aria-invalid", String(Boolean(this.nameHelp.textContent)));
+    this.side.show(found);
+    this.line.textContent = found.line;
+    this.submitButton.disabled = !found.may_submit;
+    this.submitButton.title = found.words || (found.may_submit ? "" : "Not while there are problems.");
+    this.insert.disabled = false;
+    this.root.dataset.line = found.line;
+  }
+
+  /** Ask what a YAML looks like with what the form holds, and show it. */
+  async describe() {
+    const mine = (this.asked += 1);
+    try {
+      const described = await this.ask("form");
+      if (mine === this.asked && !this.ended) this.show(described);
+      return true;
+    } catch (error) {
+      if (mine === this.asked && !this.ended)
+        this.failed(error, async () => (await this.describe()) && this.greet());
+      return false;
+    }
+  }
+
+  show(described) {
+    this.described = described;
+    this.inside.disabled = false;
+    this.state.yaml = described.yaml;
+    this.pages.show(described);
+    if (this.yaml) {
+      const names = [...new Set([described.yaml, ...described.yamls])].sort((one, two) =>
+        described.yamls.indexOf(one) - described.yamls.indexOf(two));
+      choices(this.yaml, names.map((name) => [name, name]));
+      this.yaml.value = described.yaml;
+    }
+    this.refill();
+    this.take(described.assessment);
+  }
+
+  // --- what a person does ---
+
+  /** Another YAML: the notebook's overrides stay, with a word; changes of the form stay with the old one. */
+  async open(yaml) {
+    const before = this.copy();
+    const left = Object.keys(before.typed).length;
+    Object.assign(this.state, { yaml, typed: {} });
+    if (!(await this.redescribe(before))) return;
+    const parts = [`Opened ${yaml}${this.givenWords(" with the notebook's ")}.`], actions = [];
+    if (this.described.left_out)
+      parts.push(`The notebook's overrides do not go with it: ${this.described.left_out}`);
+    if (left) {
+      parts.push(`${changesCounted(left)} of ${before.yaml} ${left === 1 ? "was" : "were"} left behind.`);
+      actions.push(["Take along", () => this.use(before.typed, `the changes of ${before.yaml}`)]);
+      actions.push(["Undo", () => this.put(before)]);
+    }
+    if (this.described.given.length) actions.push(["Without the notebook's", () => this.dropGiven()]);
+    this.say(parts.join(" "), "", actions);
+  }
+
+  /** Describe the state; a YAML that cannot be read leaves the form as it was. */
+  async redescribe(before) {
+    this.say("Reading\u2026");
+    try {
+      const described = await this.ask("form");
+      this.show(described);
+      this.touched();
+      return true;
+    } catch (error) {
+      this.state = before;
+      if (this.yaml) this.yaml.value = before.yaml;
+      this.say(error.message, "bad");
+      return false;
+    }
+  }
+
+  copy() {
+    return { ...this.state, typed: { ...this.state.typed } };
+  }
+
+  givenWords(before) {
+    const given = this.described.given.map(([key, , now]) => `${key} = ${now}`);
+    return given.length ? `${before}${given.join(", ")}` : "";
+  }
+
+  /** Put an earlier state back. */
+  async put(state) {
+    const now = this.copy();
+    this.state = { ...state, typed: { ...state.typed }, seq: this.state.seq };
+    if (await this.redescribe(now)) this.say("The changes are back.");
+  }
+
+  resetAll() {
+    const before = this.copy(), count = Object.keys(before.typed).length;
+    this.state.typed = {};
+    this.refill();
+    this.touched();
+    const stays = this.givenWords(" Still changed, by the notebook: ");
+    const actions = count ? [["Undo", () => this.put(before)]] : [];
+    if (this.described.given.length) actions.push(["Take those back too", () => this.dropGiven()]);
+    const words = count ? `${changesCounted(count)} taken back.` : "Nothing was changed here.";
+    this.say(words + stays, "", actions);
+    this.answer.textContent = "";
+  }
+
+  /** The YAML alone: the notebook's overrides are not applied from now on. */
+  async dropGiven() {
+    const before = this.copy();
+    this.state.given = false;
+    if (await this.redescribe(before))
+      this.say("The notebook's overrides are left out.", "", [["Undo", () => this.put(before)]]);
+  }
+
+  /** Take over texts for several fields, such as a layout's. */
+  use(texts, words) {
+    const before = this.copy();
+    for (const [key, text] of Object.entries(texts)) {
+      if (text === this.pages.specs.get(key).value) delete this.state.typed[key];
+      else this.state.typed[key] = text;
+    }
+    this.refill();
+    this.touched();
+    this.say(`Taken over: ${words}.`, "", [["Undo", () => this.put(before)]]);
+  }
+
+  go(key) {
+    if (key === "name") this.name.focus();
+    else this.pages.go(key);
+  }
+
+  async insertCell() {
+    try {
+      await this.host.insertCell(this.found.cell);
+      this.answer.textContent = "A cell with these values stands in the notebook.";
+    } catch (error) {
+      this.answer.textContent = `No cell was inserted: ${error.message}`;
+    }
+  }
+
+  async submit() {
+    this.submitButton.disabled = true;
+    this.answer.className = "nbf-answer";
+    this.answer.textContent = "Submitting\u2026";
+    try {
+      const { name, job_id: job } = await this.ask("submit");
+      this.answer.classList.add("nbf-good");
+      this.answer.textContent = `Submitted: job ${job} of ${name}. In a cell: nb.open_run("${name}")`;
+      if (this.host.openRun) this.answer.append(" ", button("Open", "", () => this.host.openRun(name)));
+      if (this.host.notify) this.host.notify(`${name} is submitted`, "success");
+      this.showRun(name);
+    } catch (error) {
+      this.answer.classList.add("nbf-error");
+      this.answer.textContent = error.message;
+    } finally {
+      this.submitButton.disabled = !(this.found && this.found.may_submit);
+    }
+  }
+
+  /** The run below the form, in a notebook. */
+  showRun(name) {
+    if (this.endRun) this.endRun();
+    this.endRun = null;
+    if (!this.below || this.asks.source !== "server") return;
+    const place = element("div");
+    this.result.replaceChildren(place);
+    this.endRun = mountRun(place, { server: this.server, name, host: this.host });
+  }
+
+  // --- the kernel ---
+
+  sayKernel() {
+    if (!this.ofKernel) return;
+    let words = "The notebook's next cell gets these values: form.config.";
+    if (this.lost)
+      words = "The kernel that made this form is gone: the next cells do not get these values. Run the "
+        + "form's cell again, which offers them, or take them over as a cell.";
+    else if (this.unheardNow())
+      words = "The kernel has not heard of the last change yet; it does when its running cell has ended.";
+    this.kernel.textContent = words;
+    this.kernel.classList.toggle("nbf-warning", words.startsWith("The kernel"));
+  }
+
+  /** The kernel was restarted or shut down: the model's comm is dead. */
+  lose() {
+    if (this.lost) return;
+    this.lost = true;
+    this.asks.lose();
+    if (this.id) keepDraft(this.id, this.startKey, this.state, true);
+    this.sayKernel();
+  }
+
+  unheardNow() {
+    return Boolean(this.model) && !this.lost && this.model.get("heard") < this.state.seq;
+  }
+
+  /** Whether the kernel that has the model is there still: by its comm, and by what the kernel says of it. */
+  async look() {
+    const manager = this.model && this.model.widget_manager, key = this.model && this.model.get("key");
+    if (!manager || !key) return;
+    try {
+      const found = await manager.get_model(key);
+      if (!found.comm_live) return this.lose();
+      // A kernel that was restarted from elsewhere; one that runs a cell answers after it.
+      const { kernel } = manager;
+      if (!kernel || !kernel.requestCommInfo) return;
+      const { content } = await kernel.requestCommInfo({ target_name: "jupyter.widget" });
+      if (content.comms && !(key in content.comms)) this.lose();
+    } catch {
+      if (!this.ended) this.lose();
+    }
+  }
+
+  begin() {
+    const kept = this.id ? draftOf(this.id) : null;
+    if (this.model) {
+      this.onHeld = () => this.adopt(this.model.get("held"));
+      this.onHeard = () => this.sayKernel();
+      this.onLive = () => this.look();
+      this.model.on("change:held", this.onHeld);
+      this.model.on("change:heard", this.onHeard);
+      this.model.on("comm_live_update", this.onLive);
+      this.look();
+      const held = this.model.get("held");
+      if (held && held.seq !== undefined) this.state = { ...this.state, ...held };
+    }
+    const newer = kept && kept.start === this.startKey && kept.state.seq > this.state.seq;
+    if (newer) this.state = { ...this.state, ...kept.state };
+    this.say("Reading\u2026");
+    this.describe().then((done) => {
+      if (!done || this.ended) return;
+      if (newer) this.keep();
+      this.greet();
+    });
+  }
+
+  /** The first words: who answers, or changes that a form before this one held. */
+  greet() {
+    this.sayKernel();
+    const found = this.id && !Object.keys(this.state.typed).length ? orphanOf(this.startKey, this.id) : null;
+    if (found) {
+      const [id, { state }] = found, count = Object.keys(state.typed).length;
+      const forget = () => {
+        forgetDraft(id);
+        this.say("");
+      };
+      const take = () => {
+        forgetDraft(id);
+        this.put({ ...this.state, ...state });
+      };
+      const words = `A form of this run held ${changesCounted(count)} when its kernel went away.`;
+      return this.say(words, "", [["Take them over", take], ["Forget them", forget]]);
+    }
+    const left = this.described.left_out;
+    if (left) return this.say(`Left out of the notebook's overrides: ${left}`, "bad");
+    this.say(this.asks.words);
+  }
+
+  /** The kernel changed the values: form.set in a cell. */
+  adopt(held) {
+    if (!held || !(held.seq > this.state.seq)) return;
+    const same = held.yaml === this.state.yaml && held.given === this.state.given;
+    this.state = { ...this.state, ...held, typed: { ...held.typed } };
+    if (same && this.described) {
+      this.refill();
+      this.assess();
+    } else this.describe();
+  }
+
+  end() {
+    this.ended = true;
+    clearTimeout(this.timer);
+    clearTimeout(this.looking);
+    if (this.model) {
+      this.model.off("change:held", this.onHeld);
+      this.model.off("change:heard", this.onHeard);
+      this.model.off("comm_live_update", this.onLive);
+    }
+    this.asks.dispose();
+    if (this.endRun) this.endRun();
+  }
+}

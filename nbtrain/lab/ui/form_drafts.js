@@ -1,0 +1,42 @@
+// What was typed into forms, kept by this browser: a form comes back after a reload, kernel or not.
+
+const DRAFTS_KEY = "nbtrain-form-drafts";
+const MOST_DRAFTS = 20;
+
+function readDrafts() {
+  try {
+    return JSON.parse(window.localStorage.getItem(DRAFTS_KEY)) || {};
+  } catch {
+    return {}; // no storage, or not ours
+  }
+}
+
+function writeDrafts(drafts) {
+  const sorted = Object.entries(drafts).sort(([, one], [, two]) => two.time - one.time);
+  try {
+    window.localStorage.setItem(DRAFTS_KEY, JSON.stringify(Object.fromEntries(sorted.slice(0, MOST_DRAFTS))));
+  } catch {
+    /* the storage is full or forbidden: the kernel has the values too */
+  }
+}
+
+export const draftOf = (id) => readDrafts()[id] || null;
+
+/** `orphan`: no kernel heard of the last change. */
+export function keepDraft(id, start, state, orphan) {
+  writeDrafts({ ...readDrafts(), [id]: { start, state, orphan, time: Date.now() } });
+}
+
+export function forgetDraft(id) {
+  const drafts = readDrafts();
+  delete drafts[id];
+  writeDrafts(drafts);
+}
+
+/** The newest draft of a form that began alike, whose changes no kernel has heard of: [id, draft] or null. */
+export function orphanOf(start, except) {
+  const found = Object.entries(readDrafts()).filter(
+    ([id, one]) => id !== except && one.orphan && one.start === start && Object.keys(one.state.typed).length,
+  );
+  return found.sort(([, one], [, two]) => two.time - one.time)[0] || null;
+}

@@ -1,0 +1,109 @@
+// One field of the form: its control, with description, unit and default beside it, and what is wrong there.
+
+import { button, element } from "./words.js";
+
+const LONG_CHARS = 34;
+
+/** What a reader is told of a field, in one text. */
+function fieldWords(spec) {
+  const unit = spec.unit ? ` In ${spec.unit}.` : "";
+  const given = spec.default === null ? "Has no default." : `Default: ${spec.default}.`;
+  return `${spec.key}: ${spec.description}${unit} ${given}`.replace(/\s+/g, " ");
+}
+
+let fieldsMade = 0;
+
+export class FormField {
+  /** `changed(key, text)` is called for an edit, `reset(key)` to go back; `whole` labels with the section. */
+  constructor(spec, changed, reset, whole = false) {
+    this.spec = spec;
+    this.id = `nbf-${(fieldsMade += 1)}`;
+    this.node = element("div", "nbf-field");
+    this.node.dataset.key = spec.key;
+    this.node.title = fieldWords(spec);
+    const label = element("label", "nbf-label");
+    if (whole && spec.key !== spec.label)
+      label.append(element("i", "", spec.key.slice(0, -spec.label.length)));
+    label.append(spec.label);
+    label.htmlFor = this.id;
+    this.badge = element("span", "nbf-badge");
+    const back = `take the YAML's value of ${spec.key} back`;
+    this.back = button("\u21ba", back, () => reset(spec.key), "nbf-back");
+    this.back.setAttribute("aria-label", back);
+    const head = element("div", "nbf-head");
+    head.append(label, this.badge, this.back);
+    this.control = this.makeControl();
+    this.control.id = this.id;
+    this.control.setAttribute("aria-describedby", `${this.id}-help`);
+    const event = spec.kind === "switch" || spec.kind === "choice" ? "change" : "input";
+    this.control.addEventListener(event, () => changed(spec.key, this.text, this));
+    const row = element("div", "nbf-row");
+    row.append(this.control);
+    if (spec.unit) row.append(element("span", "nbf-unit", spec.unit));
+    this.help = element("div", "nbf-help");
+    this.help.id = `${this.id}-help`;
+    this.meta = element("div", "nbf-meta");
+    this.node.append(head, row, this.meta, this.help);
+    this.mark({});
+  }
+
+  makeControl() {
+    const { kind, choices, value } = this.spec;
+    if (kind === "switch") {
+      const box = element("input");
+      box.type = "checkbox";
+      return box;
+    }
+    if (kind === "choice") {
+      const select = element("select");
+      select.append(...choices.map((words) => element("option", "", words)));
+      return select;
+    }
+    if (value.length > LONG_CHARS || /^[[{]/.test(value)) {
+      const area = element("textarea");
+      area.rows = 3;
+      area.spellcheck = false;
+      return area;
+    }
+    const input = element("input");
+    input.type = "text";
+    input.spellcheck = false;
+    input.autocomplete = "off";
+    input.placeholder = kind === "yaml" ? "null" : "none";
+    return input;
+  }
+
+  /** The value as a person types it. An empty field of a number is null. */
+  get text() {
+    const { control } = this;
+    if (this.spec.kind === "switch") return control.checked ? "true" : "false";
+    return this.spec.kind === "yaml" && control.value.trim() === "" ? "null" : control.value;
+  }
+
+  set text(text) {
+    const { control } = this;
+    if (this.spec.kind === "switch") control.checked = text === "true";
+    else {
+      const shown = this.spec.kind === "yaml" && text === "null" ? "" : text;
+      // The same text again would move the caret of who types.
+      if (control.value !== shown) control.value = shown;
+    }
+  }
+
+  /** Show what was found: `changed` "form" or "given", `problems` messages, `also` a field to look at. */
+  mark({ changed = "", problems = [], also = "", finding = "" }) {
+    const { node, spec } = this;
+    node.classList.toggle("nbf-changed", Boolean(changed));
+    node.classList.toggle("nbf-bad", problems.length > 0);
+    node.classList.toggle("nbf-also", !problems.length && Boolean(also));
+    this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
+    this.back.hidden = !changed;
+    this.control.setAttribute("aria-invalid", String(problems.length > 0));
+    const base = changed ? `YAML: ${spec.base || "none"}` : "";
+    const given = spec.default === null ? "no default" : `default: ${spec.default || "none"}`;
+    this.meta.textContent = [given, base].filter(Boolean).join(" \u00b7 ");
+    const said = problems.length ? problems.join(" ") : also || finding;
+    this.help.className = `nbf-help ${problems.length ? "nbf-error" : said ? "nbf-warning" : ""}`;
+    this.help.textContent = said || spec.description.replace(/\s+/g, " ");
+  }
+}

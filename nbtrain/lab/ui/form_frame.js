@@ -1,0 +1,100 @@
+// The form's elements: what stands above and below the fields, and the words in its own lines.
+
+import { FormLayouts } from "./form_layouts.js";
+import { FormPages } from "./form_pages.js";
+import { FormSide } from "./form_side.js";
+import { FORM_CSS } from "./form_style.js";
+import { addStyle } from "./style.js";
+import { button, choices, copyButton, element } from "./words.js";
+
+const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small, on CPU" };
+
+/** What form.js fills and listens to. */
+export class FormFrame {
+  build() {
+    addStyle();
+    addStyle("nbtrain-form-style", FORM_CSS);
+    this.root.classList.add("nbt-root", "nbtrain-form");
+    this.pages = new FormPages(this);
+    this.side = new FormSide((key) => this.go(key));
+    this.layouts = new FormLayouts(this);
+    this.notice = element("div", "nbf-notice");
+    this.notice.setAttribute("role", "status");
+    this.inside = element("fieldset");
+    this.inside.disabled = true;
+    const middle = element("div", "nbf-middle");
+    middle.append(this.pages.first, this.side.node);
+    this.inside.append(this.head(), middle, this.pages.all, this.side.rest, this.layouts.node);
+    this.kernel = element("div", "nbf-kernel");
+    this.kernel.setAttribute("role", "status");
+    this.answer = element("div", "nbf-answer");
+    this.answer.setAttribute("role", "status");
+    this.result = element("div", "nbf-run");
+    const rows = [this.inside, this.foot(), this.kernel, this.answer, this.result];
+    this.root.replaceChildren(this.titleNode, this.notice, ...rows);
+  }
+
+  head() {
+    const top = element("div", "nbf-top");
+    const titled = (words, control, title) => {
+      const label = element("label", "", words);
+      label.title = title;
+      label.append(control);
+      top.append(label);
+      return control;
+    };
+    const title = this.start.clone ? `Clone of ${this.start.clone}` : "Launch a run";
+    this.titleNode = element("div", "nbf-title", title);
+    this.titleNode.setAttribute("role", "heading");
+    this.titleNode.setAttribute("aria-level", "3");
+    if (!this.start.clone) {
+      this.yaml = titled("run YAML", element("select"), "The YAMLs of the workspace and of nbtrain.");
+      this.yaml.addEventListener("change", () => this.open(this.yaml.value));
+      const about = "A file of your own; a relative path is relative to the workspace.";
+      this.path = titled("or the path of one", element("input"), about);
+      this.path.type = "text";
+      this.path.placeholder = "my-run.yaml";
+      this.path.addEventListener("change", () => this.path.value.trim() && this.open(this.path.value.trim()));
+    }
+    this.name = titled("name", element("input"), "The run's folder under the output root.");
+    this.name.type = "text";
+    this.name.dataset.key = "name";
+    this.name.addEventListener("input", () => this.changed("name", this.name.value));
+    this.nameHelp = element("span", "nbf-help nbf-error");
+    this.name.parentElement.append(this.nameHelp);
+    if (this.start.mode) {
+      this.mode = titled("mode of the notebook", element("select"), "What the next cell does with the run.");
+      choices(this.mode, Object.entries(MODE_WORDS));
+      this.mode.value = this.state.mode;
+      this.mode.addEventListener("change", () => {
+        this.state.mode = this.mode.value;
+        this.touched();
+      });
+    }
+    return top;
+  }
+
+  foot() {
+    const foot = element("div", "nbf-foot");
+    this.line = element("code", "nbf-line");
+    this.line.tabIndex = 0;
+    const all = "Take back every change that was made in this form.";
+    this.resetButton = button("Reset", all, () => this.resetAll());
+    const insert = this.host.insertCell;
+    const about = "A cell below that does what this form holds.";
+    this.insert = insert
+      ? button("Insert as cell", about, () => this.insertCell())
+      : copyButton("Copy as cell", about, () => this.found.cell);
+    this.submitButton = button("Submit", "", () => this.submit(), "nbt-primary");
+    this.submitButton.disabled = this.insert.disabled = true;
+    foot.append(this.line, this.resetButton, this.insert, this.submitButton);
+    return foot;
+  }
+
+  /** One line above the fields; `actions` are [words, act]. */
+  say(text, kind = "", actions = []) {
+    this.notice.className = `nbf-notice ${kind && `nbf-${kind}`}`;
+    const buttons = actions.map(([words, act]) => button(words, "", act));
+    this.notice.replaceChildren(element("span", "", text), ...buttons);
+  }
+}

@@ -1,0 +1,148 @@
+// The form's fields in their places: the essential ones first, all of them by group with a search below.
+
+import { FormField } from "./form_fields.js";
+import { Tabs } from "./tabs.js";
+import { element } from "./words.js";
+
+export class FormPages {
+  /** `form` gives text(key), changed(key, text) and reset(key). */
+  constructor(form) {
+    this.form = form;
+    this.fields = new Map();
+    this.marks = {};
+    this.first = element("div", "nbf-grid");
+    this.first.setAttribute("role", "group");
+    this.first.setAttribute("aria-label", "Essential fields");
+    this.all = element("details", "nbf-all");
+    this.title = element("summary", "", "All fields");
+    this.all.append(this.title);
+  }
+
+  /** Fields of another YAML; the tab and the search stay. */
+  show(described) {
+    this.described = described;
+    this.specs = new Map(described.fields.map((spec) => [spec.key, spec]));
+    this.fields.clear();
+    this.title.textContent = `All fields (${described.fields.length - 1})`;
+    this.first.replaceChildren(...described.essentials.map((key) => this.field(key, "first").node));
+    if (!this.tabs) this.makeTabs(described.groups);
+    else this.open();
+    this.count();
+  }
+
+  makeTabs(groups) {
+    this.search = element("input");
+    this.search.type = "search";
+    this.search.placeholder = "search: name or words";
+    this.search.setAttribute("aria-label", "search all fields");
+    this.search.addEventListener("input", () => this.open());
+    this.tabs = new Tabs(groups.map(({ title }) => [title, title]), () => this.chosen());
+    this.tabs.bar.append(element("span", "nbt-room"), this.search);
+    this.all.append(this.tabs.bar, this.tabs.page);
+    this.tabs.page.tabIndex = 0;
+    this.tabs.select(groups[0].title);
+  }
+
+  chosen() {
+    this.search.value = "";
+    this.open();
+  }
+
+  /** Fill the page of the chosen tab, or of what is searched for. */
+  open() {
+    const wanted = this.search.value.trim().toLowerCase(), parts = [];
+    for (const { title, sections } of this.described.groups) {
+      if (!wanted && title !== this.tabs.key) continue;
+      for (const { name, keys } of sections) {
+        const found = keys.filter((key) => !wanted || this.found(key, wanted));
+        if (!found.length) continue;
+        const grid = element("div", "nbf-grid");
+        grid.append(element("div", "nbf-part", wanted ? `${title}: ${name}` : name));
+        grid.append(...found.map((key) => this.field(key, "all").node));
+        parts.push(grid);
+      }
+    }
+    if (!parts.length) parts.push(element("p", "nbt-empty", `No field has "${this.search.value.trim()}".`));
+    this.tabs.page.replaceChildren(...parts);
+    this.tabs.page.scrollTop = 0;
+  }
+
+  found(key, wanted) {
+    const { description } = this.specs.get(key);
+    return `${key} ${description}`.toLowerCase().replace(/\s+/g, " ").includes(wanted);
+  }
+
+  /** The field of a key in one place; an essential one has two, which follow each other. */
+  field(key, place) {
+    const own = `${place} ${key}`;
+    if (!this.fields.has(own)) {
+      const made = new FormField(
+        this.specs.get(key),
+        (name, text, source) => {
+          for (const other of this.placesOf(name)) if (other !== source) other.text = text;
+          this.form.changed(name, text);
+        },
+        (name) => this.form.reset(name),
+        place === "first",
+      );
+      made.text = this.form.text(key);
+      made.mark(this.marks[key] || {});
+      this.fields.set(own, made);
+    }
+    return this.fields.get(own);
+  }
+
+  placesOf(key) {
+    return ["first", "all"].map((place) => this.fields.get(`${place} ${key}`)).filter(Boolean);
+  }
+
+  /** Every field shows the form's text. */
+  refill() {
+    for (const field of this.fields.values()) field.text = this.form.text(field.spec.key);
+  }
+
+  /** `marks` is {key: what FormField.mark takes}. */
+  mark(marks) {
+    this.marks = marks;
+    for (const field of this.fields.values()) field.mark(marks[field.spec.key] || {});
+    this.count();
+  }
+
+  /** How many fields of each tab are wrong or changed. */
+  count() {
+    for (const { title } of this.described.groups) {
+      let wrong = 0, changed = 0;
+      for (const [key, mark] of Object.entries(this.marks)) {
+        const spec = this.specs.get(key);
+        if (!spec || spec.group !== title) continue;
+        wrong += (mark.problems || []).length;
+        changed += mark.changed ? 1 : 0;
+      }
+      const parts = [document.createTextNode(title)];
+      const badge = (number, name, one, many) => {
+        const node = element("span", `nbf-count ${name}`, number);
+        const words = ` ${number === 1 ? one : many}`;
+        node.title = number + words;
+        node.append(element("span", "nbt-unseen", words));
+        parts.push(node);
+      };
+      if (wrong) badge(wrong, "nbf-wrong", "problem", "problems");
+      if (changed) badge(changed, "", "changed field", "changed fields");
+      this.tabs.tabs[title].replaceChildren(...parts);
+    }
+  }
+
+  /** Bring a field into sight and put the caret into it. */
+  go(key) {
+    const spec = this.specs.get(key);
+    let field = this.fields.get(`first ${key}`);
+    if (!field && spec && spec.group) {
+      this.all.open = true;
+      this.tabs.select(spec.group);
+      field = this.field(key, "all");
+    }
+    if (!field) return;
+    field.node.scrollIntoView({ block: "nearest" });
+    field.control.focus({ preventScroll: true });
+  }
+}

@@ -1,0 +1,127 @@
+// What is said of the form's values: fits, time and disk; problems, all at once; changes; the plan's rest.
+
+import { pairs } from "./table.js";
+import { button, element } from "./words.js";
+
+const TILES = [["fits", "Fits"], ["time", "Time"], ["disk", "Disk"]];
+
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+export class FormSide {
+  /** `go(key)` brings a field into sight. */
+  constructor(go) {
+    this.go = go;
+    this.node = element("div", "nbf-side");
+    const tiles = element("div", "nbt-tiles");
+    this.tiles = {};
+    for (const [key, title] of TILES) {
+      const tile = element("div", "nbt-tile");
+      this.tiles[key] = element("strong", "", "\u2026");
+      tile.append(element("span", "", title), this.tiles[key]);
+      tiles.append(tile);
+    }
+    this.when = element("div", "nbf-when");
+    this.verdict = element("div", "nbf-verdict");
+    this.verdict.setAttribute("aria-live", "polite");
+    // Of one height whatever is found, so that nothing below moves.
+    this.found = element("div", "nbf-found");
+    this.found.tabIndex = 0;
+    this.found.setAttribute("role", "region");
+    this.found.setAttribute("aria-label", "what was found");
+    this.changes = this.details("Changed fields", "nbf-changes");
+    this.findings = this.details("Findings of the plan", "nbf-findings");
+    this.plan = this.details("Plan", "nbf-plan");
+    this.node.append(tiles, this.when, this.verdict, this.found, this.changes.node);
+    // The rest, in the whole width.
+    this.rest = element("div", "nbf-rest");
+    this.rest.append(this.findings.node, this.plan.node);
+  }
+
+  details(title, name) {
+    const node = element("details", `nbt-details ${name}`);
+    const summary = element("summary", "", title), content = element("div");
+    node.append(summary, content);
+    return { node, summary, content, title };
+  }
+
+  fill(part, number, content) {
+    part.summary.textContent = number === null ? part.title : `${part.title} (${number})`;
+    part.node.hidden = number === 0;
+    part.content.replaceChildren(...content);
+  }
+
+  show(found) {
+    const { problems, shortages, headline, changes, findings } = found;
+    for (const node of [this.node, this.rest]) node.classList.toggle("nbf-stale", !headline);
+    this.when.textContent = headline || !problems.length ? "" : "Plan of the last values that go together";
+    if (headline) {
+      for (const [key] of TILES) this.tiles[key].textContent = headline[key];
+      this.tiles.fits.className = headline.kind ? `nbf-${headline.kind}` : "";
+    }
+    this.showFound(found);
+    this.fill(this.changes, changes.length, [this.changed(changes)]);
+    if (!headline && problems.length) return;
+    const texts = findings.map((one) => {
+      const node = element("p", "", "");
+      node.append(element("b", "", `${one.label}: `), `${one.message} ${one.fix}`);
+      return node;
+    });
+    this.fill(this.findings, findings.length, texts);
+    const grid = element("div", "nbf-tables");
+    for (const [title, rows] of found.plan || []) {
+      const part = element("div");
+      const table = pairs(rows.map(([name, text]) => [name.trim(), text]), title);
+      part.append(element("h4", "", title), table);
+      grid.append(part);
+    }
+    this.fill(this.plan, null, [grid]);
+    if (shortages.length) this.verdict.classList.add("nbf-tight");
+  }
+
+  showFound({ problems, shortages, words, ready }) {
+    const fields = new Set(problems.map(({ key }) => key)).size;
+    this.verdict.className = `nbf-verdict ${problems.length ? "nbf-error" : ready ? "nbf-good" : ""}`;
+    if (problems.length) {
+      const where = fields > 1 ? ` at ${counted(fields, "field")}` : "";
+      this.verdict.textContent = `${counted(problems.length, "problem")}${where}`;
+      const list = element("ul");
+      for (const { key, message } of problems) {
+        const row = element("li");
+        if (key) {
+          const link = button("", `go to ${key}`, () => this.go(key));
+          link.append(element("b", "", key), ` ${message}`);
+          row.append(link);
+        } else row.textContent = message;
+        list.append(row);
+      }
+      this.found.replaceChildren(list);
+      return;
+    }
+    if (words) {
+      this.verdict.textContent = "Ready for the next cell";
+      this.found.replaceChildren(element("p", "", words));
+      return;
+    }
+    if (!shortages.length) {
+      this.verdict.textContent = "Ready to submit";
+      this.found.replaceChildren(element("p", "", "Nothing stands against it on this machine."));
+      return;
+    }
+    this.verdict.textContent = "This machine cannot start it yet";
+    const fixes = new Map();
+    for (const one of shortages) fixes.set(one.fix, [...(fixes.get(one.fix) || []), one.message]);
+    this.found.replaceChildren(...[...fixes].flatMap(([fix, messages]) => [
+      ...messages.map((message) => element("p", "", message)),
+      element("p", "nbf-warning", fix),
+    ]));
+  }
+
+  changed(changes) {
+    return pairs(changes.map(([key, before, now, by]) => {
+      const node = element("span");
+      node.append(element("s", "", before), ` \u2192 `, element("strong", "", now));
+      if (by === "given") node.append(element("span", "nbf-unit", "  from the notebook"));
+      return [key, node];
+    }), "changed fields");
+  }
+}

@@ -1,0 +1,30 @@
+// The launch form in a notebook: form.js as an anywidget, and its rescue.
+//
+//   default export   anywidget's render: the form of a LaunchForm widget
+//   rescueForm       shows the form in place of a widget that JupyterLab could not revive
+
+import { mountForm } from "./form.js";
+import { notebookHost } from "./host.js";
+import { standIn } from "./rescue.js";
+import { serverHere } from "./server.js";
+import { element } from "./words.js";
+
+function mountHere(root, options) {
+  const server = serverHere();
+  root.dataset.form = options.id;
+  return mountForm(root, { server, host: notebookHost(server), below: true, ...options });
+}
+
+export function rescueForm(place) {
+  const { id, start } = JSON.parse(place.dataset.form);
+  const isMine = (node) => node.dataset.form === id;
+  standIn(place, ".nbtrain-form", isMine, (own) => mountHere(own, { id, start, orphaned: true }));
+}
+
+export default {
+  render({ model, el }) {
+    const root = element("div");
+    el.append(root);
+    return mountHere(root, { id: model.get("form_id"), start: model.get("start"), model });
+  },
+};

@@ -1,0 +1,231 @@
+"""The launch form in a real browser: what is typed is checked at its field, reaches the next cell, and stays.
+
+jupyterlab.py says which environment variables choose the browser and keep pictures.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.jupyterlab import (
+    BUSY_SECONDS,
+    Lab,
+    command,
+    kernel_busy,
+    open_notebook,
+    run_cell,
+    saved,
+    screenshot,
+    wait_for,
+    wait_for_kernel,
+    write_notebook,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+OPENED = 'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", "batch.max_steps=400", "full")\nform'
+NEXT = (
+    "config = form.config\n"
+    'print("HELD", config.batch.max_steps, config.batch.micro_batch_size, form.mode)\n'
+    'print("WHILE BUSY", heard)'
+)
+# A cell that notes when a change arrives while it runs.
+BUSY = (
+    "import threading, time\n\nheard = []\nbegin = time.time()\nbefore = form.heard\n"
+    'form.observe(lambda change: heard.append(threading.current_thread().name), "heard")\n'
+    "time.sleep({seconds})"
+)
+
+
+class FormPage:
+    """The form as a person reads it."""
+
+    def __init__(self, page: Any):
+        self.page = page
+        self.node = page.locator(".nbtrain-form").first
+
+    def shows(self, part: str, words: str) -> None:
+        self.node.locator(part, has_text=words).first.wait_for()
+
+    def field(self, key: str) -> Any:
+        return self.node.locator(f".nbf-field[data-key='{key}']").locator("visible=true").first
+
+    def type(self, key: str, text: str) -> None:
+        self.field(key).locator("input,textarea").first.fill(text)
+
+    def button(self, words: str) -> Any:
+        return self.node.get_by_role("button", name=words, exact=True)
+
+    @property
+    def line(self) -> str:
+        return self.node.locator(".nbf-line").inner_text()
+
+    @property
+    def height(self) -> float:
+        return self.node.bounding_box()["height"]
+
+
+def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any) -> None:
+    """Hover, problems at their fields, Reset, YAMLs, mode; then a new kernel, and a reload without one."""
+    write_notebook(lab, "form.ipynb", OPENED, NEXT.replace("heard", "None"))
+    open_notebook(page, lab, "form.ipynb")
+    run_cell(page, 0)
+    form = FormPage(page)
+    form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400})')
+    form.shows(".nbf-kernel", "The notebook's next cell gets these values")
+    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 12
+    screenshot(page, "form")
+
+    # What stands beside a field, and what hovering shows.
+    lr = form.field("lr_schedule.lr")
+    assert "Peak learning rate." in lr.inner_text() and "no default" in lr.inner_text()
+    lr.locator("input").hover()
+    assert hovered(page, lr.locator("input")).startswith("lr_schedule.lr: Peak learning rate.")
+    batch = form.field("batch.global_batch_size")
+    assert "sequences" in batch.inner_text()
+
+    # All problems at once, each at its field, counted on its tab; nothing moves.
+    height = form.height
+    form.type("batch.micro_batch_size", "5")
+    form.type("lr_schedule.lr", "fast")
+    form.shows(".nbf-verdict", "2 problems at 2 fields")
+    rule = "Must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10."
+    assert batch.locator(".nbf-help").inner_text() == rule
+    assert batch.locator("input").get_attribute("aria-invalid") == "true"
+    assert lr.locator(".nbf-help").inner_text() == "Must be a number."
+    assert form.node.locator(".nbf-found").inner_text().count("must be a multiple".capitalize()) == 1
+    assert form.button("Submit").is_disabled()
+    assert form.height == height
+    tab = form.node.get_by_role("tab", name=re.compile("^Training"))
+    form.node.locator(".nbf-all > summary").click()
+    tab.click()
+    counts = [words.split() for words in tab.locator(".nbf-count").all_text_contents()]
+    assert counts == [["2", "problems"], ["3", "changed", "fields"]]
+    screenshot(page, "form-problems")
+    form.node.get_by_role("searchbox", name="search all fields").fill("zero++")
+    form.shows(".nbf-all .nbf-label", "zero_hpz")
+    form.node.locator(".nbf-all > summary").click()
+
+    # The next cell gets what the form holds.
+    form.type("lr_schedule.lr", "0.002")
+    form.type("batch.micro_batch_size", "4")
+    form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400, "batch.micro_batch_size": 4})')
+    form.node.get_by_label("mode of the notebook").select_option("twin")
+    form.shows(".nbf-line", 'nb.twin("gpt-tiny"')
+    assert form.button("Submit").is_disabled()
+    run_cell(page, 1)
+    page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 twin").wait_for()
+
+    # Reset and another YAML keep what the notebook asked for, and say so.
+    form.node.get_by_label("mode of the notebook").select_option("full")
+    form.button("Reset").click()
+    form.shows(".nbf-notice", "1 change taken back. Still changed, by the notebook: batch.max_steps = 400")
+    form.button("Undo").click()
+    form.shows(".nbf-line", "micro_batch_size")
+    form.node.get_by_label("run YAML").select_option("gpt-125m")
+    form.shows(".nbf-notice", "Opened gpt-125m with the notebook's batch.max_steps = 400.")
+    form.shows(".nbf-line", 'nb.submit("gpt-125m", {"batch.max_steps": 400})')
+    form.button("Take along").click()
+    form.shows(".nbf-line", '"batch.micro_batch_size": 4')
+    command(page, "docmanager:save")
+    wait_for(lambda: "nbtrain-rescue" in saved(lab, "form.ipynb"), lambda: "the notebook was not saved")
+
+    # Another kernel: the server answers on, and the form says that the cells do not hear it.
+    lab.restart_kernels()
+    form.type("batch.max_steps", "78")
+    form.shows(".nbf-kernel", "The kernel that made this form is gone")
+    form.shows(".nbf-line", '"batch.max_steps": 78')
+    assert form.button("Submit").is_enabled()
+    page.reload()
+    form = FormPage(page)
+    form.shows(".nbf-line", 'nb.submit("gpt-125m", {"batch.max_steps": 78, "batch.micro_batch_size": 4})')
+    form.shows(".nbf-kernel", "The kernel that made this form is gone")
+    assert page.locator("text=Error displaying widget").locator("visible=true").count() == 0
+    screenshot(page, "form-reloaded")
+
+    # The form's cell run again offers what no kernel has heard.
+    wait_for_kernel(page)
+    run_cell(page, 0)
+    form.shows(".nbf-notice", "A form of this run held 2 changes when its kernel went away.")
+    form.button("Take them over").click()
+    form.shows(".nbf-line", '"batch.max_steps": 78')
+    form.shows(".nbf-kernel", "The notebook's next cell gets these values")
+    run_cell(page, 1)
+    page.locator(".jp-OutputArea-output pre", has_text="HELD 78 4 full").wait_for()
+
+
+def hovered(page: Any, place: Any) -> str:
+    """The title of what lies under the pointer in the middle of a place."""
+    box = place.bounding_box()
+    middle = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+    found = "([x, y]) => document.elementFromPoint(x, y).closest('[title]')?.title ?? ''"
+    return page.evaluate(found, middle)
+
+
+@pytest.mark.soak
+def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab, page: Any) -> None:
+    """The kernel gives the same answers between cells; when it is gone too, nothing can be submitted."""
+    page.route("**/nbtrain/form*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
+    page.route("**/nbtrain/form/**", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
+    page.route("**/nbtrain/submit*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
+    write_notebook(lab, "kernel.ipynb", OPENED, NEXT.replace("heard", "None"))
+    open_notebook(page, lab, "kernel.ipynb")
+    run_cell(page, 0)
+    form = FormPage(page)
+    form.shows(".nbf-notice", "no server half of nbtrain that gives forms. The kernel answers")
+    form.type("batch.micro_batch_size", "5")
+    form.shows(".nbf-verdict", "1 problem")
+    form.type("batch.micro_batch_size", "4")
+    form.shows(".nbf-line", '"batch.micro_batch_size": 4')
+    assert form.button("Submit").is_enabled()
+    run_cell(page, 1)
+    page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 full").wait_for()
+
+    lab.restart_kernels()
+    form.type("batch.micro_batch_size", "2")
+    form.shows(".nbf-kernel", "The kernel that made this form is gone")
+    form.shows(".nbf-notice", "Nothing is checked or submitted now")
+    assert form.button("Submit").is_disabled()
+    screenshot(page, "form-alone")
+    page.unroute("**/nbtrain/form*")
+    page.unroute("**/nbtrain/form/**")
+    form.button("Try again").click()
+    form.shows(".nbf-line", '"batch.micro_batch_size": 2')
+    assert form.button("Submit").is_enabled()
+
+
+# gpt-tiny on random words, small enough for 50 steps a second.
+SUBMITTED = (
+    "name=submitted model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
+    "batch.global_batch_size=4 batch.max_steps=200000 evaluation.eval_iters=0 "
+    "checkpoint.save_interval_steps=100000 "
+    "tokenizer.name=mock tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]'"
+)
+
+
+@pytest.mark.soak
+def test_a_form_submits_while_a_cell_runs(lab: Lab, page: Any) -> None:
+    """Its run appears below it, advances and stops; a cell that runs does not hear of changes, or does."""
+    prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(SUBMITTED)]
+    subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
+    opened = f'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", """{SUBMITTED}""")\nform'
+    write_notebook(lab, "submit.ipynb", opened, BUSY.format(seconds=BUSY_SECONDS))
+    open_notebook(page, lab, "submit.ipynb")
+    run_cell(page, 0)
+    form = FormPage(page)
+    form.shows(".nbf-verdict", "Ready to submit")
+    run_cell(page, 1)
+    wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
+    form.type("lr_schedule.lr", "0.003")
+    form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
+    form.button("Submit").click()
+    form.shows(".nbf-answer", "Submitted: job")
+    page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
+    assert kernel_busy(lab)
+    page.locator(".nbtrain-panel .nbt-stop").first.click()
+    page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
+    screenshot(page, "form-submitted")

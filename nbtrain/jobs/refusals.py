@@ -1,6 +1,7 @@
 """Why a run may not be submitted or resumed: one function for each reason."""
 
 import os
+import re
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
@@ -18,6 +19,8 @@ from nbtrain.jobs.environment import dataset_sha256
 
 # Papermill may have put its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
+# The first file of a run that is made (base/files.py).
+BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
 
 def refuse_foreign(run: RunDir) -> None:
@@ -33,6 +36,10 @@ def refuse_foreign(run: RunDir) -> None:
         ) from error
     if identity is None:
         entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
+        # Another process submits the run at this moment.
+        entries = {name for name in entries if not BEING_WRITTEN.fullmatch(name)}
+        if run.run_json.name in entries:
+            return refuse_foreign(run)
         if entries:
             shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
             raise SubmitError(

@@ -14,7 +14,7 @@ from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved
 from nbtrain.jobs.backends.local import LocalBackend
@@ -22,6 +22,7 @@ from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.control import cancel
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.obstacle import mistake, shortage
+from nbtrain.jobs.refusals import refuse_foreign
 from nbtrain.jobs.submit import clone, resume, submit
 from nbtrain.monitor.runs import list_runs, runs_table
 
@@ -505,6 +506,19 @@ def test_a_foreign_folder_is_refused(tiny):
         "written. Choose another `name:`, or move that folder away."
     )
     assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_another_process_is_making_is_not_foreign(workspace, monkeypatch):
+    """Its first file is half written, or comes between two looks."""
+    run = RunDir.named("tiny")
+    run.path.mkdir(parents=True)
+    (run.path / ".run.json.50234721.tmp").write_text("{")
+    refuse_foreign(run)
+    records = iter([None, {"schema_version": SCHEMA_VERSION, "name": "tiny"}])
+    run.run_json.write_text("{}")
+    monkeypatch.setattr(RunDir, "record", lambda self: next(records))
+    refuse_foreign(run)
+    assert list(records) == []
 
 
 def test_the_folder_of_another_run_is_refused(tiny):

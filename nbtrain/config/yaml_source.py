@@ -26,6 +26,8 @@ _FLOAT = re.compile(
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 
+_WHOLE_NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0", re.ASCII)
+
 # YAML 1.2's octal numbers, which PyYAML reads as text.
 _OCTAL_1_2 = re.compile(r"^[-+]?0o[0-7]+$")
 # Python itself refuses to read or write an int of more than 4,300 digits.
@@ -319,6 +321,11 @@ def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
 
 def parse_value(text: str) -> Any:
     """The value of `key=value`. Raises ValueError if it is no YAML, MisleadingValue if it looks different."""
+    # Most overrides are a number, true or false, and PyYAML takes 0.1 ms for each.
+    if _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except MisleadingValue:

@@ -378,12 +378,9 @@ def _defaults() -> dict[str, Any]:
 
 def said_by(source: Reading) -> dict[str, Any]:
     """Every field as a job says it: what it does not say has its default."""
-    said = {
-        key: value
-        for key, value in _defaults().items()
-        if not any(one.startswith(f"{key}.") for one in source.values)
-    }
-    return said | source.values
+    # A field of which something inside is said has no default beside it.
+    outer = {one[:end] for one in source.values for end, letter in enumerate(one) if letter == "."}
+    return {key: value for key, value in _defaults().items() if key not in outer} | source.values
 
 
 def read_json_alone(text: str) -> dict[str, Any]:

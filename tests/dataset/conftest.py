@@ -20,12 +20,6 @@ from tests.dataset.indexed_writer import IndexedWriter
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """No test cuts the power, and the wait for the disk is most of the time of a small prepare."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 # Its import takes seconds and warns, so one process answers all tests: a script sets `answer` from `given`.
 MEGATRON_CORE = """
 import json, os, sys, traceback, warnings

@@ -118,10 +118,12 @@ class SlurmBackend(RemoteBackend):
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
         """By the allocation of an earlier sbatch of the same script."""
-        if not job.handle_json.exists():
-            with job.run.locked():
-                if not job.handle_json.exists():
+        # Whoever writes the job holds the run's lock for a moment, and its supervisor from then on.
+        while not job.handle_json.exists():
+            with job.run.locked(blocking=False) as taken:
+                if taken and not job.handle_json.exists():
                     self.was_started(job, run_id)
+            time.sleep(0.1)
         handle = SlurmHandle.read(job.handle_json)
         if handle is None or _own_number() in handle.numbers:
             return ""

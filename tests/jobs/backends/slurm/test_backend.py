@@ -267,3 +267,19 @@ def test_what_can_never_start_is_refused_at_submit(
     slurm["sinfo"] = SINFO
     found = [str(one) for one in BACKEND.obstacles(config(**settings))]
     assert (words in found[0]) if words else found == []
+
+
+def test_one_allocation_of_a_script_has_the_job(
+    job: JobDir, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that wrote its number, or an array's; if it was killed before that, its next start does."""
+    slurm["scontrol"] = "#!/bin/bash\n"
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    assert BACKEND.taken_elsewhere(job, "id") == "Slurm job 12 has it"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    assert BACKEND.taken_elsewhere(job, "id") == ""
+    job.handle_json.unlink()
+    assert BACKEND.taken_elsewhere(job, "id") == ""
+    assert SlurmHandle.read(job.handle_json) == SlurmHandle(["12"])
+    assert slurm["said"] == [("scontrol", "write", "batch_script", "12", "-")]
+    assert (job.path / "slurm.0.sbatch").read_text() == "#!/bin/bash\n"

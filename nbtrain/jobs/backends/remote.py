@@ -28,6 +28,8 @@ from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
 FRESH_SECONDS = 20.0
 # From the order to end a rank's process until its wrapper's record is seen on a shared disk.
 KILL_SECONDS = 8.0
+# A rank that failed leaves its record before its node's torchrun ends; a shared disk may show it later.
+RANKS_WORD_SECONDS = 10.0
 FINISH_SECONDS = 10.0
 POLL_SECONDS = 0.1
 # Enough for any restart; older orders have been carried out.
@@ -83,6 +85,8 @@ class RemoteLauncher:
         self._signals: list[SignalOrder] = []
         self._ended: int | None = None
         self._looked_at: float | None = None
+        # When it was first seen that a node's torchrun had failed.
+        self._failed_at: dict[int, float] = {}
         self.last_words = ""
         """Why the attempt ended, if no rank says it."""
 
@@ -93,6 +97,7 @@ class RemoteLauncher:
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start the agents that are missing; the ranks start once all agents have reported (poll)."""
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
+        self._failed_at = {}
         self.last_words = ""
         # Between two attempts nobody looked; that is no suspension.
         self._looked_at = None
@@ -291,6 +296,15 @@ class RemoteLauncher:
             return "; ".join(refused)
         if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
             return gone[0]
+        # No rank of it says why, or the attempt would be ending: the others wait for it in the rendezvous.
+        now = time.monotonic()
+        for node, one in ends.items():
+            since = self._failed_at.setdefault(node, now) if one.exit_code else now
+            if now - since > RANKS_WORD_SECONDS:
+                return (
+                    f"torchrun of node {self._hosts_of([node])} ended with code {one.exit_code}, and the "
+                    f"other nodes wait for it; logs/node{node}.log says why"
+                )
         assert self._agents is not None
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
             return f"what had started the agents ended with code {code}, and they have been silent since"

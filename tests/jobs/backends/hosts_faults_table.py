@@ -505,6 +505,7 @@ def end_supervisor(scene: Scene) -> None:
 
 def plain(text: str) -> str:
     """Without process numbers."""
+    text = re.sub(r"/[^ `]*/ssh_config-", "ssh_config-", text)
     return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
 
 

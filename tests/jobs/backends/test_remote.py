@@ -395,3 +395,28 @@ def test_the_node_that_does_not_answer_the_order_to_end_is_named(
     monkeypatch.setattr(cluster.launcher, "poll", living)
     cluster.launcher.kill()
     assert cluster.launcher.last_words.startswith(words)
+
+
+def test_a_node_whose_torchrun_fails_before_any_rank_ends_the_wait_of_the_others(cluster: Cluster) -> None:
+    """Its port was taken meanwhile: the others would wait for it in the rendezvous for 15 minutes."""
+    assert cluster.launch() is None
+    cluster.ended(0, 1)
+    assert cluster.launcher.trouble() == ""
+    cluster.pass_seconds(int(remote.RANKS_WORD_SECONDS), 1)
+    assert cluster.launcher.trouble() == ""
+    cluster.pass_seconds(1, 1)
+    assert cluster.launcher.trouble() == (
+        "torchrun of node node0 ended with code 1, and the other nodes wait for it; logs/node0.log says why"
+    )
+    # The next attempt begins anew.
+    cluster.life = 1
+    cluster.launch(1)
+    assert cluster.launcher.trouble() == ""
+
+
+def test_a_node_that_has_ended_well_is_no_trouble(cluster: Cluster) -> None:
+    assert cluster.launch() is None
+    cluster.ended(0, 0)
+    cluster.launcher.trouble()
+    cluster.pass_seconds(60, 1)
+    assert cluster.launcher.trouble() == ""

@@ -274,7 +274,7 @@ def waits(**status: Any) -> Any:
         state, cause = scene.status()
         assert state == QUEUED
         cancel(scene.job)
-        return Row(f"QUEUED: {cause}", "", "starts once that is mended; else `nbtrain cancel`")
+        return Row(f"QUEUED: {cause}", "", "starts once it can; else `nbtrain cancel`")
 
     return make
 

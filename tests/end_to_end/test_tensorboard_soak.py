@@ -1,0 +1,114 @@
+"""TensorBoard in JupyterLab at length: what it opens on, its theme, and a real configurable-http-proxy.
+
+NBTRAIN_CHP=DIR/node_modules/.bin/configurable-http-proxy   the proxy of JupyterHub, if it is not on the path
+"""
+
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.end_to_end.jupyterlab import (
+    Lab,
+    command,
+    fake_job,
+    free_port,
+    open_notebook,
+    run_cell,
+    screenshot,
+    wait_for,
+    write_notebook,
+)
+from tests.end_to_end.test_browser import assert_points_advance
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
+
+
+def choose_theme(page: Any, name: str) -> None:
+    page.evaluate(
+        "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
+        f"JupyterLab {name}",
+    )
+
+
+def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None:
+    """One entry for a run; no page around TensorBoard's has a scrollbar."""
+    write_notebook(lab, "theme.ipynb", "1")
+    with fake_job(lab, "gpt-theme", "--steps", "4000"):
+        open_notebook(page, lab, "theme.ipynb")
+        choose_theme(page, "Dark")
+        command(page, "launcher:create")
+        page.locator(".jp-LauncherCard", has_text="TensorBoard").first.click()
+        around = page.frame_locator(".jp-ServerProxy iframe")
+        board = around.frame_locator("iframe[title=TensorBoard]")
+        board.locator("card-view").first.wait_for()
+        assert "lm loss" in board.locator("card-view").first.inner_text()
+        runs = [run for run in lab.get("tensorboard/data/runs") if run.startswith("gpt-theme")]
+        assert runs == ["gpt-theme/tensorboard"]
+        board.locator("body.dark-mode").wait_for()
+        screenshot(page, "tensorboard-dark")
+        choose_theme(page, "Light")
+        board.locator("body:not(.dark-mode) card-view").first.wait_for()
+        screenshot(page, "tensorboard-light")
+        for frame in page.frames:
+            extra = "() => { const e = document.documentElement; return e.scrollHeight - e.clientHeight; }"
+            assert frame.evaluate(extra) <= 0, frame.url
+
+
+@contextmanager
+def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
+    """The same server at the address of a configurable-http-proxy, as JupyterHub has it."""
+    program = os.environ.get("NBTRAIN_CHP") or shutil.which("configurable-http-proxy")
+    if not program:
+        pytest.skip(
+            "configurable-http-proxy is missing: npm install configurable-http-proxy, NBTRAIN_CHP=..."
+        )
+    port, api = free_port(), free_port()
+    token = "of-this-test"
+    target = urlsplit(lab.base)
+    proxy = subprocess.Popen(
+        [program, f"--port={port}", f"--api-port={api}", "--ip=127.0.0.1", "--api-ip=127.0.0.1"],
+        env={**os.environ, "CONFIGPROXY_AUTH_TOKEN": token},
+    )
+
+    def routed() -> bool:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{api}/api/routes{target.path}",
+            data=b'{"target": "http://%s"}' % target.netloc.encode(),
+            headers={"Authorization": f"token {token}"},
+            method="POST",
+        )
+        try:
+            urllib.request.urlopen(request, timeout=60).close()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    try:
+        wait_for(routed, lambda: "the proxy does not answer")
+        yield replace(lab, base=f"http://127.0.0.1:{port}{target.path}")
+    finally:
+        proxy.terminate()
+        proxy.wait()
+
+
+def test_it_is_live_behind_a_hubs_proxy(lab: Lab, page: Any) -> None:
+    """Tile and notebook, at an address that is the proxy's and below a prefix."""
+    write_notebook(lab, "hub.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-hub")')
+    with behind_a_hubs_proxy(lab) as hub, fake_job(lab, "gpt-hub", "--steps", "4000"):
+        open_notebook(page, hub, "hub.ipynb")
+        run_cell(page, 0)
+        frame = page.frame_locator("iframe.nbtrain-tensorboard")
+        assert_points_advance(frame.frame_locator("iframe[title=TensorBoard]"))
+        assert urlsplit(page.url).netloc == urlsplit(hub.base).netloc != urlsplit(lab.base).netloc
+        screenshot(page, "tensorboard-behind-a-hub")

@@ -25,6 +25,7 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.amounts import size
 from nbtrain.base.errors import DataError
+from nbtrain.base.html_table import html_table
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.version import __version__
@@ -33,7 +34,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import FileEntry, pieces, write_index_chunks
-from nbtrain.dataset.look.tables import Table, html_table, text_table
+from nbtrain.dataset.look.tables import Table, text_table
 from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_counts, is_mask, manifest_dtype
 from nbtrain.dataset.of_run import find_dataset
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.html_table import html_table
+from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.rundir import RunDir
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
 
 Source = RunView | RunDir | str | os.PathLike[str]
 
-BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
 PARTS = {
-    "data_seconds": "#e8710a",
-    "forward_seconds": "#1f77b4",
-    "backward_seconds": "#74add1",
-    "optimizer_seconds": "#9467bd",
-    "pipeline_seconds": "#d62728",
+    "data_seconds": ORANGE,
+    "forward_seconds": BLUE,
+    "backward_seconds": TEAL,
+    "optimizer_seconds": PURPLE,
+    "pipeline_seconds": RED,
 }
 """Parts of a step and their colours, from the bottom up."""
 
@@ -70,7 +71,7 @@ def training_curves(source: Source) -> "Figure":
     _curve(speed, throughput(series), BLUE, "tokens/s", smooth=True)
     _dress(speed, "Throughput", "tokens/s")
     speed.set_ylim(bottom=0)
-    return figure
+    return themed(figure)
 
 
 def timing(source: Source) -> "Figure":
@@ -92,7 +93,7 @@ def timing(source: Source) -> "Figure":
         title += f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
     _dress(ranks, title, "s")
     ranks.set_ylim(bottom=0)
-    return figure
+    return themed(figure)
 
 
 def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
@@ -109,7 +110,7 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
         label = name.removesuffix("_seconds")
         axes.fill_between(whole.steps, base, top, color=color, linewidth=0, label=label)
         base = top
-    axes.plot(whole.steps, whole.values, color="#1f2328", linewidth=0.8, label="whole step")
+    axes.plot(whole.steps, whole.values, color=GREY, linewidth=0.8, label="whole step")
     axes.set_ylim(bottom=0)
 
 
@@ -173,15 +174,7 @@ class ScalarsTable:
     def _repr_html_(self) -> str:
         if not self.rows:
             return f"<p>{html.escape(self.title)}: no scalars yet</p>"
-        left, right = 'style="text-align:left"', 'style="text-align:right;font-variant-numeric:tabular-nums"'
-        body = "".join(
-            f"<tr><td {left}>{html.escape(name)}</td><td {right}>{html.escape(value)}</td>"
-            f"<td {right}>{step}</td><td {left}>{html.escape(meaning)}</td></tr>"
-            for name, value, step, meaning in self.rows
-        )
-        titles = ((left, "scalar"), (right, "newest"), (right, "step"), (left, "meaning"))
-        head = f"<tr>{''.join(f'<th {style}>{title}</th>' for style, title in titles)}</tr>"
-        return f"<table>{head}{body}</table>"
+        return html_table(("scalar", "newest", "step", "meaning"), self.rows)
 
 
 def _value(value: float, unit: str) -> str:
@@ -228,12 +221,12 @@ def _running_mean(values: tuple[float, ...], window: int) -> list[float]:
 def _dress(axes: "Axes", title: str, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    axes.set_title(title, fontsize=10, loc="left", color="#1f2328")
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amounts.count(value)))
-    axes.grid(True, color="#d8dce1", linewidth=0.6)
+    axes.grid(True, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_lines()) == 0:
         axes.text(0.5, 0.5, "no points", ha="center", va="center", transform=axes.transAxes, color=GREY)

@@ -5,6 +5,7 @@ matplotlib is imported when the figure is made.
 
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.base.look import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, themed
 from nbtrain.monitor.pictures import shown_figure
 
 if TYPE_CHECKING:
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
 
 # Name in the report: (words, colour, line). Drawn in this order; curves that coincide have different strokes.
 CURVES = {
-    "reference": ("one process, fp32", "#6b7280", "-"),
-    "exact": ("its ranks, fp32", "#1f77b4", "--"),
-    "rounded": ("its number format", "#e8710a", "-."),
-    "reshaped": ("resumed in one process", "#9467bd", ":"),
-    "straight": ("the twin itself", "#2ca02c", "-"),
-    "resumed": ("stopped and resumed", "#d62728", ":"),
+    "reference": ("one process, fp32", GREY, "-"),
+    "exact": ("its ranks, fp32", BLUE, "--"),
+    "rounded": ("its number format", ORANGE, "-."),
+    "reshaped": ("resumed in one process", PURPLE, ":"),
+    "straight": ("the twin itself", GREEN, "-"),
+    "resumed": ("stopped and resumed", RED, ":"),
 }
 # Below the smallest difference that fp32 losses can have; stands for none on the logarithmic axis.
 NO_DIFFERENCE = 1e-8
@@ -52,4 +53,4 @@ def draw(report: dict[str, Any]) -> "Figure":
             differences.axhline(tolerance, color=colour, linewidth=0.8, alpha=0.6)
     if differences.get_legend_handles_labels()[0]:
         differences.legend(fontsize=8)
-    return figure
+    return themed(figure)

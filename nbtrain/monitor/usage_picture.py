@@ -3,17 +3,18 @@
 import math
 from typing import TYPE_CHECKING
 
+from nbtrain.base.look import GREEN, GREY, RED, SERIES, themed
 from nbtrain.base.usage import FIGURES
 from nbtrain.monitor.job_page import JobPage
-from nbtrain.monitor.pictures import GREY, shown_figure
+from nbtrain.monitor.pictures import shown_figure
 from nbtrain.monitor.usage_charts import MOST_NAMED, UsageChart, axis_label, usage_charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = ("#1f77b4", "#e8710a", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22")
-BOUND_COLORS = {"request": "#2ca02c", "limit": "#d62728"}
+COLORS = SERIES
+BOUND_COLORS = {"request": GREEN, "limit": RED}
 
 
 def usage_figure(page: JobPage) -> "Figure":
@@ -23,13 +24,13 @@ def usage_figure(page: JobPage) -> "Figure":
     figure = shown_figure(f"{page.name}, job {page.job_id}", 2.3 * rows + 0.6)
     if not charts:
         figure.text(0.5, 0.5, "nothing was measured", ha="center", color=GREY)
-        return figure
+        return themed(figure)
     axes = figure.subplots(rows, 2, squeeze=False)
     for place, chart in enumerate(charts):
         _chart(axes[place // 2][place % 2], page, chart)
     if len(charts) % 2:
         axes[-1][1].set_visible(False)
-    return figure
+    return themed(figure)
 
 
 def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
@@ -56,7 +57,7 @@ def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
         axes.axhline(
             bound.value, color=BOUND_COLORS[bound.word], linewidth=1.0, linestyle="--", label=bound.word
         )
-    axes.set_title(chart.heading, fontsize=10, loc="left", color="#1f2328")
+    axes.set_title(chart.heading, fontsize=10, loc="left")
     axes.set_xlabel(f"{unit} since it was submitted", fontsize=8)
     labels = axes.get_legend_handles_labels()[1]
     # Room for the legend above the curves.
@@ -66,7 +67,7 @@ def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
         # Round numbers of a binary unit.
         axes.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axes.get_ylim()[1] / 6))))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_label(chart.figure, value)))
-    axes.grid(True, color="#d8dce1", linewidth=0.6)
+    axes.grid(True, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(labels) > 1:
         axes.legend(fontsize=7, frameon=False, loc="upper left", ncols=4)

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.html_table import html_table
 from nbtrain.config.load import flatten, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.advice_rules import Proposal, proposals
@@ -117,16 +118,11 @@ class Advice:
         ]
 
     def _repr_html_(self) -> str:
-        escape, left = html.escape, "text-align:left"
+        escape = html.escape
         body = "".join(f"<p>Note: {escape(note)}</p>" for note in self.notes)
         if self.changes:
-            head = "".join(f'<th style="{left}">{title}</th>' for title in HEADS)
-            rows = "".join(
-                "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in row) + "</tr>"
-                for row in self.rows()
-            )
             call = '<p><code>.use(1, "NEW.yaml")</code> writes the changed run and shows the diff.</p>'
-            body = f"<table><tr>{head}</tr>{rows}</table>{body}{call}"
+            body = f"{html_table(HEADS, self.rows())}{body}{call}"
         return f"<p><b>{escape(self.title)}</b></p>{body}"
 
     def to_dict(self) -> dict[str, Any]:

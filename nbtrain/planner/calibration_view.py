@@ -3,6 +3,7 @@
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.look import themed
 from nbtrain.planner.calibration import Calibration, Figure
 
 GIGA = 1e9
@@ -58,9 +59,9 @@ def lines(calibration: Calibration) -> list[str]:
 
 def picture(calibration: Calibration) -> Any:
     """Matplotlib figure: bus bandwidth by message size on the left, rates by precision on the right."""
-    from matplotlib.figure import Figure as Canvas
+    from nbtrain.planner.picture import new_figure
 
-    canvas = Canvas(figsize=(10, 4), layout="constrained")
+    canvas = new_figure(10, 4)
     left, right = canvas.subplots(1, 2)
     for (ranks, kind), group in _collectives(calibration).items():
         sizes = [figure["bytes"] for figure in group]
@@ -80,7 +81,7 @@ def picture(calibration: Calibration) -> Any:
     if right.lines:
         right.legend(fontsize=7)
     canvas.suptitle(f"{calibration.machine}, {calibration.date}", fontsize=9)
-    return canvas
+    return themed(canvas)
 
 
 def _collectives(calibration: Calibration) -> dict[tuple[int, str], list[Figure]]:

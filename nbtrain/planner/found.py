@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.html_table import html_table
 from nbtrain.base.table import aligned
 from nbtrain.planner.legal import PLAIN, RECOMPUTATIONS, Cut, Layout, Options
 from nbtrain.planner.reasons import Reason, reasons
@@ -136,20 +137,12 @@ class FoundLayouts:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        escape, left = html.escape, "text-align:left"
+        escape = html.escape
         if not len(self):
             body = f"<p>{escape(self._nothing('nb.largest'))}</p>"
         else:
-            head = "".join(f'<th style="{left}">{escape(title)}</th>' for title in HEADS)
-            rows = "".join(
-                "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in row) + "</tr>"
-                for row in self.rows()
-            )
-            why = "".join(
-                f'<tr><td style="{left}">{escape(topic)}</td><td style="{left}">{escape(words)}</td></tr>'
-                for topic, words in self.why(1)
-            )
-            body = f"<table><tr>{head}</tr>{rows}</table><p><b>Why number 1</b></p><table>{why}</table>"
+            why = html_table(("", ""), self.why(1))
+            body = f"{html_table(HEADS, self.rows())}<p><b>Why number 1</b></p>{why}"
         refused = "".join(f"<li>{escape(_refused_line(one))}</li>" for one in self.result.refused)
         count = len(self.result.refused)
         return (

@@ -6,8 +6,9 @@ to its own.
 
 from typing import TYPE_CHECKING
 
+from nbtrain.base.look import BLUE, GREY, ORANGE, RED, themed
 from nbtrain.config.arithmetic.devices import GIB
-from nbtrain.planner.picture import BLUE, GREY, ORANGE, RED, new_figure
+from nbtrain.planner.picture import new_figure
 from nbtrain.planner.search import Scored, SearchResult
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
     axes.set_title(f"Layouts of {result.name}", fontsize=11, loc="left")
     if result.best is None:
         axes.text(0.5, 0.5, "no layout fits", ha="center", transform=axes.transAxes)
-        return figure
+        return themed(figure)
     most = SLOWEST * result.best.seconds
     shown = [one for one in result.ranked if one.seconds <= most]
     piped = [one for one in shown if one.layout.cut.pipeline > 1]
@@ -59,7 +60,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
         words = f"{left_out} slower than {SLOWEST:g} times the best are not shown"
         axes.text(1, 1.02, words, ha="right", fontsize=7, color=GREY, transform=axes.transAxes)
     axes.legend(fontsize=8, frameon=False)
-    return figure
+    return themed(figure)
 
 
 def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
@@ -72,7 +73,7 @@ def _number(axes: "Axes", numbered: dict[int, Scored]) -> None:
     places = spread([_gib(numbered[number]) for number in order], gap)
     for number, place in zip(order, places):
         point = _gib(numbered[number]), numbered[number].seconds
-        axes.scatter(*point, s=46, facecolors="none", edgecolors="black", linewidths=0.9)
+        axes.scatter(*point, s=46, facecolors="none", edgecolors=GREY, linewidths=0.9)
         line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(str(number), point, (place, low), ha="center", va="top", fontsize=8, arrowprops=line)
     axes.set_ylim(bottom=min(bottom, low - NUMBER_DROP / 2 * (top - bottom)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.html_table import html_table
 from nbtrain.base.table import aligned
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.family import line, parameters
@@ -120,13 +121,9 @@ class Largest:
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        left = 'style="text-align:left"'
-        rows = "".join(
-            "<tr>" + "".join(f"<td {left}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows()
-        )
         words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
-        return f"{words}<table>{rows}</table>"
+        head, *rows = self.rows()
+        return f"{words}{html_table(head, rows)}"
 
 
 def largest(space: Space, name: str) -> Largest:

@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.look import BLUE, GREY, ORANGE, PARTS, RED, themed
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.planner.memory import MemoryEstimate, stage_parts
@@ -17,23 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {
-    "weights": "#1f77b4",
-    "gradients": "#5fa8d3",
-    "master_copy": "#2e5f8a",
-    "optimizer": "#0b3c5d",
-    "activations": "#e8710a",
-    "logits": "#f2b56b",
-    "communication": "#6a994e",
-    "pipeline": "#a7c957",
-    "workspace": "#bc6c9b",
-    "runtime": "#9aa0a6",
-    "reserve": "#d8dce1",
-    # Of host memory alone.
-    "buffers": "#6a994e",
-    "snapshot": "#bc6c9b",
-}
-BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
+_NAMES = (
+    *("weights", "gradients", "master_copy", "optimizer", "activations", "logits", "communication"),
+    *("pipeline", "workspace", "runtime", "reserve"),
+)
+COLORS = dict(zip(_NAMES, PARTS))
+# Of host memory alone.
+COLORS |= {"buffers": COLORS["communication"], "snapshot": COLORS["workspace"]}
 LARGEST_RATIO = 5
 MOST_BARS = 8
 SCHEDULE_POINTS = 400
@@ -61,7 +52,7 @@ def plan_picture(plan: Plan) -> "Figure":
     figure.suptitle(f"{plan.config.name}: {amounts.count(plan.parameters.total)} parameters", fontsize=12)
     _draw_memory(memory, plan)
     _draw_schedule(schedule, plan)
-    return figure
+    return themed(figure)
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
@@ -152,7 +143,7 @@ def _draw_schedule(axes: "Axes", plan: Plan) -> None:
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: amounts.count(value))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(True, color="#d8dce1", linewidth=0.6)
+    axes.grid(True, linewidth=0.6)
     batch = axes.twinx()
     sizes = [batches.size_at(batches.samples_after(step)) for step in steps]
     batch.plot(tokens, sizes, color=ORANGE, linewidth=1.2, drawstyle="steps-post")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
+from nbtrain.base.html_table import grouped_table, words_row
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
@@ -226,7 +227,9 @@ class Plan:
         """The plan as text, one line per figure."""
         sections = self.sections()
         width = max(len(name) for rows in sections.values() for name in rows) + 2
-        lines = [f"Plan of {self.config.name}"]
+        headline = self.headline
+        first = ", ".join(f"{name}: {headline[name]}" for name in ("fits", "time", "disk"))
+        lines = [f"Plan of {self.config.name}", first]
         for title, rows in sections.items():
             lines += ["", title, *(f"  {name:<{width}}{value}" for name, value in rows.items())]
         if self.findings:
@@ -242,16 +245,8 @@ class Plan:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        rows = []
-        left = 'style="text-align:left'
-        for title, entries in self.sections().items():
-            rows.append(f'<tr><th colspan="2" {left}">{html.escape(title)}</th></tr>')
-            for name, value in entries.items():
-                indent = 2.5 if name.startswith(" ") else 1
-                cells = html.escape(name.strip()), html.escape(value)
-                rows.append(
-                    f'<tr><td {left};padding-left:{indent}em">{cells[0]}</td><td {left}">{cells[1]}</td></tr>'
-                )
+        words = [("fits", self.headline["fits"], self.headline["kind"])]
+        words += [(name, self.headline[name], "") for name in ("time", "disk")]
         items = (
             f"<li><b>{html.escape(finding.label)}</b>: {html.escape(finding.text)}</li>"
             for finding in self.findings
@@ -259,7 +254,7 @@ class Plan:
         listed = f"<p><b>Findings</b></p><ul>{''.join(items)}</ul>" if self.findings else ""
         reasons = f"<details><summary>Why: every formula</summary>{self.why().folds()}</details>"
         head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
-        return f"{head}<table>{''.join(rows)}</table>{listed}{reasons}"
+        return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""

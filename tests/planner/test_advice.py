@@ -154,7 +154,7 @@ def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
     """HTML with a row for each change and how to use it; a diff is no quoted string."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     page = advice._repr_html_()
-    assert page.count("<tr>") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
+    assert page.count("<tr ") == 2 and "data.num_workers=4" in page and '.use(1, "NEW.yaml")' in page
     assert repr(advice.diff(1)).splitlines()[:2] == ["--- gpt-125m", "+++ changed"]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.html_table import grouped_table
+from nbtrain.base.look import ORANGE
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
@@ -22,7 +24,7 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
-from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, html_table, source_rows, text_table
+from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, as_facts, source_rows, text_table
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest
 from nbtrain.dataset.prepare.report import split_rows, splits_table
 from nbtrain.dataset.samples.build import build_datasets
@@ -35,9 +37,9 @@ TEXT_SAMPLE_CHARS = 800
 MAX_EPOCHS = 4.0
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body{{font-family:system-ui,sans-serif;max-width:1000px;margin:24px auto;padding:0 16px;line-height:1.4}}
-table{{border-collapse:collapse;margin:8px 0 16px}}td,th{{padding:2px 14px 2px 0;vertical-align:top}}
-th{{border-bottom:1px solid #9aa2ad;font-weight:600}}summary{{cursor:pointer}}pre{{font-size:12px}}
+body{{font-family:system-ui,sans-serif;max-width:1000px;margin:24px auto;padding:0 16px;line-height:1.4;
+color-scheme:light dark}}
+summary{{cursor:pointer}}pre{{font-size:12px}}
 </style></head><body>
 {body}
 </body></html>
@@ -54,7 +56,7 @@ class _Card:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        parts = [self._heading, *(text_table(*table) for table in self._tables())]
+        parts = [self._heading, *(text_table(*table) for table in self._tables().values())]
         parts += [f"warning: {warning}" for warning in self.warnings]
         return printable("\n\n".join([*parts, *self._text_parts()]))
 
@@ -69,15 +71,16 @@ class _Card:
     def summary_html(self) -> str:
         """The heading, warnings, tables and pictures, without what follows them."""
         escaped = map(html.escape, self.warnings)
-        warnings = "".join(f'<p style="color:#b3540b"><b>warning</b>: {text}</p>' for text in escaped)
-        tables = "".join(html_table(*table) for table in self._tables())
-        return f"<h3>{html.escape(self._heading)}</h3>{warnings}{tables}{self._pictures()}"
+        warnings = "".join(f'<p style="color:{ORANGE}"><b>warning</b>: {text}</p>' for text in escaped)
+        grid = grouped_table({title: as_facts(table) for title, table in self._tables().items()})
+        return f"<h3>{html.escape(self._heading)}</h3>{warnings}{grid}{self._pictures()}"
 
     def to_html(self) -> str:
         """A self-contained fragment; pictures are inline SVG."""
         raise NotImplementedError
 
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> dict[str, Table]:
+        """{title: table}."""
         raise NotImplementedError
 
     def _pictures(self) -> str:
@@ -153,7 +156,7 @@ class DataCard(_Card):
             pictures += _image(bars_svg(names, tokens, "tokens"), "tokens by source")
         return f"<div>{pictures}</div>"
 
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> dict[str, Table]:
         documents, learnt = f"{self.documents:,}", self.learnt_tokens
         if self.empty_documents:
             documents += f", {self.empty_documents:,} of them empty"
@@ -173,12 +176,11 @@ class DataCard(_Card):
             *([["unknown tokens", _share(self.unknown_tokens, self.tokens)]] if self.unknown_tokens else []),
             *([f"dropped: {reason}", f"{count:,}"] for reason, count in sorted(self.dropped.items())),
         ]
-        header = [f"tokens/document: {next(iter(self.lengths))}", *list(self.lengths)[1:]]
-        lengths = [[f"{value:,.0f}" for value in self.lengths.values()]]
-        tables: list[Table] = [(["", ""], facts), (header, lengths)]
+        lengths = ["tokens a document", *(f"{value:,.0f}" for value in self.lengths.values())]
+        tables: dict[str, Table] = {"Dataset": (["", ""], facts), "Lengths": (["", *self.lengths], [lengths])}
         if self.splits:
             what = "documents" if self.sequences == self.documents else "sequences"
-            tables.append(splits_table(self.splits, what, "samples read"))
+            tables["Splits"] = splits_table(self.splits, what, "samples read")
         if self.sources:
             extra = ["unknown tokens"] if any(source.get("unknown_tokens") for source in self.sources) else []
             rows = [
@@ -190,7 +192,7 @@ class DataCard(_Card):
                 ]
                 for row, source in zip(source_rows(self.sources), self.sources)
             ]
-            tables.append(([*SOURCE_COLUMNS, *extra, "licence", "attribution"], rows))
+            tables["Sources"] = ([*SOURCE_COLUMNS, *extra, "licence", "attribution"], rows)
         return tables
 
 
@@ -222,11 +224,11 @@ class BlendCard(_Card):
         names, samples = zip(*((entry["name"], entry["samples"]) for entry in self.entries))
         return _image(bars_svg(names, samples, "training samples"), "training samples by dataset")
 
-    def _tables(self) -> list[Table]:
+    def _tables(self) -> dict[str, Table]:
         header = ["dataset", "weight", "share", "tokens", "training tokens", "samples", "epochs"]
         cells = ["{name}", "{weight:g}", "{share:.1%}", "{tokens:,}", "{train_tokens:,}", "{samples:,}"]
         cells.append("{epochs:.2f}")
-        return [(header, [[cell.format(**entry) for cell in cells] for entry in self.entries])]
+        return {"Datasets": (header, [[cell.format(**entry) for cell in cells] for entry in self.entries])}
 
 
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:

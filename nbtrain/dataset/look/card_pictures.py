@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbtrain.base.amounts import count
-
-BLUE, ORANGE, GREY = "#1976d2", "#e8710a", "#7a828e"
+from nbtrain.base.look import BLUE, GREY, ORANGE, themed
 
 
 def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int | None = None) -> bytes:
@@ -54,14 +53,9 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.patch.set_alpha(0)
     axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    axes.tick_params(colors=GREY, labelsize=7)
-    axes.xaxis.label.set_color(GREY)
-    axes.yaxis.label.set_color(GREY)
+    axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return figure, axes
 
@@ -69,6 +63,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 def _svg(figure: Any) -> bytes:
     from matplotlib import rc_context
 
+    themed(figure)
     content = io.BytesIO()
     # A fixed salt and no date: the same card is the same bytes.
     with rc_context({"svg.hashsalt": "nbtrain"}):

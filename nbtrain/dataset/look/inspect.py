@@ -12,6 +12,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.html_table import html_table
 from nbtrain.base.progress import Progress
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
@@ -19,7 +20,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
-from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, html_table, source_rows, text_table
+from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, source_rows, text_table
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
 

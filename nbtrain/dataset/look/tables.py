@@ -1,8 +1,9 @@
-"""Small tables as text and as HTML: numbers to the right, words to the left."""
+"""Small tables as text: numbers to the right, words to the left. As HTML: base/html_table.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.html_table import is_number
 from nbtrain.base.terminal import printable
 
 Table = tuple[list[str], list[list[str]]]
@@ -23,28 +24,15 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """A <table>; every cell is escaped. Two columns without a heading are facts: all to the left."""
-    import html
-
-    facts = not any(header)
-
-    def line(cells: list[str], tag: str) -> str:
-        # In attributes: widgets and pages have no style sheet for tables, and a saved notebook may lose one.
-        sides = ("right" if is_number(cell) and not facts else "left" for cell in cells)
-        styled = (
-            f'<{tag} style="text-align:{side};padding:2px 14px 2px 0">{html.escape(cell)}</{tag}>'
-            for cell, side in zip(cells, sides)
-        )
-        return f"<tr>{''.join(styled)}</tr>"
-
-    head = "" if facts else line(header, "th")
-    return f"<table>{head}{''.join(line(row, 'td') for row in rows)}</table>"
-
-
-def is_number(cell: str) -> bool:
-    """Whether a cell is a figure, such as 1,234 or 5.6 or 7%."""
-    return bool(cell) and all(character in "0123456789.,%-" for character in cell)
+def as_facts(table: Table) -> dict[str, str]:
+    """{first cell of a row: the others with their headings}, for tables of several shapes in one grid."""
+    header, rows = table
+    if not any(header):
+        return {name: said for name, said in rows}
+    return {
+        row[0]: ", ".join(f"{title} {cell}" for title, cell in zip(header[1:], row[1:]) if cell)
+        for row in rows
+    }
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbtrain.base.html_table import html_table
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
-from nbtrain.dataset.look.tables import Table, html_table, text_table
+from nbtrain.dataset.look.tables import Table, text_table
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
 

@@ -3,9 +3,9 @@
 
 const STYLE_ID = "nbtrain-what-if-style";
 // Of the parts of memory and of the parts of time, in their order; lab/widgets/what_if.py has the same.
-const COLORS = ["#1f77b4", "#5fa8d3", "#0b3c5d", "#328cc1", "#e8710a", "#f2b56b", "#7b52ab", "#b59ad6",
-  "#9aa0a6", "#6b7280", "#d3d6da"];
-const TIME_COLORS = ["#1f77b4", "#5fa8d3", "#9aa0a6", "#e8710a", "#7b52ab"];
+const COLORS = ["#1976d2", "#5b93c4", "#6573c9", "#9b6bd0", "#e8710a", "#b8862b", "#2e9e4f", "#8f8f18",
+  "#bc6c9b", "#777b82", "#8d939c"];
+const TIME_COLORS = ["#1976d2", "#5b93c4", "#8d939c", "#e8710a", "#9b6bd0"];
 const WAIT_MS = 40;
 
 const CSS = `

@@ -13,19 +13,12 @@ import anywidget
 import traitlets
 
 from nbtrain.base.errors import NbtrainError
+from nbtrain.base.html_table import DIM, ROW, html_table, words_row
+from nbtrain.base.look import PARTS, TIME_PARTS
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf
 
-COLORS = (
-    "#1f77b4", "#5fa8d3", "#0b3c5d", "#328cc1", "#e8710a", "#f2b56b", "#7b52ab", "#b59ad6", "#9aa0a6",
-    "#6b7280", "#d3d6da",
-)  # fmt: skip
-"""Of the parts of memory in their order, as in what_if.js."""
-TIME_COLORS = ("#1f77b4", "#5fa8d3", "#9aa0a6", "#e8710a", "#7b52ab")
-"""Of the parts of time."""
-WORD_COLORS = {"good": "#2e9e4f", "tight": "#e8710a", "bad": "#d32f2f", "": "inherit"}
-GREY, SOFT = "#7a828e", "#e4e7eb"
 BAR_PIXELS = 460
 
 
@@ -88,29 +81,18 @@ def static_text(shown: dict[str, Any]) -> str:
 def static_html(shown: dict[str, Any]) -> str:
     """The page as HTML without script and style sheet: untrusted notebooks show no others."""
     escape = html.escape
-    words = "".join(
-        f'<td style="text-align:left;padding:2px 34px 2px 0"><span style="font-size:11px;color:{GREY}">'
-        f'{escape(name)}</span><br><strong style="font-size:18px;color:{WORD_COLORS[kind]}">{escape(value)}'
-        "</strong></td>"
-        for name, value, kind in shown["words"]
-    )
     controls = "".join(
         f"{escape(one['label'])} <strong>{escape(_value(one['value']))}</strong> &nbsp; "
         for one in shown["controls"]
     )
-    rows = "".join(
-        f'<tr><td style="text-align:left;color:{GREY}">{escape(name)}</td>'
-        f'<td style="text-align:left">{escape(value)}</td></tr>'
-        for name, value in shown["rows"]
-    )
     return (
         f'<div style="max-width:900px;border:1px solid #9aa2ad;border-radius:8px;padding:10px 14px">'
         f"<strong>{escape(shown['title'])}</strong><br>"
-        f'<span style="color:{GREY}">{escape(shown["layout"])}</span>'
-        f"<table><tr>{words}</tr></table>"
+        f'<span style="{DIM}">{escape(shown["layout"])}</span>'
+        f"{words_row(shown['words'])}"
         f'<div style="font-size:12px">{controls}</div>'
         f"{_memory(shown['memory'])}{_time(shown['time'])}"
-        f'<table style="font-size:12px">{rows}</table></div>'
+        f"{html_table(('', ''), shown['rows'])}</div>"
     )
 
 
@@ -122,11 +104,11 @@ def _memory(found: dict[str, Any]) -> str:
     device = found["device_bytes"]
     scale = max(device or 0, *(sum(_sizes(found, stage)) for stage in found["stages"]))
     bars = "".join(
-        _bar(stage["label"], _sizes(found, stage), scale, stage["total"], COLORS) for stage in found["stages"]
+        _bar(stage["label"], _sizes(found, stage), scale, stage["total"], PARTS) for stage in found["stages"]
     )
     against = f", against {found['device_label']} of {found['device']}" if device else ""
     names = [part.replace("_", " ") for part in found["parts"]]
-    return _picture(f"Memory{against}", bars, names, COLORS)
+    return _picture(f"Memory{against}", bars, names, PARTS)
 
 
 def _sizes(found: dict[str, Any], stage: dict[str, Any]) -> list[float]:
@@ -137,8 +119,8 @@ def _time(found: list[list[Any]]) -> str:
     if not found:
         return ""
     seconds = [part[1] for part in found]
-    bars = _bar("a step", seconds, sum(seconds), f"{sum(seconds):.3g} s", TIME_COLORS)
-    return _picture("Time of a step", bars, [f"{name} {share}" for name, _, share in found], TIME_COLORS)
+    bars = _bar("a step", seconds, sum(seconds), f"{sum(seconds):.3g} s", TIME_PARTS)
+    return _picture("Time of a step", bars, [f"{name} {share}" for name, _, share in found], TIME_PARTS)
 
 
 def _picture(title: str, bars: str, names: list[str], colors: Sequence[str]) -> str:
@@ -146,9 +128,9 @@ def _picture(title: str, bars: str, names: list[str], colors: Sequence[str]) -> 
         f'<span style="color:{colors[at % len(colors)]}">&#9632;</span> {html.escape(name)}'
         for at, name in enumerate(names)
     )
-    small = f"font-size:11px;color:{GREY}"
+    small = "font-size:11px"
     return (
-        f'<div style="{small};margin-top:8px">{html.escape(title)}</div>'
+        f'<div style="{small};{DIM};margin-top:8px">{html.escape(title)}</div>'
         f'<table style="margin:0">{bars}</table>'
         f'<div style="{small}">{legend}</div>'
     )
@@ -162,11 +144,11 @@ def _bar(label: str, values: list[float], scale: float, total: str, colors: Sequ
         if value
     )
     track = (
-        f"width:{BAR_PIXELS}px;height:12px;background-color:{SOFT};white-space:nowrap;font-size:0;"
+        f"width:{BAR_PIXELS}px;height:12px;background-color:rgba(128,134,144,.3);white-space:nowrap;font-size:0;"
         "overflow:hidden"
     )
     cell = 'style="text-align:left;padding:1px 8px 1px 0;font-size:12px"'
     return (
-        f"<tr><td {cell}>{html.escape(label)}</td>"
+        f'<tr style="{ROW}"><td {cell}>{html.escape(label)}</td>'
         f'<td {cell}><div style="{track}">{pieces}</div></td><td {cell}>{html.escape(total)}</td></tr>'
     )

@@ -1,0 +1,80 @@
+"""Tables as HTML, all of one look: plan, check, prepare, the data card, a run's static picture.
+
+Styles stand in attributes: JupyterLab takes <style> out of the outputs of a notebook that it does not trust.
+Words take the theme's colour, dimmed by opacity. The live views have this look from lab/ui/style.js.
+"""
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+from nbtrain.base.look import LINE, WORD_COLORS
+
+TABLE = "border-collapse:collapse;table-layout:auto;width:auto;margin:2px 0 10px 0;font-size:12px"
+DIM = "opacity:.7"
+CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
+HEAD = f"padding:3px 14px 3px 0;vertical-align:top;font-size:11px;font-weight:500;{DIM}"
+RULE = f"border:0;border-bottom:1px solid {LINE}"
+# JupyterLab paints every second row of a table.
+ROW = "background-color:transparent"
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """A <table>; every cell is escaped. A column of figures stands to the right.
+
+    Without a heading (all of them ""), the rows are facts: names, dimmed, and what is said of them.
+    """
+    rows = [[str(cell) for cell in row] for row in rows]
+    facts = not any(head)
+    sides = [
+        "right" if not facts and all(is_number(row[column]) for row in rows) else "left"
+        for column in range(len(head))
+    ]
+    titles = "".join(
+        f'<th style="text-align:{side};{HEAD};{RULE}">{html.escape(title)}</th>'
+        for title, side in zip(head, sides)
+    )
+    lines = "".join(
+        f'<tr style="{ROW}">{"".join(_cell(row, at, sides, facts) for at in range(len(row)))}</tr>'
+        for row in rows
+    )
+    above = "" if facts else f'<thead><tr style="{ROW}">{titles}</tr></thead>'
+    said = f'<div style="font-size:11px;{DIM};margin-top:8px">{html.escape(caption)}</div>'
+    return f'{said if caption else ""}<table style="{TABLE}">{above}<tbody>{lines}</tbody></table>'
+
+
+def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
+    """One <table> of {title of a group: {name: what is said of it}}; a name's blanks indent it."""
+    lines = []
+    for title, facts in groups.items():
+        heading = f"text-align:left;padding:8px 0 2px 0;font-size:12px;font-weight:600;{RULE}"
+        lines.append(f'<tr style="{ROW}"><th colspan="2" style="{heading}">{html.escape(title)}</th></tr>')
+        for name, said in facts.items():
+            indent = 16 if name.startswith(" ") else 0
+            left = f"text-align:left;{CELL};padding-left:{indent}px;{DIM}"
+            lines.append(
+                f'<tr style="{ROW}"><td style="{left}">{html.escape(name.strip())}</td>'
+                f'<td style="text-align:left;{CELL}">{html.escape(str(said))}</td></tr>'
+            )
+    return f'<table style="{TABLE}"><tbody>{"".join(lines)}</tbody></table>'
+
+
+def words_row(words: Iterable[tuple[str, str, str]]) -> str:
+    """A few words that are read first: (name, word, kind: good, tight, bad or nothing), side by side."""
+    cells = "".join(
+        f'<td style="text-align:left;border:0;padding:2px 34px 6px 0"><span style="font-size:11px;{DIM}">'
+        f"{html.escape(name)}</span><br>"
+        f'<strong style="font-size:18px;color:{WORD_COLORS.get(kind, "inherit")}">'
+        f"{html.escape(word)}</strong></td>"
+        for name, word, kind in words
+    )
+    return f'<table style="{TABLE}"><tbody><tr style="{ROW}">{cells}</tr></tbody></table>'
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a figure, such as 1,234 or 5.6 or 7%."""
+    return bool(cell) and all(character in "0123456789.,%-" for character in cell)
+
+
+def _cell(row: Sequence[str], at: int, sides: Sequence[str], facts: bool) -> str:
+    dim = f";{DIM}" if facts and at == 0 else ""
+    return f'<td style="text-align:{sides[at]};{CELL}{dim}">{html.escape(row[at])}</td>'

@@ -1,0 +1,64 @@
+"""Colours and bars of all outputs, and what makes a matplotlib figure read in a light and in a dark theme.
+
+A saved output does not know the theme that it is shown in. So every colour here has contrast to white and to
+JupyterLab's dark grounds (#111111, #212121): words 4.2 and more to white and #111111, lines and areas 3.0 to
+all three (tests/base/test_look.py). No colour can have 4.5 to both white and #111111.
+"""
+
+import html
+from typing import Any
+
+GREY = "#777b82"
+"""Words, axes and ticks of a figure."""
+LINE = "#8d939c"
+SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f8fa0", "#8f8f18")
+"""Curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""
+BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, TEAL, OLIVE = SERIES
+RED = "#e04444"
+PARTS = (BLUE, "#5b93c4", "#6573c9", PURPLE, ORANGE, "#b8862b", GREEN, OLIVE, "#bc6c9b", GREY, LINE)
+"""Parts of one whole, side by side, such as those of memory; lab/widgets/what_if.js has these too."""
+TIME_PARTS = (BLUE, "#5b93c4", LINE, ORANGE, PURPLE)
+WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
+BAR_HEIGHT_PIXELS = 6
+
+
+def progress_bar(fraction: float, color: str = BLUE) -> str:
+    """A bar as HTML, as wide as what it stands in."""
+    bar = f"height:{BAR_HEIGHT_PIXELS}px;border-radius:{BAR_HEIGHT_PIXELS // 2}px"
+    filled = min(1.0, max(0.0, fraction))
+    return (
+        f'<div style="{bar};background-color:rgba(128,134,144,.3);margin:8px 0 4px 0">'
+        f'<div style="{bar};width:{100 * filled:.2f}%;background-color:{color}"></div></div>'
+    )
+
+
+def progress_line(name: str, fraction: float | None, said: str) -> str:
+    """A bar with its name and words below it; no bar if nobody knows how much there is to do."""
+    bar = progress_bar(fraction) if fraction is not None else ""
+    words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
+    return f'<div style="max-width:1000px;font-size:12px">{bar}<div>{words}</div></div>'
+
+
+def themed(figure: Any) -> Any:
+    """A finished matplotlib figure without ground, its words and axes in GREY; returns it."""
+    figure.patch.set_alpha(0)
+    for text in [*figure.texts, *([figure._suptitle] if figure._suptitle else [])]:
+        text.set_color(GREY)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        axes.tick_params(which="both", colors=GREY)
+        for spine in axes.spines.values():
+            spine.set_color(GREY)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_offset_text().set_color(GREY)
+        titles = (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label)
+        for text in (*titles, *axes.texts):
+            if text.get_color() == "black":  # a label of its curve's colour keeps it
+                text.set_color(GREY)
+        for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            line.set(color=LINE, alpha=0.35)
+        if (legend := axes.get_legend()) is not None:
+            legend.get_frame().set(alpha=0)
+            for text in legend.get_texts():
+                text.set_color(GREY)
+    return figure

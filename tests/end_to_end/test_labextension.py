@@ -1,17 +1,29 @@
 """nbtrain's extension in JupyterLab, in a real browser: sidebar, tabs, tiles, status, without a kernel."""
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.jupyterlab import (
+    BUSY_SECONDS,
     PATIENCE_SECONDS,
     Lab,
     assert_step_advances,
     fake_job,
+    kernel_busy,
+    open_notebook,
+    run_cell,
     screenshot,
+    shown_step,
+    wait_for,
+    write_notebook,
 )
+from tests.end_to_end.test_browser import WATCHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -29,7 +41,8 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
     with fake_job(lab, "gpt-sidebar", "--steps", "4000") as job:
         open_lab(page, lab)
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
-        assert "TensorBoard" in section.locator(".jp-LauncherCard").all_inner_texts()
+        tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
+        assert tiles == ["New Run", "Runs", "TensorBoard"]
         assert page.locator(".jp-LauncherCard", has_text="TensorBoard").count() == 1
         screenshot(page, "extension-launcher")
 
@@ -67,3 +80,70 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
     assert page.locator(".jp-Dialog").count() == 0
     assert not page.locator(".nbtrain-Status").is_visible()
     screenshot(page, "extension-without-server")
+
+
+@pytest.mark.soak
+def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
+    """The form keeps what it is about, TensorBoard its run; a cell goes into the notebook used last."""
+    with fake_job(lab, "gpt-tabs", "--steps", "4000"):
+        write_notebook(lab, "tabs.ipynb", "1 + 1")
+        open_notebook(page, lab, "tabs.ipynb")
+        page.evaluate("() => window.nbtrainHost.insertCell('x = 1\\ny = 2')")
+        wait_for(lambda: "y = 2" in page.locator(".jp-Notebook").inner_text(), lambda: "no cell was inserted")
+        page.evaluate("() => window.nbtrainHost.openForm({yaml: 'gpt-125m-2xdp'})")
+        page.locator(".nbtrain-FormView .nbtrain-form").wait_for()
+        page.evaluate("() => window.nbtrainHost.openTensorBoard('gpt-tabs')")
+        board = page.frame_locator(".nbtrain-TensorBoard iframe").frame_locator("iframe[title=TensorBoard]")
+        board.locator("card-view").first.wait_for()
+        # JupyterLab saves its layout some time after it has changed.
+        workspace = "api/workspaces/default"
+        wait_for(
+            lambda: "nbtrain-tensorboard-gpt-tabs" in json.dumps(lab.get(f"lab/{workspace}")),
+            lambda: "the layout was not saved",
+        )
+        page.reload()
+        board.locator("card-view").first.wait_for()
+        tabs = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tabLabel")
+        assert tabs.all_inner_texts() == ["tabs.ipynb", "New run", "TensorBoard: gpt-tabs"]
+        page.evaluate(
+            "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
+        )
+        page.frame_locator(".nbtrain-TensorBoard iframe").locator("html[data-theme=dark]").wait_for()
+        board.locator("body.dark-mode").wait_for()
+        screenshot(page, "extension-tensorboard-dark")
+
+
+@pytest.mark.soak
+def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_kernel_restart(
+    lab: Lab, page: Any, browser: Any
+) -> None:
+    """A real run: none of its buttons needs a kernel, and both browsers see what the other did."""
+    for verb in ("prepare", "submit"):
+        command_line = [sys.executable, "-m", "nbtrain.cli", verb, "gpt-tiny", *shlex.split(WATCHED)]
+        subprocess.run(command_line, env=lab.environment, check=True, capture_output=True)
+    write_notebook(lab, "busy.ipynb", f"import time\n\ntime.sleep({BUSY_SECONDS})")
+    open_notebook(page, lab, "busy.ipynb")
+    run_cell(page, 0)
+    wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
+    second = browser.new_context().new_page()
+    second.set_default_timeout(1000 * PATIENCE_SECONDS)
+    second.goto(lab.url("lab/workspaces/second?reset"))
+    second.locator(".jp-Launcher").wait_for()
+    for one in (page, second):
+        one.evaluate("() => void window.nbtrainHost.openRun('watched')")
+        one.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
+    wait_for(lambda: shown_step(page) > 0, lambda: "no step was made")
+
+    page.locator(".nbtrain-RunView").get_by_role("button", name="Stop").click()
+    second.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()
+    assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
+    second.locator(".nbtrain-RunView").get_by_role("button", name="Resume").click()
+    page.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
+    assert_step_advances(page)
+    assert kernel_busy(lab)
+
+    lab.restart_kernels()
+    assert_step_advances(page)
+    page.locator(".nbtrain-RunView").get_by_role("button", name="Stop").click()
+    page.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()
+    screenshot(page, "extension-resumed-and-stopped")

@@ -17,24 +17,21 @@ export interface Host {
   openRun(name: string): void;
   openRuns(): void;
   openCompare: ((names: string[]) => void) | null;
-  openForm: ((start?: FormArguments) => void) | null;
+  openForm(start?: FormArguments): void;
   openTensorBoard(name?: string): void;
-  readonly insertCell: ((text: string) => void) | null;
+  insertCell: ((text: string) => Promise<void>) | null;
   notify(text: string, kind?: string): void;
 }
 
 export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | null): Host {
   const execute = (command: string, args: object = {}) => void app.commands.execute(command, { ...args } as any);
-  const insert = (text: string) => insertCell(app, notebooks, text);
   return {
     openRun: (name) => execute(ids.openRun, { name }),
     openRuns: () => execute(ids.openRuns),
     openCompare: null,
-    openForm: null,
+    openForm: (start = {}) => execute(ids.newRun, start),
     openTensorBoard: (name) => execute(ids.tensorBoard, name ? { name } : {}),
-    get insertCell() {
-      return notebooks?.currentWidget ? insert : null;
-    },
+    insertCell: notebooks && ((text) => insertCell(app, notebooks, text)),
     notify: (text, kind = "info") => void notify(text, kind),
   };
 }
@@ -46,11 +43,11 @@ export function notify(text: string, kind: string, openRun?: () => void): void {
 }
 
 /** Put `text` into a new cell below the active one of the notebook that was used last, and show it. */
-export function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker | null, text: string): void {
-  const panel = notebooks?.currentWidget;
-  if (!panel) return notify("No notebook is open: open one, then insert the cell again.", "warning");
+async function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker, text: string): Promise<void> {
+  const panel = notebooks.currentWidget;
+  if (!panel) throw new Error("no notebook is open. Open one, then insert the cell again.");
   app.shell.activateById(panel.id);
   NotebookActions.insertBelow(panel.content);
   panel.content.activeCell?.model.sharedModel.setSource(text);
-  void panel.content.scrollToItem(panel.content.activeCellIndex);
+  await panel.content.scrollToItem(panel.content.activeCellIndex);
 }

@@ -10,15 +10,15 @@ import { IStatusBar } from "@jupyterlab/statusbar";
 import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
 import { Server, pageConfig } from "../../ui/server.js";
-import { insertCell, makeHost, notify } from "./host";
-import { runsIcon, tensorBoardIcon } from "./icons";
+import { makeHost, notify } from "./host";
+import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { runList } from "./list";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
 import { makeSidebar } from "./sidebar";
 import { Status } from "./status";
-import { Tabs, tensorBoardFrame } from "./tabs";
-import { View, runView } from "./views";
+import { Tabs, only, tensorBoardFrame } from "./tabs";
+import { View, formView, runView } from "./views";
 import { RunsWatch, type RunEntry } from "./watch";
 
 const BAD_ENDS = ["FAILED", "LOST"];
@@ -56,7 +56,7 @@ function activate(
   const watch = new RunsWatch(server);
   const host = makeHost(app, notebooks);
   // For views in the outputs of notebooks (lab/ui/host.js).
-  (window as any).nbtrainHost = { ...host, insertCell: (words: string) => insertCell(app, notebooks, words) };
+  (window as any).nbtrainHost = host;
 
   const text = (args: ReadonlyPartialJSONObject, key: string) => String(args[key] ?? "");
   const act = async (name: string, action: "stop" | "resume") => {
@@ -74,7 +74,7 @@ function activate(
     namespace: "nbtrain-run",
     icon: runsIcon,
     label: (args) => text(args, "name"),
-    key: (args) => text(args, "name"),
+    own: (args) => only(args, "name"),
     content: (args) => runView(server, host, text(args, "name")),
   });
   const lists = new Tabs(app, {
@@ -82,15 +82,23 @@ function activate(
     namespace: "nbtrain-runs",
     icon: runsIcon,
     label: () => "Runs",
-    key: () => "",
+    own: () => ({}),
     content: () => new View("Runs", list),
+  });
+  const forms = new Tabs(app, {
+    command: ids.newRun,
+    namespace: "nbtrain-form",
+    icon: newRunIcon,
+    label: (args) => (args.clone ? `Clone of ${text(args, "clone")}` : "New run"),
+    own: (args) => only(args, "yaml", "overrides", "clone"),
+    content: (args, id) => formView(server, host, args, id),
   });
   const boards = new Tabs(app, {
     command: ids.tensorBoard,
     namespace: "nbtrain-tensorboard",
     icon: tensorBoardIcon,
-    label: (args) => (text(args, "name") ? `TensorBoard: ${text(args, "name")}` : "TensorBoard"),
-    key: (args) => text(args, "name"),
+    label: (args) => (args.name ? `TensorBoard: ${text(args, "name")}` : "TensorBoard"),
+    own: (args) => only(args, "name"),
     content: (args) => tensorBoardFrame(text(args, "name")),
   });
 
@@ -115,6 +123,12 @@ function activate(
       return name ? runs.open({ name }) : undefined;
     },
   });
+  commands.addCommand(ids.newRun, {
+    label: (args) => (args.isLauncher ? "New Run" : "New Run..."),
+    caption: "Choose, check and submit a run in a form",
+    icon: newRunIcon,
+    execute: (args) => forms.open(args as any),
+  });
   for (const [command, action, label, open] of [
     [ids.stopRun, "stop", "Stop Run...", (run: RunEntry) => run.active],
     [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && run.state !== "SUCCEEDED"],
@@ -134,7 +148,7 @@ function activate(
   });
 
   const sidebar = makeSidebar(new View("List", list), {
-    newRun: null,
+    newRun: () => host.openForm(),
     openRuns: host.openRuns,
     tensorBoard: () => host.openTensorBoard(),
     refresh: () => watch.refresh(),
@@ -143,11 +157,11 @@ function activate(
 
   if (restorer) {
     restorer.add(sidebar, SIDEBAR_ID);
-    [runs, lists, boards].forEach((tabs) => tabs.restore(restorer));
+    [runs, lists, forms, boards].forEach((tabs) => tabs.restore(restorer));
   }
-  const offered = [ids.showRuns, ids.openRuns, ids.openRun, ids.stopRun, ids.resumeRun, ids.tensorBoard];
+  const offered = [ids.showRuns, ids.openRuns, ids.openRun, ids.newRun, ids.stopRun, ids.resumeRun, ids.tensorBoard];
   offered.forEach((command) => palette?.addItem({ command, category: CATEGORY }));
-  [ids.openRuns, ids.tensorBoard].forEach((command, rank) =>
+  [ids.newRun, ids.openRuns, ids.tensorBoard].forEach((command, rank) =>
     launcher?.add({ command, args: { isLauncher: true }, category: CATEGORY, rank }),
   );
   if (running) addToRunning(running, watch, host, (name) => void act(name, "stop"));

@@ -7,7 +7,7 @@ import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { SIDEBAR_ID } from "./names";
 
 export interface SidebarActions {
-  newRun: (() => void) | null;
+  newRun(): void;
   openRuns(): void;
   tensorBoard(): void;
   refresh(): void;
@@ -25,7 +25,7 @@ export function makeSidebar(list: Widget, actions: SidebarActions): Widget {
   toolbar.node.setAttribute("aria-label", "nbtrain");
   const add = (name: string, icon: LabIcon, tooltip: string, onClick: () => void) =>
     toolbar.addItem(name, new ToolbarButton({ icon, tooltip, onClick }));
-  if (actions.newRun) add("new-run", newRunIcon, "New run...", actions.newRun);
+  add("new-run", newRunIcon, "New run...", actions.newRun);
   add("open-runs", runsIcon, "Show the runs in a tab", actions.openRuns);
   add("tensorboard", tensorBoardIcon, "TensorBoard of all runs", actions.tensorBoard);
   toolbar.addItem("spacer", Toolbar.createSpacerItem());

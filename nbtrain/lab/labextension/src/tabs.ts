@@ -5,7 +5,7 @@ import type { ILayoutRestorer, JupyterFrontEnd } from "@jupyterlab/application";
 import { IFrame, MainAreaWidget, WidgetTracker } from "@jupyterlab/apputils";
 import { PageConfig, URLExt } from "@jupyterlab/coreutils";
 import type { LabIcon } from "@jupyterlab/ui-components";
-import type { ReadonlyJSONObject } from "@lumino/coreutils";
+import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { SplitPanel, type Widget } from "@lumino/widgets";
 
 export interface TabKind {
@@ -14,9 +14,10 @@ export interface TabKind {
   icon: LabIcon;
   /** The tab's words. */
   label(args: ReadonlyJSONObject): string;
-  /** Of two tabs of one kind, what tells them apart: a run's name. */
-  key(args: ReadonlyJSONObject): string;
-  content(args: ReadonlyJSONObject): Widget;
+  /** The arguments that tell a tab apart from others of its kind: what is restored after a reload. */
+  own(args: ReadonlyJSONObject): ReadonlyJSONObject;
+  /** `id`: the tab's. */
+  content(args: ReadonlyJSONObject, id: string): Widget;
 }
 
 export class Tabs {
@@ -37,19 +38,19 @@ export class Tabs {
 
   /** The tab of these arguments, to the front; made if there is none. */
   open(args: ReadonlyJSONObject): MainAreaWidget {
-    const key = this.kind.key(args);
-    const id = key ? `${this.kind.namespace}-${key}` : this.kind.namespace;
+    // The launcher adds its folder to the arguments.
+    const own = this.kind.own(args);
+    const id = [this.kind.namespace, ...Object.values(own).map(wordOf)].join("-");
     let widget = this._tracker.find((one) => one.id === id);
     if (!widget) {
-      widget = new MainAreaWidget({ content: this.kind.content(args) });
+      widget = new MainAreaWidget({ content: this.kind.content(own, id) });
       widget.id = id;
-      widget.title.label = this.kind.label(args);
+      widget.title.label = this.kind.label(own);
       widget.title.caption = widget.title.label;
       widget.title.icon = this.kind.icon;
       widget.title.closable = true;
       widget.toolbar.hide();
-      // Only what tells the tab apart: the launcher adds its folder to the arguments.
-      this._args.set(widget, key ? { name: key } : {});
+      this._args.set(widget, own);
       void this._tracker.add(widget);
     }
     // Notebook 7 has one document in its main area: all else goes below.
@@ -62,6 +63,14 @@ export class Tabs {
 
   private readonly _tracker: WidgetTracker<MainAreaWidget>;
   private readonly _args = new WeakMap<Widget, ReadonlyJSONObject>();
+}
+
+const wordOf = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** Those of `args` that are given. */
+export function only(args: ReadonlyPartialJSONObject, ...keys: string[]): ReadonlyJSONObject {
+  const given = keys.filter((key) => args[key] !== undefined && args[key] !== null && args[key] !== "");
+  return Object.fromEntries(given.map((key) => [key, args[key]])) as ReadonlyJSONObject;
 }
 
 /** Notebook 7's area below its document opens with no height. */

@@ -8,6 +8,13 @@ declare module "*/ui/server.js" {
   export function pageConfig(): { base: string; token: string } | null;
 }
 
+declare module "*/ui/form.js" {
+  export function mountForm(
+    root: HTMLElement,
+    options: { server: unknown; host: unknown; start: object; id: string },
+  ): () => void;
+}
+
 declare module "*/ui/run.js" {
   export function mountRun(
     root: HTMLElement,

@@ -3,6 +3,7 @@
 import { Widget } from "@lumino/widgets";
 import type { Message } from "@lumino/messaging";
 
+import { mountForm } from "../../ui/form.js";
 import { mountRun } from "../../ui/run.js";
 import type { Server } from "../../ui/server.js";
 import type { Host } from "./host";
@@ -35,6 +36,9 @@ export class View extends Widget {
   private readonly _mount: Mount;
   private _end: (() => void) | null = null;
 }
+
+export const formView = (server: Server, host: Host, start: object, id: string) =>
+  new View("Form", (root) => mountForm(root, { server, host, start, id }));
 
 export const runView = (server: Server, host: Host, name: string) =>
   new View("Run", (root) => {

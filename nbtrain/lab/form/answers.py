@@ -5,16 +5,19 @@ form/assess    what is said of values that were typed: problems by field, headli
 form/layouts   the layout search's suggestions, each with the changes that it makes
 submit         submits what the form holds
 
-A request is {yaml, overrides, typed, name, mode}: `overrides` are those that the form was opened with (as
-nb.submit takes them, or a JSON object as text), `typed` is {key: text} of what a person changed since.
+A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are those that the form was opened with
+(as nb.submit takes them, or a JSON object as text), `typed` is {key: text} of what a person changed since.
+`clone` names a run: its configuration stands in place of the YAML, and a new run with it is its child.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
@@ -31,6 +34,8 @@ TWIN_WORDS = (
     "few minutes and is not submitted from here."
 )
 SUGGESTIONS = 6
+LONGEST_STEM = 48
+"""Of a clone's name, for which 53 characters are allowed: a number follows."""
 
 
 def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
@@ -48,10 +53,12 @@ def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
     the notebook's overrides stay.
     """
     run, overrides, left_out = run_of(request, anywhere), overrides_of(request), ""
+    clone = request.get("clone") or ""
     try:
-        draft = Draft(run, overrides)
+        draft = Draft(run, overrides, clone)
     except ConfigError as error:
-        draft, left_out = Draft(run), str(error)
+        draft, left_out = Draft(run, None, clone), str(error)
+    _as_clone(draft)
     values = draft.base.batch.model_dump()
     return {
         "yaml": draft.run,
@@ -119,7 +126,13 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
     if _mode(request) == "twin":
         raise ConfigError(TWIN_WORDS)
     # Loaded anew: the file may have changed since the form read it.
-    job = submit(_draft(request, anywhere).config)
+    draft = _draft(request, anywhere)
+    config, parent = draft.config, None
+    if draft.clone_of:
+        parent = (RunDir.named(draft.clone_of).record() or {}).get("run_id")
+        if RunDir.named(config.name).exists():
+            raise SubmitError(f"there is a run {config.name} already. Choose another name for the clone.")
+    job = submit(config, parent=parent)
     return {"name": job.run.name, "job_id": job.job_id}
 
 
@@ -161,7 +174,22 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
 
 
 def _draft(request: Request, anywhere: bool) -> Draft:
-    return _typed(Draft(run_of(request, anywhere), overrides_of(request)), request)
+    draft = Draft(run_of(request, anywhere), overrides_of(request), request.get("clone") or "")
+    _as_clone(draft)
+    return _typed(draft, request)
+
+
+def _as_clone(draft: Draft) -> None:
+    """A clone has a name of its own, the first that is free, and trains, as jobs.submit.clone has it."""
+    if not draft.clone_of:
+        return
+    if "name" not in draft.overrides:
+        stem = draft.base.name[:LONGEST_STEM].rstrip("-")
+        names = (f"{stem}-{number}" for number in itertools.count(2))
+        draft.set("name", next(name for name in names if not RunDir.named(name).exists()))
+    if draft.base.mode == "eval":
+        draft.set("mode", "full")
+    draft.given = dict(draft.overrides)
 
 
 def _typed(draft: Draft, request: Request) -> Draft:
@@ -177,6 +205,11 @@ def _typed(draft: Draft, request: Request) -> Draft:
 
 def run_of(request: Request, anywhere: bool) -> str:
     run = request.get("yaml") or "gpt-tiny"
+    if clone := request.get("clone"):
+        directory = RunDir.named(clone)
+        if not directory.exists():
+            raise ConfigError(f"there is no run {clone} under {display(output_root())} to clone.")
+        run = str(directory.config_yaml)
     if not isinstance(run, str):
         raise ConfigError(f"yaml = {run!r} must be text.")
     path = find(run).resolve()

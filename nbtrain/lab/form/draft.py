@@ -50,8 +50,10 @@ class Draft:
     `given` are the changes that the draft began with: those of the notebook, or of a run that is cloned.
     """
 
-    def __init__(self, run: str | Path, overrides: Overrides = None):
+    def __init__(self, run: str | Path, overrides: Overrides = None, clone_of: str = ""):
         self.run = str(run)
+        self.clone_of = clone_of
+        """The run whose configuration `run` is, if this is to be its clone."""
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
         now = load(self.base, overrides, check=False).model_dump()
@@ -152,17 +154,17 @@ class Draft:
 
     def call(self, function: str) -> str:
         """A call of a function that takes a run and overrides, in one line."""
-        run, changes = _python(self.run), self._changes()
-        return f"{function}({run}, {{{', '.join(changes)}}})" if changes else f"{function}({run})"
+        head, tail, changes = self._around(function)
+        return f"{head}, {{{', '.join(changes)}}}{tail}" if changes else f"{head}{tail}"
 
     def cell(self, function: str, name: str, more: str = "") -> str:
         """A notebook's cell that calls the function and shows what it returns, as a formatter writes it."""
         call = self.call(function)
         call = f"{call[:-1]}, {more})" if more else call
         if len(f"{name} = {call}") > WIDTH:
-            lines = "".join(f"        {change},\n" for change in self._changes())
-            last = f"    {more},\n" if more else ""
-            call = f"{function}(\n    {_python(self.run)},\n    {{\n{lines}    }},\n{last})"
+            head, tail, changes = self._around(function)
+            lines = "".join(f"    {change},\n" for change in changes)
+            call = f"{head}, {{\n{lines}}}{tail[:-1]}{f', {more}' if more else ''})"
         return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
 
     def texts_for(self, config: RunConfig) -> dict[str, str]:
@@ -174,8 +176,15 @@ class Draft:
             if key != "name" and _at(wanted, key) != self.value(key)
         }
 
-    def _changes(self) -> list[str]:
-        return [f"{_python(key)}: {_python(without_secrets(value))}" for key, value in self.overrides.items()]
+    def _around(self, function: str) -> tuple[str, str, list[str]]:
+        """What stands before and after the overrides in a call, and the overrides."""
+        overrides = dict(self.overrides)
+        head, tail = f"{function}({_python(self.run)}", ")"
+        if self.clone_of:
+            name = overrides.pop("name", self.base.name)
+            head, tail = f"{function}(nb.open_run({_python(self.clone_of)}).clone({_python(name)}", "))"
+        texts = (f"{_python(key)}: {_python(without_secrets(value))}" for key, value in overrides.items())
+        return head, tail, [*texts]
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

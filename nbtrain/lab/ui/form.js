@@ -102,8 +102,8 @@ class Form extends FormFrame {
   keep() {
     if (this.id) keepDraft(this.id, this.startKey, this.state, this.lost);
     if (this.model && !this.lost) {
-      this.model.set("held", { ...this.state, typed: { ...this.state.typed } });
-      this.model.save_changes();
+      // A changed trait waits for the answer to the one before: a cell run meanwhile would get the first.
+      this.model.send({ kind: "hold", held: this.copy() });
       clearTimeout(this.looking);
       this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
     }
@@ -297,7 +297,7 @@ class Form extends FormFrame {
     this.answer.className = "nbf-answer";
     this.answer.textContent = "Submitting\u2026";
     try {
-      const { name, job_id: job } = await this.ask("submit");
+      const { name, job_id: job } = await this.ask("submit", { name: this.text("name") });
       this.answer.classList.add("nbf-good");
       this.answer.textContent = `Submitted: job ${job} of ${name}. In a cell: nb.open_run("${name}")`;
       if (this.host.openRun) this.answer.append(" ", button("Open", "", () => this.host.openRun(name)));
@@ -374,6 +374,8 @@ class Form extends FormFrame {
       this.model.on("change:held", this.onHeld);
       this.model.on("change:heard", this.onHeard);
       this.model.on("comm_live_update", this.onLive);
+      // What the kernel answers from a subshell, it hears there from then on: also while a cell runs.
+      this.model.send({ kind: "hello" });
       this.look();
       const held = this.model.get("held");
       if (held && held.seq !== undefined) this.state = { ...this.state, ...held };

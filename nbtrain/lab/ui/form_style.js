@@ -15,7 +15,7 @@ export const FORM_CSS = `
  font-size:12px;color:var(--nbt-dim);margin:4px 0}
 .nbtrain-form .nbf-notice.nbf-bad{color:var(--nbt-failed)}
 .nbtrain-form .nbf-middle{display:grid;grid-template-columns:minmax(0,1.25fr) minmax(0,1fr);gap:4px 22px}
-.nbtrain-form .nbf-grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(240px,100%),1fr));
+.nbtrain-form .nbf-grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(190px,100%),1fr));
  gap:2px 16px;align-items:start}
 .nbtrain-form .nbf-part{margin:8px 0 2px;font-size:12px;font-weight:600;color:var(--nbt-fg);
  grid-column:1/-1}
@@ -67,7 +67,9 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-found{height:150px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
  padding:4px 10px 6px;font-size:12px;resize:vertical}
 .nbtrain-form .nbf-found p{margin:3px 0;overflow-wrap:anywhere;white-space:pre-wrap}
-.nbtrain-form .nbf-found ul{margin:2px 0;padding-left:16px}
+.nbt-root.nbtrain-form .nbf-found ul{margin:2px 0;padding:0;list-style:none}
+.nbtrain-form .nbf-found li{margin:3px 0}
+.nbtrain-form .nbf-findings p{font-size:12px;margin:4px 0}
 .nbt-root .nbf-found li button{display:inline;border:0;padding:0;text-align:left;white-space:normal;
  color:inherit}
 .nbtrain-form .nbf-tables{display:grid;gap:2px 26px;align-items:start;
@@ -86,5 +88,5 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-run{margin-top:8px}
 .nbtrain-form .nbf-layouts td:first-child{padding-right:8px}
 @container (max-width:760px){.nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
- .nbtrain-form .nbf-side{position:static}}
+ .nbtrain-form .nbf-side{position:static;order:-1}}
 `;

@@ -4,7 +4,8 @@
     no server half    form              the same questions by a message, which the kernel hears between cells
     papermill, HTML   static picture    static_html()
 
-What the form holds comes here by the trait `held`, so that the next cell has it: `form.config`, `form.mode`.
+What the form holds comes here by a message for each change, so that the next cell has it: `form.config`,
+`form.mode`. The trait `held` gives it back to a page that is loaded again.
 The rescue is a second, invisible output, as in panel.py: after a reload without the kernel it shows the form,
 which then says that its kernel is gone.
 """
@@ -46,7 +47,7 @@ def form_script() -> str:
 
 
 class LaunchForm(anywidget.AnyWidget):
-    """The form of one run. `draft` is what it holds, `config` the checked run, `mode` what is to be done."""
+    """The form of one run. `draft` is what it holds, `config` the checked run, `mode` what to do with it."""
 
     _esm = form_script()
     form_id = traitlets.Unicode().tag(sync=True)
@@ -63,15 +64,30 @@ class LaunchForm(anywidget.AnyWidget):
     def __init__(self, run: str = "gpt-tiny", overrides: Overrides = None, mode: str = "full"):
         if mode not in MODES:
             raise ConfigError(f'mode = {mode!r} must be "full" or "twin".')
-        self.draft = Draft(run, overrides)
-        self.mode = mode
-        yaml, given = yaml_for_others(run), self.draft.overrides
+        draft = Draft(run, overrides)
+        yaml, given = yaml_for_others(run), draft.overrides
         start = {"yaml": yaml, "overrides": dict(given), "mode": mode, "place": place()}
         held = {"yaml": yaml, "given": True, "typed": {}, "mode": mode, "seq": 0}
         super().__init__(form_id=uuid.uuid4().hex, start=start, held=held)
+        self._draft = self.held, draft
         self.key = self.model_id or ""
         self.observe(self._on_held, names="held")
         self.on_msg(self._on_message)
+
+    @property
+    def draft(self) -> Draft:
+        """What the form holds. Raises ConfigError if its YAML cannot be read any more."""
+        held = self.held
+        if self._draft[0] is not held:
+            draft = Draft(held["yaml"], self.start["overrides"] if held["given"] else None)
+            draft.type(held["typed"])
+            self._draft = held, draft
+        return self._draft[1]
+
+    @property
+    def mode(self) -> str:
+        """What is to be done with the run, for nb.launch: full or twin."""
+        return self.held["mode"]
 
     @property
     def config(self) -> RunConfig:
@@ -91,17 +107,14 @@ class LaunchForm(anywidget.AnyWidget):
         self.held = {**self.held, "typed": typed, "seq": self.held["seq"] + 1}
 
     def _on_held(self, change: dict[str, Any]) -> None:
-        """Take over what the page holds. A YAML that cannot be read leaves the draft as it was."""
-        held = change["new"]
-        try:
-            draft = Draft(held["yaml"], self.start["overrides"] if held["given"] else None)
-            draft.type(held["typed"])
-        except NbtrainError:
-            # The page shows why; it asked the same question.
-            return
-        self.draft, self.mode, self.heard = draft, held["mode"], held["seq"]
+        # Nothing that takes time: on a subshell, the next cell may begin meanwhile.
+        self.heard = change["new"]["seq"]
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if content.get("kind") == "hold":
+            self.held = content["held"]
+        elif content.get("kind") == "hello":
+            self.send({"kind": "hello"})
         if content.get("kind") != "ask":
             return
         reply = {"kind": "answer", "id": content.get("id")}

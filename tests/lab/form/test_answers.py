@@ -10,6 +10,7 @@ import pytest
 import nbtrain.jobs.submit
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load, to_yaml
 from nbtrain.lab.form.answers import TWIN_WORDS, answer, yaml_for_others
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -161,9 +162,8 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
     )
     cell = assessed(batch__micro_batch_size="4", batch__max_steps="5", data__split="8,1,1")["cell"]
     assert cell == (
-        'import nbtrain as nb\n\nrun = nb.submit(\n    "gpt-tiny",\n    {\n'
-        '        "batch.micro_batch_size": 4,\n        "batch.max_steps": 5,\n'
-        '        "data.split": "8,1,1",\n    },\n    prepared=False,\n)\nrun'
+        'import nbtrain as nb\n\nrun = nb.submit("gpt-tiny", {\n    "batch.micro_batch_size": 4,\n'
+        '    "batch.max_steps": 5,\n    "data.split": "8,1,1",\n}, prepared=False)\nrun'
     )
     compile(cell, "cell", "exec")
 
@@ -205,7 +205,8 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
     """The configuration of the line, and the job's id as the answer; a refusal is raised with its words."""
     given = []
 
-    def submit(config: Any) -> Any:
+    def submit(config: Any, parent: str | None) -> Any:
+        assert parent is None
         given.append(config)
         job = FakeJob(RunDir.named(config.name), steps=10)
         job.finish("CANCELLED", "only a test")
@@ -220,12 +221,44 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
         answer("submit", {**request, "typed": {"model.num_layers": "four", "batch.max_steps": "[5"}})
     assert len(given) == 1
 
-    def refuse(config: Any) -> None:
+    def refuse(config: Any, parent: str | None) -> None:
         raise SubmitError("output/mine has succeeded.")
 
     monkeypatch.setattr(nbtrain.jobs.submit, "submit", refuse)
     with pytest.raises(SubmitError, match="has succeeded"):
         answer("submit", request)
+
+
+def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields are those of the run; the line clones it; a name that is taken is refused."""
+    given: list[Any] = []
+
+    def submit(config: Any, parent: str | None = None) -> Any:
+        given.append((config.name, config.batch.max_steps, parent))
+        return FakeJob(RunDir.named(config.name), steps=10).job
+
+    monkeypatch.setattr(nbtrain.jobs.submit, "submit", submit)
+    parent = FakeJob(RunDir.named("first"), steps=10)
+    parent.job.run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "first", "batch.max_steps": 9})))
+    run_id = parent.job.run.record()["run_id"]
+    found = answer("form", {"clone": "first"})
+    assert at(found["fields"], "name")["value"] == found["assessment"]["name"] == "first-2"
+    assert at(found["fields"], "batch.max_steps")["base"] == "9"
+    request = {"clone": "first", "typed": {"batch.max_steps": "3"}}
+    found = answer("form/assess", request)
+    line = 'nb.submit(nb.open_run("first").clone("first-2", {"batch.max_steps": 3}))'
+    assert found["line"] == line
+    assert found["cell"] == (
+        'import nbtrain as nb\n\nrun = nb.submit(nb.open_run("first").clone("first-2", {\n'
+        '    "batch.max_steps": 3,\n}), prepared=False)\nrun'
+    )
+    assert answer("submit", request)["name"] == "first-2"
+    assert given == [("first-2", 3, run_id)]
+    assert answer("form", {"clone": "first"})["assessment"]["name"] == "first-3"
+    with pytest.raises(SubmitError, match="there is a run first-2 already"):
+        answer("submit", {**request, "name": "first-2"})
+    with pytest.raises(ConfigError, match="there is no run second under output to clone"):
+        answer("form", {"clone": "second"})
 
 
 def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:

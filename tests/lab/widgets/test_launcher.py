@@ -22,7 +22,8 @@ def form(workspace: Path) -> Iterator[LaunchForm]:
 
 def hold(form: LaunchForm, **changes: Any) -> None:
     """What the page does when a person changes something."""
-    form.held = {**form.held, **changes, "seq": form.held["seq"] + 1}
+    held = {**form.held, **changes, "seq": form.held["seq"] + 1}
+    form._on_message(form, {"kind": "hold", "held": held}, [])
 
 
 def test_what_the_page_holds_is_the_next_cells(form: LaunchForm) -> None:
@@ -61,11 +62,11 @@ def test_a_value_that_is_none_is_an_error_of_the_next_cell(form: LaunchForm) -> 
         _ = form.config
 
 
-def test_a_yaml_that_cannot_be_read_is_not_heard(form: LaunchForm) -> None:
-    """The page says why; `heard` stays behind, so that it does not say that the cell has it."""
+def test_a_yaml_that_cannot_be_read_is_an_error_of_the_next_cell(form: LaunchForm) -> None:
+    """Such as one that was removed after the page had read it."""
     hold(form, yaml="nowhere.yaml")
-    assert form.heard == 0
-    assert form.config.name == "gpt-tiny"
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such run YAML"):
+        _ = form.config
 
 
 def test_a_field_is_set_from_a_cell(form: LaunchForm) -> None:
@@ -91,7 +92,8 @@ def test_without_a_server_the_kernel_answers(form: LaunchForm, monkeypatch: pyte
         form, {"kind": "ask", "id": 1, "path": "form/assess", "request": {"yaml": "gpt-125m"}}, []
     )
     form._on_message(form, {"kind": "ask", "id": 2, "path": "form", "request": {"yaml": "gpt-nothing"}}, [])
-    form._on_message(form, {"kind": "other"}, [])
+    form._on_message(form, {"kind": "hello"}, [])
+    assert sent.pop() == {"kind": "hello"}
     assert [one["id"] for one in sent] == [1, 2]
     assert sent[0]["value"]["line"] == 'nb.submit("gpt-125m")'
     assert "no such run YAML" in sent[1]["error"]

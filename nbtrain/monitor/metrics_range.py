@@ -18,8 +18,9 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader
+from nbtrain.monitor.resources import ProcessTable
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.snapshot import thin
+from nbtrain.monitor.snapshot import six_digits, thin
 from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
 
 AXES = ("step", "tokens", "time")
@@ -31,6 +32,8 @@ READ_SECONDS = 0.4
 DETAIL_SECONDS = 2.0
 # Of a download, so long is read at a time.
 PIECE_SECONDS = 0.05
+PROCESSES = ProcessTable(age_seconds=0.9)
+"""Of all views of a server: panels ask once a second."""
 # The count of tokens at each step; of other programs' event files there is none.
 TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
@@ -49,7 +52,7 @@ class Asked:
 def curve_view(run: RunDir) -> RunView:
     """A view that keeps few points, for a process that looks at many runs."""
     reader = CurveReader(run.tensorboard, lambda tag: name_of(tag) is not None)
-    return RunView(run, reader, READ_SECONDS)
+    return RunView(run, reader, READ_SECONDS, PROCESSES)
 
 
 def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
@@ -167,8 +170,7 @@ def _series(points: Part, kept: Curve | Series, most: int, to_tokens: _Steps) ->
         "step": shown,
         "time": [round(walls[at], 3) for at in chosen],
         "tokens": [count and round(count) for count in to_tokens.tokens_at(shown)] if to_tokens.steps else [],
-        # Six digits are more than a picture shows.
-        "value": [float(f"{values[at]:.6g}") for at in chosen],
+        "value": [six_digits(values[at]) for at in chosen],
         "num_points": len(kept),
     }
 

@@ -1,22 +1,31 @@
-"""CPU and memory of a job's processes on this machine, by psutil; GPUs by NVML.
+"""CPU and memory of a job's processes on this machine, by /proc; the machine by psutil, GPUs by NVML.
 
 A job's processes are its supervisor, the ranks of its heartbeats, and everything below them. Each is compared
 by pid, start time and boot, so that a pid given to another program is never counted.
 """
 
+import math
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from nbtrain.base import nvml
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.records import ProcessIdentity, boot_id
 
 # Ten minutes at one sample a second; older ones are thinned out.
 HISTORY_SAMPLES = 600
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# A line of /proc/<pid>/stat is 52 numbers and a name of 64 letters at most.
+STAT_BYTES = 4096
+# Fields of it after the command name, counted from 0.
+_PARENT, _UTIME, _STIME, _START, _RSS = 1, 11, 12, 19, 21
 
 
 @dataclass(frozen=True)
@@ -30,30 +39,90 @@ class ProcessUse:
     num_processes: int
 
 
+class ProcessRow(NamedTuple):
+    """A process in the system's table: proc(5), /proc/<pid>/stat."""
+
+    parent: int
+    start_ticks: int
+    cpu_seconds: float
+    memory_bytes: int
+
+
+class ProcessTable:
+    """The processes of this machine, read at most once in `age_seconds`, for however many samplers."""
+
+    def __init__(self, age_seconds: float = 0.0):
+        self._age_seconds = age_seconds
+        self._read_at = -math.inf
+        self._rows: dict[int, ProcessRow] = {}
+        self._children: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+
+    def read(self) -> tuple[float, dict[int, ProcessRow], dict[int, list[int]]]:
+        """(when it was read by the monotonic clock, {pid: its row}, {pid: pids of its children})."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= self._age_seconds:
+                rows = {}
+                self._read_at = time.monotonic()
+                for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+                    if (row := _row(pid)) is not None:
+                        rows[pid] = row
+                children: dict[int, list[int]] = {}
+                for pid, row in rows.items():
+                    children.setdefault(row.parent, []).append(pid)
+                self._rows, self._children = rows, children
+            return self._read_at, self._rows, self._children
+
+
+def _row(pid: int) -> ProcessRow | None:
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        # The command name is in parentheses and may hold anything, so cut after the last one.
+        fields = os.read(descriptor, STAT_BYTES).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    if fields[0] in b"ZX":
+        return None
+    ticks = int(fields[_UTIME]) + int(fields[_STIME])
+    return ProcessRow(
+        int(fields[_PARENT]), int(fields[_START]), ticks / TICKS_PER_SECOND, int(fields[_RSS]) * PAGE_BYTES
+    )
+
+
 class ResourceSampler:
     """Samples one job. Rates are between two calls, so keep the object."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: ProcessTable | None = None) -> None:
         self.history: deque[tuple[float, float, int]] = deque(maxlen=HISTORY_SAMPLES)
         """(time, cores busy, resident bytes) of every sample that has a rate."""
-        self._cpu_seconds: dict[tuple[int, float], float] = {}
+        self._processes = processes or ProcessTable()
+        self._cpu_seconds: dict[tuple[int, int], float] = {}
         self._sampled_at: float | None = None
+        self._last: dict[str, Any] = {}
 
     def sample(self, roots: Iterable[ProcessIdentity], ranks: dict[int, ProcessIdentity]) -> dict[str, Any]:
         """Use of the job (the trees of `roots`), of each rank and of the machine: bytes and cores."""
-        now = time.monotonic()
+        now, rows, children = self._processes.read()
+        if now == self._sampled_at:
+            return self._last
         elapsed = now - self._sampled_at if self._sampled_at is not None else None
         cpu_before, self._cpu_seconds = self._cpu_seconds, {}
         self._sampled_at = now
-        children: dict[int, list[int]] = {}
-        for process in psutil.process_iter(["ppid"]):
-            children.setdefault(process.info["ppid"], []).append(process.pid)
-        by_rank = {rank: self._tree([who], children, cpu_before, elapsed) for rank, who in ranks.items()}
-        job = self._tree([*roots, *ranks.values()], children, cpu_before, elapsed)
+
+        def tree(identities: Iterable[ProcessIdentity]) -> ProcessUse | None:
+            return self._tree(identities, rows, children, cpu_before, elapsed)
+
+        by_rank = {rank: tree([who]) for rank, who in ranks.items()}
+        job = tree([*roots, *ranks.values()])
         if job is not None and job.cpu_cores is not None:
             self.history.append((time.time(), job.cpu_cores, job.memory_bytes))
         memory = psutil.virtual_memory()
-        return {
+        self._last = {
             "job": asdict(job) if job else None,
             "ranks": {str(rank): asdict(use) for rank, use in by_rank.items() if use},
             "machine": {
@@ -69,40 +138,41 @@ class ResourceSampler:
                 "memory_bytes": [entry[2] for entry in self.history],
             },
         }
+        return self._last
 
     def _tree(
         self,
         roots: Iterable[ProcessIdentity],
+        rows: dict[int, ProcessRow],
         children: dict[int, list[int]],
-        cpu_before: dict[tuple[int, float], float],
+        cpu_before: dict[tuple[int, int], float],
         elapsed: float | None,
     ) -> ProcessUse | None:
         pids: set[int] = set()
-        waiting = [root.pid for root in roots if root.alive()]
+        waiting = [
+            root.pid
+            for root in roots
+            if root.pid in rows
+            and rows[root.pid].start_ticks == root.start_ticks
+            and root.boot_id == boot_id()
+        ]
         while waiting:
             pid = waiting.pop()
             if pid not in pids:
                 pids.add(pid)
                 waiting.extend(children.get(pid, ()))
-        memory_bytes = num_processes = 0
+        memory_bytes = 0
         busy_seconds = 0.0
         measured = False
         for pid in pids:
-            try:
-                process = psutil.Process(pid)
-                with process.oneshot():
-                    times = process.cpu_times()
-                    key = (pid, process.create_time())
-                    memory_bytes += process.memory_info().rss
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                # It ended between the listing and this line, or belongs to another user.
-                continue
-            num_processes += 1
-            self._cpu_seconds[key] = times.user + times.system
+            row = rows[pid]
+            key = (pid, row.start_ticks)
+            memory_bytes += row.memory_bytes
+            self._cpu_seconds[key] = row.cpu_seconds
             if key in cpu_before:
                 measured = True
-                busy_seconds += self._cpu_seconds[key] - cpu_before[key]
-        if not num_processes:
+                busy_seconds += row.cpu_seconds - cpu_before[key]
+        if not pids:
             return None
         cores = max(0.0, busy_seconds / elapsed) if measured and elapsed else None
-        return ProcessUse(cores, memory_bytes, num_processes)
+        return ProcessUse(cores, memory_bytes, len(pids))

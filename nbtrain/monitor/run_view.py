@@ -12,14 +12,14 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, MEANING, read_state
+from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING, read_state
 from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks
-from nbtrain.monitor.resources import ResourceSampler
+from nbtrain.monitor.resources import ProcessTable, ResourceSampler
 from nbtrain.monitor.runs import NO_JOB, record_with_end
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
@@ -30,6 +30,7 @@ from nbtrain.monitor.snapshot import (
     in_sight,
     job_part,
     progress_part,
+    six_digits,
     thin,
 )
 from nbtrain.monitor.tfevents import ScalarReader, Series
@@ -54,15 +55,28 @@ SNAPSHOT_AGE_SECONDS = 0.4
 class RunView:
     """A reader of one run directory. Keep it: it re-reads only what was appended."""
 
-    def __init__(self, run: RunDir, reader: ScalarReader | None = None, read_seconds: float | None = None):
-        """`reader` reads the event files, by default every point; a snapshot for at most `read_seconds`."""
+    def __init__(
+        self,
+        run: RunDir,
+        reader: ScalarReader | None = None,
+        read_seconds: float | None = None,
+        processes: ProcessTable | None = None,
+    ):
+        """`reader` reads the event files, by default every point; a snapshot for at most `read_seconds`.
+
+        `processes`: a table that several views share.
+        """
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
         self.lock = threading.RLock()
         """Held by whoever uses `reader`."""
         self._read_seconds = read_seconds
+        self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
         self._config: dict[str, Any] | None = None
+        # {job id: (time stamp of job.json, what a snapshot says of the job)} of jobs that have ended
+        self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
+        self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._snapshot: tuple[float, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -93,13 +107,19 @@ class RunView:
         return self.state in ACTIVE
 
     def _state_and_cause(self) -> tuple[str, str | None]:
-        job = self.job
+        return self._of(self.job)
+
+    def _of(self, job: JobDir | None) -> tuple[str, str | None]:
         return read_state(job, time.time()) if job else (NO_JOB, "nothing was submitted yet")
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the newest job, by time."""
-        job = self.job
-        return read_events(job) if job else []
+        """All events of the newest job, by time. They are read again when one was written."""
+        if (job := self.job) is None:
+            return []
+        stamps = tuple((path, path.stat().st_size) for path in sorted(job.events.glob("*.jsonl")))
+        if self._events[0] != stamps:
+            self._events = (stamps, read_events(job))
+        return list(self._events[1])
 
     def scalars(self, name: str) -> Series:
         """One scalar of metrics.SCALARS by its name, over all jobs; the KeyError of another names them."""
@@ -130,10 +150,10 @@ class RunView:
 
     def _read_snapshot(self) -> dict[str, Any]:
         now, job = time.time(), self.job
-        state, cause = self._state_and_cause()
+        state, cause = self._of(job)
         active = state in ACTIVE
         record = record_with_end(job, state) if job else None
-        heartbeats = self.heartbeats()
+        heartbeats = self._heartbeats(job, record)
         self.reader.refresh(self._read_seconds)
         resources = self._resources(job, record, heartbeats, active)
         events = self.events()
@@ -174,10 +194,12 @@ class RunView:
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
-        if (job := self.job) is None:
-            return {}
-        record, found = JobRecord.read(job.job_json), {}
-        for path in (job.path / "heartbeat").glob("*.json"):
+        job = self.job
+        return self._heartbeats(job, JobRecord.read(job.job_json) if job else None)
+
+    def _heartbeats(self, job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
+        found = {}
+        for path in (job.path / "heartbeat").glob("*.json") if job else ():
             if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
                 found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
         return dict(sorted(found.items()))
@@ -187,11 +209,17 @@ class RunView:
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
+            stamp = job.job_json.stat().st_mtime_ns if job.job_json.exists() else 0
+            if job_id in self._ended and self._ended[job_id][0] == stamp:
+                found.append(self._ended[job_id][1])
+                continue
             state, cause = read_state(job, now)
             record = record_with_end(job, state)
             keys = ("created_at", "ended_at", "resumed_from_step")
             known = {key: getattr(record, key, None) for key in keys}
             found.append(({"job_id": job_id, "state": state, "cause": cause, **known}, record))
+            if state in FINAL and state != LOST:
+                self._ended[job_id] = (stamp, found[-1])
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
@@ -221,7 +249,7 @@ class RunView:
         series = self.reader.series.get(BY_NAME[name].tag, Series())
         steps, values = thin(series.steps, series.values, LARGEST_NUM_POINTS)
         # Six digits are more than a picture shows, and a third of the bytes sent each second.
-        values = [float(f"{value:.6g}") for value in values]
+        values = [six_digits(value) for value in values]
         return {"unit": BY_NAME[name].unit, "steps": steps, "values": values, "num_points": len(series)}
 
     def _resources(
@@ -230,7 +258,7 @@ class RunView:
         if job is None or record is None or not active:
             self._samplers.clear()
             return None
-        sampler = self._samplers.setdefault(job.job_id, ResourceSampler())
+        sampler = self._samplers.setdefault(job.job_id, ResourceSampler(self._processes))
         roots = [record.supervisor] if record.supervisor else []
         return sampler.sample(roots, {rank: heartbeat.process for rank, heartbeat in heartbeats.items()})
 

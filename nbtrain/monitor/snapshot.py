@@ -1,5 +1,7 @@
 """A run as one JSON object: what panels draw and `nbtrain status --json` prints."""
 
+import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -109,12 +111,27 @@ def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found[-NUM_EVENTS:]
 
 
+@functools.lru_cache(1 << 15)
+def six_digits(value: float) -> float:
+    """More are not seen in a picture. The points of a curve come again with each look."""
+    return float(f"{value:.6g}")
+
+
 def finite(value: Any) -> Any:
     """`value` with NaN and Inf as None, because JSON has no word for them."""
+    try:
+        # Most have neither; to look at each part here takes ten times as long.
+        json.dumps(value, allow_nan=False)
+        return value
+    except ValueError:
+        return _finite(value)
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [_finite(inner) for inner in value]
     return value

@@ -4,6 +4,8 @@ Each node has its own files and its own clock (base/usage_files.py). Within a no
 which they were written; the newest hour is the finest, and what is older is coarser.
 """
 
+import bisect
+import itertools
 import math
 from array import array
 from collections.abc import Iterator
@@ -35,6 +37,22 @@ class Points:
         """At most `most` points, for equal parts of the time: the mean of means and the greatest maximum."""
         if len(self) <= most:
             return self
+        parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
+        return Points(
+            [self.times[part][-1] for part in parts],
+            [math.fsum(self.means[part]) / (part.stop - part.start) for part in parts],
+            [max(self.maxima[part]) for part in parts],
+        )
+
+    def _rising(self, most: int) -> list[slice]:
+        """Equal parts of the time, if each point is later than the one before: a search for each part."""
+        begin, length = self.times[0], self.times[-1] - self.times[0]
+        ends = (bisect.bisect_left(self.times, begin + length * part / most) for part in range(1, most))
+        bounds = [0, *dict.fromkeys(end for end in ends if end), len(self)]
+        return [slice(first, last) for first, last in itertools.pairwise(bounds)]
+
+    def _parts(self, most: int) -> list[slice]:
+        """Equal parts of the time, of points that a clock has written which was set back."""
         begin, length = self.times[0], max(self.times) - self.times[0]
         parts: list[slice] = []
         first = place = 0
@@ -46,11 +64,7 @@ class Points:
                 first = number
             place = here
         parts.append(slice(first, len(self)))
-        return Points(
-            [self.times[part][-1] for part in parts],
-            [math.fsum(self.means[part]) / (part.stop - part.start) for part in parts],
-            [max(self.maxima[part]) for part in parts],
-        )
+        return parts
 
 
 class NodeUsage:
@@ -60,6 +74,7 @@ class NodeUsage:
         self.node = node
         self._segments = segments
         self._pieces = list(_pieces(segments))
+        self._points: dict[tuple[str, str], Points] = {}
 
     @property
     def host(self) -> str:
@@ -81,13 +96,25 @@ class NodeUsage:
 
     def points(self, subject: str, figure: str) -> Points:
         """A figure over time; empty if it was never measured."""
+        key = (subject, figure)
+        if key not in self._points:
+            self._points[key] = self._read_points(key)
+        return self._points[key]
+
+    def _read_points(self, key: tuple[str, str]) -> Points:
         found = Points([], [], [])
         for segment, last, offset in self._pieces:
-            place = segment.columns.get((subject, figure))
+            place = segment.columns.get(key)
             if place is None:
                 continue
             means = _column(segment, segment.means, place)[:last]
             maxima = _column(segment, segment.maxima, place)[:last] if segment.level else means
+            if not math.isnan(sum(means)):
+                # All are known, as of most figures.
+                found.times.extend([stamp + offset for stamp in segment.stamps[:last]])
+                found.means.extend(means)
+                found.maxima.extend(maxima)
+                continue
             for stamp, mean, most in zip(segment.stamps, means, maxima):
                 if mean == mean:
                     found.times.append(stamp + offset)

@@ -91,3 +91,15 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
     measure(job)
     row = next(row for row in job_shown(job.run)["figures"]["rows"] if row["cells"][1] == "memory")
     assert row["cells"] == ["worker 0", "memory", "5.0 GiB", "2.8 GiB", "5.0 GiB", "6.0 GiB", "8.0 GiB"]
+
+
+def test_rising_times_are_cut_as_any_others_are():
+    """A search for each part finds the parts that a look at each point finds."""
+    from nbtrain.monitor.usage import Points
+
+    times = [float(at * at % 977 + 10 * at) for at in range(500)]
+    times.sort()
+    points = Points(times, [*map(float, range(500))], [*map(float, range(500))])
+    for most in (1, 2, 7, 160, 499):
+        assert points._rising(most) == points._parts(most)
+    assert Points([5.0] * 9, [1.0] * 9, [1.0] * 9).thinned(4).means == [1.0]

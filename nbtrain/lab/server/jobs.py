@@ -1,13 +1,18 @@
 """A job of a run over REST: its pages in the panel's words, or one part as `nbtrain job --json` has it."""
 
+import json
+import math
+import time
 from typing import Any
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
-from nbtrain.lab.server.views import NoRun, refuse_links
+from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of
 from nbtrain.monitor.job_page import job_of, job_page
 from nbtrain.monitor.job_shown import job_shown
+from nbtrain.monitor.snapshot import finite
 
 PARTS = ("conditions", "events", "replicas", "resources")
 
@@ -30,9 +35,24 @@ class JobHandler(NbtrainHandler):
     """GET run/<name>/job?job=<id>: what the pages of the panel show of a job, by default the newest."""
 
     async def get(self, name: str) -> None:
-        view, job_id = await self.view(name), self.get_argument("job", None)
-        job = await self.read(job_named, view.run, job_id)
-        self.answer(await self.read(job_shown, view.run, job.job_id))
+        self.finish(await self.read(_page, name, self.get_argument("job", None)))
+
+
+# {folder of a job: (when, its page as JSON)}
+_kept: dict[str, tuple[float, str]] = {}
+
+
+def _page(name: str, job_id: str | None) -> str:
+    began = time.thread_time()
+    job = job_named(view_of(name).run, job_id)
+    at, text = _kept.get(key := str(job.path), (-math.inf, ""))
+    if time.monotonic() - at >= PAGES.seconds:
+        text = json.dumps(finite(job_shown(job.run, job.job_id)), separators=(",", ":"))
+        if len(_kept) >= MOST_VIEWS:
+            _kept.clear()
+        _kept[key] = (time.monotonic(), text)
+        PAGES.spent(time.thread_time() - began)
+    return text
 
 
 class JobPartHandler(NbtrainHandler):

@@ -3,11 +3,15 @@
 GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot()
 """
 
+import json
+import time
+
 from nbtrain.base.workspace import output_root
-from nbtrain.lab.run_actions import run_shown
+from nbtrain.lab.server.pace import PACE
 from nbtrain.lab.server.requests import NbtrainHandler, Refusal
-from nbtrain.lab.server.views import changed, forget, run_of, watched
+from nbtrain.lab.server.views import changed, forget, run_of, view_of, watched
 from nbtrain.monitor.notes import change_notes, labels_of
+from nbtrain.monitor.run_view import RunView
 
 
 class RunsHandler(NbtrainHandler):
@@ -18,16 +22,27 @@ class RunsHandler(NbtrainHandler):
         self.finish(await self.read(lambda: watched(output_root()).answer(archived)))
 
 
+def _look(name: str) -> tuple[RunView, str]:
+    """A run's view, and its snapshot as JSON: all in one thread, for it is asked each second."""
+    from nbtrain.lab.engine_watch import look_after
+    from nbtrain.lab.run_actions import run_shown
+
+    began = time.thread_time()
+    view = view_of(name)
+    if (job := view.job) is not None:
+        look_after(job)
+    shown = run_shown(view)
+    again = PACE.spent(time.thread_time() - began) if shown["active"] else PACE.seconds
+    return view, json.dumps({**shown, "look_again_seconds": again}, separators=(",", ":"))
+
+
 class RunHandler(NbtrainHandler):
     """GET, PATCH, DELETE run/<name>."""
 
     async def get(self, name: str) -> None:
-        from nbtrain.lab.engine_watch import look_after
-
-        view = await self.view(name)
-        if view.job is not None:
-            await self.read(look_after, view.job)
-        self.finish(await self.read(run_shown, view))
+        """The snapshot with the actions that are possible, and when to look again."""
+        view, text = await self.read(_look, name)
+        self.finish(text)
         self.catch_up(view)
 
     async def patch(self, name: str) -> None:

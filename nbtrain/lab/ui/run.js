@@ -180,7 +180,8 @@ class Run {
         if (!this.served && !this.view.head.busy) this.say("");
         this.setServed(true);
         this.show(value);
-        if (!value.active) wait = POLL_FINAL_MS;
+        // With many pages open the server asks for more time.
+        wait = value.active ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
       }
     } catch (error) {
       this.polled = true;

@@ -1,0 +1,227 @@
+"""What nbtrain's half of a Jupyter Server costs: start, memory, and CPU with 10 open panels over 1,000 runs.
+
+    python tests/benchmarks/server_cost.py [--runs 1000] [--panels 10] [--points 1000000] [--seconds 60]
+
+Eight panels show runs that train, a step a second after 300 quick ones; one shows a run of a million scalar
+points, one a run that has ended. They ask as often as the page does: as the answer says, at most once a
+second; of ended runs, and the sidebar, every five seconds; for the job's page every three. CPU and memory are
+those of the server's process; nbtrain's cost is the difference to a server without it. The first seconds are
+apart: they read the million points and load the modules.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.metrics import SCALARS
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.tfevents import masked_crc32c
+from tests.benchmarks.list_runs import make_run
+from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
+from tests.lab.widgets.fake_run import FakeJob
+
+ENDED_SECONDS, LIST_SECONDS, PAGE_SECONDS = 5.0, 5.0, 3.0
+WARM_SECONDS = 20.0
+STARTS = 5
+WITHOUT = "--ServerApp.jpserver_extensions=nbtrain.lab.server=False"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--panels", type=int, default=10)
+    parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    print(f"import at a server's start: {1e3 * import_seconds():.0f} ms of CPU beyond jupyter_server's own")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for number in range(options.runs):
+            make_run(root / "output", number)
+        make_long_run(root / "output" / "gpt-long", options.points)
+        bare, _ = measured(root, lambda _: None, WITHOUT)
+        print(f"a server without nbtrain: {mib(bare)}")
+        idle, cpu = measured(root, lambda _: time.sleep(options.seconds / 2))
+        share = cpu / (options.seconds / 2)
+        print(f"with nbtrain, nobody looks: {mib(idle)}, {mib(idle - bare)} more, {share:.2%} of a core")
+        with training(root / "output", options.panels - 2) as names:
+            panels = [*names, "gpt-long", "gpt-ended"]
+            ended = FakeJob(RunDir(root / "output" / "gpt-ended"), 20)
+            for _ in range(20):
+                ended.one_step()
+            ended.finish("SUCCEEDED", "done")
+            looks: dict[str, list[float]] = {}
+            shares: list[float] = []
+            used, _ = measured(root, lambda base: look(base, panels, options.seconds, looks, shares))
+        print(f"with {len(panels)} panels and the list: {mib(used)}, {mib(used - bare)} more")
+        print(f"  first {WARM_SECONDS:.0f} s: {shares[0]:.1%} of a core; then {shares[1]:.1%} of a core")
+        for what, seconds in sorted(looks.items()):
+            first, rest = seconds[0], seconds[1:] or seconds
+            print(f"  {what:28} first {first:6.3f} s, then {1e3 * statistics.median(rest):6.1f} ms")
+
+
+def import_seconds() -> float:
+    """CPU seconds of importing the extension in a process that has jupyter_server already."""
+    code = (
+        "import time, jupyter_server.serverapp, jupyter_server.base.handlers; at = time.process_time();"
+        "import nbtrain.lab.server.extension; print(time.process_time() - at)"
+    )
+    found = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(STARTS)
+    ]
+    return statistics.median(found)
+
+
+def mib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def make_long_run(folder: Path, points: int) -> None:
+    """A run whose event file holds so many scalars: 20 tags, and half as many again by tokens and samples."""
+    run = RunDir(folder)
+    job = FakeJob(run, 20)
+    job.one_step()
+    job.finish("SUCCEEDED", "done")
+    for path in run.tensorboard.iterdir():
+        path.unlink()
+    tags = [scalar.tag.encode() for scalar in SCALARS[:20]]
+    tags += [tag + ending for tag in tags[:10] for ending in (b" vs tokens", b" vs samples")]
+    with (run.tensorboard / "events.out.tfevents.1700000000.host").open("wb") as stream:
+        for number in range(points):
+            step, tag = divmod(number, len(tags))
+            stream.write(record(1.7e9 + step, step + 1, tags[tag], 3.0 + (step % 7) / 10))
+
+
+def record(wall_time: float, step: int, tag: bytes, value: float) -> bytes:
+    """A scalar's event as TensorBoard writes it."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    summary = Summary(value=[Summary.Value(tag=tag.decode(), simple_value=value)])
+    content = Event(wall_time=wall_time, step=step, summary=summary).SerializeToString()
+    length = len(content).to_bytes(8, "little")
+    if length not in CHECKS:
+        CHECKS[length] = masked_crc32c(length).to_bytes(4, "little")
+    return length + CHECKS[length] + content + bytes(4)
+
+
+CHECKS: dict[bytes, bytes] = {}
+
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+from nbtrain.base.rundir import RunDir
+from tests.lab.widgets.fake_run import FakeJob
+job = FakeJob(RunDir(sys.argv[1]), 100_000, 4)
+beat, job.heartbeat = job.heartbeat, lambda *_: None
+for _ in range(300):
+    job.one_step()
+job.heartbeat = beat
+job.one_step()
+Path(sys.argv[1], "ready").touch()
+while True:
+    time.sleep(1)
+    job.one_step()
+"""
+
+
+@contextmanager
+def training(output: Path, count: int) -> Iterator[list[str]]:
+    """Runs that make a step a second, each in a process of its own."""
+    names = [f"gpt-live-{number}" for number in range(count)]
+    jobs = [subprocess.Popen([sys.executable, "-c", TRAINING, str(output / name)]) for name in names]
+    try:
+        while not all((output / name / "ready").exists() for name in names):
+            time.sleep(0.2)
+        yield names
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+
+
+def measured(root: Path, use: Callable[[str], Any], *options: str) -> tuple[int, float]:
+    """(resident bytes at the end, CPU seconds meanwhile) of a server that is used so."""
+    with jupyter_server(root, "jupyter_server", *options, NBTRAIN_WORKSPACE=str(root)) as (base, _):
+        pid = server_pid(base)
+        time.sleep(2)
+        before = cpu_seconds(pid)
+        use(base)
+        return resident(pid), cpu_seconds(pid) - before
+
+
+def server_pid(base: str) -> int:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"jupyter_server" in words and any(base.split("/")[2].split(":")[1].encode() in w for w in words):
+            return int(path.parent.name)
+    raise LookupError("the server's process is not found")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) << 10
+
+
+def look(
+    base: str, names: list[str], seconds: float, looks: dict[str, list[float]], shares: list[float]
+) -> None:
+    """Ask as open pages do, each from a thread of its own; the share of a core, first and then."""
+    pid, end = server_pid(base), time.monotonic() + WARM_SECONDS + seconds
+
+    def ask(path: str) -> Any:
+        request = urllib.request.Request(f"{base}nbtrain/{path}", headers={"Authorization": f"token {TOKEN}"})
+        begin = time.monotonic()
+        with urllib.request.urlopen(request, timeout=60) as response:
+            value = json.loads(response.read())
+        what = re.sub(r"gpt-live-\d+", "<active>", path).partition("?")[0]
+        looks.setdefault(what, []).append(time.monotonic() - begin)
+        return value
+
+    def panel(path: str, wait_seconds: float) -> None:
+        while time.monotonic() < end:
+            value = ask(path)
+            time.sleep(
+                value["look_again_seconds"] if path.count("/") == 1 and value["active"] else wait_seconds
+            )
+
+    paths = [(f"run/{name}", ENDED_SECONDS) for name in names]
+    paths += [(f"run/{name}/job?", PAGE_SECONDS) for name in names[:4]]
+    paths += [("runs?archived=0", LIST_SECONDS), ("run/gpt-long/metrics?tags=loss", ENDED_SECONDS)]
+    threads = [threading.Thread(target=panel, args=path) for path in paths]
+    for thread in threads:
+        thread.start()
+    for wait_seconds in (WARM_SECONDS, seconds - 1.0):
+        began, before = time.monotonic(), cpu_seconds(pid)
+        time.sleep(wait_seconds)
+        shares.append((cpu_seconds(pid) - before) / (time.monotonic() - began))
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,12 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def rate(value: float) -> str:
+    """A learning rate: 0.00199 as "1.99e-3"."""
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def counted(number: int, thing: str) -> str:
     """ "1 step", "1,024 steps"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -9,20 +9,42 @@ from typing import Any
 from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.job_page import JobPage, job_page
-from nbtrain.monitor.job_text import amounts_text, engine_words, moment, replica_rows, resource_rows
+from nbtrain.monitor.job_page import JobPage, RankRow, Replica, job_page
+from nbtrain.monitor.job_text import UNKNOWN, amounts_text, engine_words, moment, resource_rows, use_of_limit
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.usage_charts import drawn, usage_charts
 
 # A chart of the panel is about so many pixels wide.
 CHART_POINTS = 160
 MOST_EVENTS = 500
+# Of a rank, failures of earlier attempts.
+MOST_EARLIER = 3
 MOST_LOGS = 256
 # Jobs that can be chosen; older ones: `nbtrain job --job`.
 MOST_JOBS = 50
 CONDITION_HEADS = ("since", "type", "status", "reason", "message")
 EVENT_HEADS = ("time", "type", "reason", "object", "message")
-REPLICA_HEADS = ("replica", "host", "phase", "restarts", "CPU", "memory", "message")
+REPLICA_HEADS = (
+    *("replica", "role", "host", "address", "phase", "restarts", "ranks", "CPU", "memory", "GPUs", "image"),
+    "message",
+)
+RANK_HEADS = (
+    *(
+        "rank",
+        "replica",
+        "host",
+        "phase",
+        "doing",
+        "step",
+        "attempt",
+        "exit code",
+        "CPU",
+        "memory",
+        "message",
+    ),
+)
+# Of a replica's ranks, how many are in the menu to its logs; all are in the table of ranks.
+MOST_IN_MENU = 32
 FIGURE_HEADS = ("replica", "figure", "newest", "mean", "peak", "request", "limit")
 
 
@@ -31,10 +53,11 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
 
     job_id, active  which job, and whether it goes on
     jobs            [[job id, its words], ...] to choose from, the newest first
-    basics          [[label, text], ...]
-    conditions, events, replicas, figures
+    basics          [[label, text], ...]; times: {label: seconds since the epoch} of some of them
+    conditions, events, replicas, ranks, figures
                     {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad",
-                    time that of the first column, in seconds since the epoch, for the reader's time zone
+                    time that of the first column, in seconds since the epoch, for the reader's time zone;
+                    logs of a replica or rank as below
     charts          usage_charts.drawn()
     logs            [[rank, attempt, words], ...]: what the log viewer can show
     yaml            the run's resolved configuration
@@ -45,6 +68,7 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
         "active": page.state in ACTIVE,
         "jobs": _jobs(run, page),
         "basics": basics(page),
+        "times": {"submitted": page.created_at} | ({"ended": page.ended_at} if page.ended_at else {}),
         "conditions": conditions_shown(page),
         "events": _table(
             EVENT_HEADS,
@@ -57,7 +81,11 @@ def job_shown(run: RunDir, job_id: str | None = None, now: float | None = None) 
                 for one in page.events[-MOST_EVENTS:]
             ),
         ),
-        "replicas": _table(REPLICA_HEADS, _replicas(page)),
+        "replicas": {"heads": [*REPLICA_HEADS], "rows": [_replica(one) for one in page.replicas]},
+        "ranks": {
+            "heads": [*RANK_HEADS],
+            "rows": [_rank(one, row) for one in page.replicas for row in one.ranks],
+        },
         "figures": _table(
             FIGURE_HEADS, (("", None, row) for one in page.replicas for row in resource_rows(one))
         ),
@@ -111,25 +139,70 @@ def _jobs(run: RunDir, page: JobPage) -> list[list[str]]:
     return [[one, f"job {one}{', the newest' if one == ids[-1] else ''}"] for one in shown]
 
 
-def _replicas(page: JobPage) -> Iterable[tuple[str, None, Sequence[str]]]:
-    for replica in page.replicas:
-        for row in replica_rows(replica):
-            yield ("bad" if row[2].startswith("Error") else ""), None, row
+def _replica(replica: Replica) -> dict[str, Any]:
+    pod = replica.pod
+    restarts = f"{replica.restarts}" + (f", pod {pod.restarts}" if pod and pod.restarts else "")
+    numbers = [row.rank for row in replica.ranks]
+    ranks = "" if not numbers else f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    role = f"{replica.labels.get('role', '')} {replica.labels.get('index', '')}".strip()
+    place = [pod.pod if pod else replica.name, role, replica.host or UNKNOWN, replica.address]
+    use = [use_of_limit("cpu_cores", replica.use), use_of_limit("memory_bytes", replica.use), _gpus(replica)]
+    newest = [_rank_logs(row)[:1] for row in replica.ranks[:MOST_IN_MENU]]
+    return {
+        "kind": "bad" if replica.phase == "Error" else "",
+        "time": None,
+        "cells": [*place, replica.phase, restarts, ranks, *use, replica.image or "", replica.message],
+        "logs": [*(log for logs in newest for log in logs), *_own_logs(replica)],
+    }
+
+
+def _gpus(replica: Replica) -> str:
+    """ "2 x H100, 90 % busy"; "" without any."""
+    if not replica.gpus:
+        return ""
+    name = next(iter(replica.gpus.values())).name
+    busy = [use.newest for gpu in replica.gpus.values() if (use := gpu.use.get("gpu_fraction"))]
+    known = [value for value in busy if value is not None]
+    words = f", {100 * sum(known) / len(known):.0f} % busy" if known else ""
+    return f"{len(replica.gpus)} x {name}{words}"
+
+
+def _rank(replica: Replica, row: RankRow) -> dict[str, Any]:
+    alone = len(replica.ranks) == 1
+    use = replica.use if alone and not row.use else row.use
+    failed = [f"attempt {one.attempt}: {one.message}" for one in row.earlier if one.failed]
+    cells = [
+        *(f"{row.rank}", replica.pod.pod if replica.pod else replica.name, replica.host or UNKNOWN),
+        *(row.phase, row.doing, "" if row.step is None else f"{row.step:,}", f"{row.attempt}"),
+        "" if row.exit_code is None else f"{row.exit_code}",
+        *(use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)),
+        "; ".join([*([row.message] if row.message else []), *failed[-MOST_EARLIER:]]),
+    ]
+    kind = "bad" if row.phase == "Error" else ""
+    return {"kind": kind, "time": None, "cells": cells, "logs": _rank_logs(row)}
+
+
+def _own_logs(replica: Replica) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    for one in replica.logs:
+        name = one.path.rpartition("/")[2].removesuffix(".log")
+        found.append([name, None, name if name == SUPERVISOR else f"machine {replica.index}"])
+    return found
+
+
+def _rank_logs(row: RankRow) -> list[list[Any]]:
+    """The newest attempt first."""
+    several = len(row.logs) > 1
+    return [
+        [str(row.rank), log.attempt, f"rank {row.rank}" + (f", attempt {log.attempt}" if several else "")]
+        for log in reversed(row.logs)
+    ]
 
 
 def _logs(page: JobPage) -> list[list[Any]]:
     """Ranks with the newest attempt first, then supervisor and machines."""
-    ranks: list[list[Any]] = []
-    found: list[list[Any]] = []
-    for replica in page.replicas:
-        for one in replica.logs:
-            name = one.path.rpartition("/")[2].removesuffix(".log")
-            found.append([name, None, name if name == SUPERVISOR else f"machine {replica.index}"])
-    for row in (row for replica in page.replicas for row in replica.ranks):
-        for log in reversed(row.logs):
-            words = f"rank {row.rank}" + (f", attempt {log.attempt}" if len(row.logs) > 1 else "")
-            ranks.append([str(row.rank), log.attempt, words])
-    return [*ranks[:MOST_LOGS], *found]
+    ranks = [log for one in page.replicas for row in one.ranks for log in _rank_logs(row)]
+    return [*ranks[:MOST_LOGS], *(log for one in page.replicas for log in _own_logs(one))]
 
 
 def _table(heads: Sequence[str], rows: Iterable[tuple[str, float | None, Sequence[str]]]) -> dict[str, Any]:

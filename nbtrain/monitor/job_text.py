@@ -143,10 +143,11 @@ def replica_rows(replica: "Replica") -> list[tuple[str, ...]]:
 
 def _pair(use: dict[str, "Use"]) -> tuple[str, str]:
     """CPU and memory: the newest of the limit."""
-    return _of_limit("cpu_cores", use), _of_limit("memory_bytes", use)
+    return use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)
 
 
-def _of_limit(name: str, use: dict[str, "Use"]) -> str:
+def use_of_limit(name: str, use: dict[str, "Use"]) -> str:
+    """ "2.00 of 4.00": the newest of the limit."""
     one = use.get(name)
     if one is None or one.newest is None:
         return UNKNOWN

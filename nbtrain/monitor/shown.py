@@ -139,7 +139,7 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _rate(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2e}".replace("e-0", "e-").replace("e+00", "")
+    return UNKNOWN if value is None else amounts.rate(value)
 
 
 def _perplexity(value: float) -> str:

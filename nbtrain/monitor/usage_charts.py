@@ -18,6 +18,8 @@ from nbtrain.monitor.usage import NodeUsage, Points
 MOST_NAMED = 8
 # A bound that lies higher than so many times the greatest value would press the curves flat.
 MOST_ABOVE = 5.0
+# An axis of bytes ends here at least, so that it has three labels.
+LEAST_BYTES = 4.0
 # Air above the highest point or bound, as a share of it.
 MARGIN_FRACTION = 0.06
 # Chart: title -> (beginnings of subjects, {figure: word in the legend}).
@@ -172,6 +174,8 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
     """
     last = max(line.points.times[-1] for line in chart.lines) - begin
     top = (chart.top or 1.0) * (1 + MARGIN_FRACTION)
+    binary = FIGURES[chart.figure].unit.startswith("bytes")
+    top = max(top, LEAST_BYTES) if binary else top
     named = len(chart.lines) <= MOST_NAMED
     lines, curves = [], {}
     for number, line in enumerate(chart.lines):
@@ -184,7 +188,6 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
             "maxima": [float(f"{value:.6g}") for value in line.points.maxima],
             "words": [value_label(chart.figure, value) for value in line.points.means],
         }
-    binary = FIGURES[chart.figure].unit.startswith("bytes")
     at = byte_ticks(top) if binary else ticks(0.0, top, 4)
     return {
         "title": chart.heading,

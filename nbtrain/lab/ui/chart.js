@@ -7,7 +7,7 @@
 
 import { chartCsv, chartPng } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
-import { button, clock, download, element, known } from "./words.js";
+import { button, clock, download, element, known, menu } from "./words.js";
 
 const RIGHT = 10, TOP = 16, BOTTOM = 20;
 // Air between a curve and the frame, as a share of the curve's own range.
@@ -80,29 +80,18 @@ export class Chart {
   }
 
   menu() {
-    const node = element("details", "nbt-menu"), list = element("div", "nbt-menu-list");
-    const summary = element("summary", "", "\u22ef");
-    summary.setAttribute("aria-label", "menu of the chart");
-    summary.title = "Log axis, zoom, PNG and CSV";
-    const entry = (words, act) => button(words, "", () => {
-      node.open = false;
-      act();
-    });
-    this.logEntry = entry("Log axis", () => {
+    this.logEntry = button("Log axis", "", () => {
       this.log = !this.log;
       this.draw();
     });
-    list.append(
+    return menu(
+      "\u22ef",
+      "log axis, zoom, PNG and CSV of this chart",
       this.logEntry,
-      entry("Reset zoom", () => this.group.zoom(null)),
-      entry("Save as PNG", async () => download(`${this.fileName}.png`, await chartPng(this))),
-      entry("Save as CSV", () => download(`${this.fileName}.csv`, chartCsv(this.spec), "text/csv")),
+      button("Reset zoom", "", () => this.group.zoom(null)),
+      button("Save as PNG", "", async () => download(`${this.fileName}.png`, await chartPng(this))),
+      button("Save as CSV", "", () => download(`${this.fileName}.csv`, chartCsv(this.spec), "text/csv")),
     );
-    node.addEventListener("focusout", (event) => {
-      if (!node.contains(event.relatedTarget)) node.open = false;
-    });
-    node.append(summary, list);
-    return node;
   }
 
   dispose() {
@@ -161,6 +150,7 @@ export class Chart {
       [y0, y1] = [spec.fromZero ? Math.min(0, low) : low - margin, high + margin];
       scale = (value) => value;
       const round = () => ticks(y0, y1, most, 3, spec.yForm === "whole");
+      if (/^bytes/.test(spec.yForm)) y1 = Math.max(y1, 4);
       yTicks = /^bytes/.test(spec.yForm) ? byteTicks(y0, y1) : round();
     }
     const apart = (at) => (at.length > 1 ? at[1] - at[0] : Math.abs(at[0]) || 1);

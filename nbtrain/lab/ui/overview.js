@@ -3,7 +3,7 @@
 import { Chart, ChartGroup } from "./chart.js";
 import { snapSpecs } from "./chart_spec.js";
 import { DataTable, pairs } from "./table.js";
-import { age, choices, copyButton, element } from "./words.js";
+import { age, choices, copyButton, element, stamp } from "./words.js";
 
 // Pixels of a snapshot's charts, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
@@ -68,7 +68,7 @@ export class Overview {
       const reasons = [...new Set(rows.map(({ cells }) => cells[1]))].sort();
       const options = [["", `all events (${rows.length})`], ["warning", `warnings (${warnings})`]];
       choices(this.kind, [...options, ...reasons.map((reason) => [`r:${reason}`, reason])]);
-      this.events.show(kept.events.heads, rows);
+      this.events.show(["age", ...kept.events.heads.slice(1)], rows);
     } else {
       const rows = snap.events.map((one) => ({
         kind: one.kind === "alert" ? "warning" : "",
@@ -76,13 +76,17 @@ export class Overview {
         cells: [one.kind, one.writer, one.message],
       }));
       choices(this.kind, [["", `newest events (${rows.length})`]]);
-      this.events.show(["time", "kind", "from", "message"], rows);
+      this.events.show(["age", "kind", "from", "message"], rows);
     }
+    this.events.tick();
   }
 
   drawBasics(snap, kept) {
     const trained = snap.shown.job;
-    const rows = kept ? [...kept.basics, ...trained.filter(([label]) => !OF_JOB.includes(label))] : trained;
+    // Python words times in UTC; here they are the reader's own.
+    const own = ([label, text]) => [label, label in kept.times ? stamp(kept.times[label]) : text];
+    const more = trained.filter(([label]) => !OF_JOB.includes(label));
+    const rows = kept ? [...kept.basics.map(own), ...more] : trained;
     const state = JSON.stringify(rows);
     if (state === this.basicState) return;
     this.basicState = state;

@@ -1,29 +1,41 @@
-// The tab Replicas: machines or pods with their ranks, and the menu to each log.
+// The tab Replicas: machines or pods, their ranks, and the menu to each log.
 
 import { DataTable } from "./table.js";
-import { button, element } from "./words.js";
+import { button, element, menu } from "./words.js";
 
 const REPLICAS_ON_A_PAGE = 20;
+// Of the columns, those that are shown when somebody asks for them.
+const LESS_READ = ["role", "address", "image", "attempt"];
 
 export class Replicas {
   constructor(run) {
     this.run = run;
     this.node = element("div", "nbt-padded");
-    const pageSize = REPLICAS_ON_A_PAGE, act = (row) => this.logs(row);
-    this.table = new DataTable("replicas", { pageSize, choose: true, act });
-    this.ranks = new DataTable("ranks", { pageSize });
-    this.node.append(this.table.node, element("h4", "", "Ranks"), this.ranks.node);
+    const act = (row) => this.logs(row);
+    const options = { pageSize: REPLICAS_ON_A_PAGE, choose: true, hide: LESS_READ, act };
+    this.replicas = new DataTable("replicas", options);
+    this.ranks = new DataTable("ranks", options);
+    this.empty = element("p", "nbt-empty", "Reading what the run has kept...");
+    this.title = element("h4", "", "Ranks");
+    this.node.append(this.empty, this.replicas.node, this.title, this.ranks.node);
   }
 
-  logs(row) {
-    if (!row.log) return [];
-    const [rank, attempt] = row.log;
-    return [button("Log", "open its log", () => this.run.openLog(rank, attempt))];
+  /** A button, or a menu if there are several logs. */
+  logs({ logs = [] }) {
+    const open = ([rank, attempt], words) =>
+      button(words, "open this log", () => this.run.openLog(rank, attempt));
+    if (logs.length < 2) return logs.map((log) => open(log, "Log"));
+    return [menu("Logs", "", ...logs.map((log) => open(log, log[2])))];
   }
 
   draw(snap, kept) {
+    this.empty.hidden = Boolean(kept);
+    this.replicas.node.hidden = !kept;
+    if (kept) {
+      this.replicas.show(kept.replicas.heads, kept.replicas.rows);
+      return this.ranks.show(kept.ranks.heads, kept.ranks.rows);
+    }
     const { heads, rows } = snap.shown.ranks;
     this.ranks.show(heads, rows.map(({ bad, cells }) => ({ kind: bad ? "bad" : "", cells })));
-    if (kept) this.table.show(kept.replicas.heads, kept.replicas.rows);
   }
 }

@@ -61,6 +61,10 @@ const CSS = `
  position:absolute;right:1px;content:"\\25b4"}
 .nbt-root.nbt-root th[aria-sort=descending] button::after{content:"\\25be"}
 .nbt-root.nbt-root td.nbt-wide{white-space:normal;width:100%;overflow-wrap:anywhere;padding-right:0}
+.nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:180px}
+.nbt-root.nbt-root td.nbt-act{white-space:nowrap}
+.nbt-root .nbt-tools .nbt-menu>summary{border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px}
+.nbt-root .nbt-act .nbt-menu-list{left:0;right:auto}
 .nbt-root .nbt-scroll{overflow-x:auto}
 .nbt-root .nbt-pager{display:flex;align-items:center;gap:8px;font-size:12px;color:var(--nbt-dim);
  margin:4px 0}
@@ -81,6 +85,7 @@ const CSS = `
  padding:4px;
  max-height:320px;overflow:auto;background:var(--nbt-bg);border:1px solid var(--nbt-line);border-radius:5px;
  box-shadow:0 4px 14px rgba(0,0,0,.22)}
+.nbt-root .nbt-table:has(.nbt-menu[open]) .nbt-scroll:has(.nbt-menu[open]){padding-bottom:140px}
 .nbt-root .nbt-tools .nbt-menu-list{left:0;right:auto}
 .nbt-root .nbt-menu-list button{border:0;text-align:left}
 .nbt-root .nbt-menu-list label{padding:2px 8px}

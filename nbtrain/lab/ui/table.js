@@ -1,6 +1,6 @@
 // A table of rows {kind, time, cells}: sorted by a click on a head, with filter, choice of columns, pages.
 
-import { button, checkbox, element, known, moment, stamp } from "./words.js";
+import { button, checkbox, element, known, menu, moment, stamp } from "./words.js";
 
 const SORTED = { 1: "ascending", "-1": "descending" };
 
@@ -9,9 +9,16 @@ const timeCell = (row, time) =>
   known(row.time) ? { text: time(row.time), sort: row.time, title: stamp(row.time) } : null;
 
 export class DataTable {
-  /** `act(row)` gives elements of a last column; `time(seconds)` words the time of a row. */
-  constructor(label, { sortable = true, pageSize = 0, choose = false, act = null, time = moment } = {}) {
-    Object.assign(this, { label, sortable, pageSize, act, time });
+  /**
+   * sortable   by a click on a head
+   * pageSize   rows on a page; 0 for no pages
+   * choose     whether columns can be chosen; `hide` are titles of those that are not shown at first
+   * act(row)   elements of a first column
+   * time(at)   the words of a row's time
+   */
+  constructor(label, options = {}) {
+    const { sortable = true, pageSize = 0, choose = false, hide = [], act = null, time = moment } = options;
+    Object.assign(this, { label, sortable, pageSize, hide, act, time });
     this.rows = [];
     this.heads = [];
     this.order = null;
@@ -34,21 +41,18 @@ export class DataTable {
   }
 
   columns() {
-    this.menu = element("details", "nbt-menu");
-    this.menuList = element("div", "nbt-menu-list");
-    this.menu.append(element("summary", "", "Columns"), this.menuList);
-    this.menu.addEventListener("focusout", (event) => {
-      if (event.relatedTarget && !this.menu.contains(event.relatedTarget)) this.menu.open = false;
-    });
+    this.menu = menu("Columns", "");
     return this.menu;
   }
 
   show(heads, rows) {
     const state = JSON.stringify([heads, rows]);
-    if (state === this.state) return;
+    // A menu that is open stays until it is closed.
+    if (state === this.state || this.scroll.querySelector("details[open]")) return;
     this.state = state;
     if (this.menu && heads.join() !== this.heads.join()) {
-      this.menuList.replaceChildren(...heads.map((title, at) => {
+      this.hidden = new Set(heads.flatMap((title, at) => (this.hide.includes(title) ? [at] : [])));
+      this.menu.list.replaceChildren(...heads.map((title, at) => {
         const box = checkbox(title, () => {
           if (box.input.checked) this.hidden.delete(at);
           else this.hidden.add(at);
@@ -86,6 +90,7 @@ export class DataTable {
     const rows = this.sorted(), size = this.pageSize || rows.length || 1;
     this.page = Math.min(this.page, Math.max(0, Math.ceil(rows.length / size) - 1));
     const begin = this.page * size, table = element("table");
+    this.times = [];
     table.setAttribute("aria-label", this.label);
     if (this.heads.some(Boolean)) table.append(this.head());
     const body = element("tbody");
@@ -106,8 +111,14 @@ export class DataTable {
     this.pager.replaceChildren(back, element("span", "", words), on);
   }
 
+  /** Word the times again: an age grows. */
+  tick() {
+    (this.times || []).forEach(([cell, time]) => (cell.textContent = this.time(time)));
+  }
+
   head() {
     const head = element("thead"), row = element("tr");
+    if (this.act) row.append(element("td"));
     this.heads.forEach((title, column) => {
       if (this.hidden.has(column)) return;
       const cell = element("th");
@@ -127,7 +138,6 @@ export class DataTable {
       } else cell.textContent = title;
       row.append(cell);
     });
-    if (this.act) row.append(element("td"));
     head.append(row);
     return head;
   }
@@ -135,6 +145,11 @@ export class DataTable {
   row(row) {
     const node = element("tr"), cells = this.cells(row);
     node.dataset.kind = row.kind || "";
+    if (this.act) {
+      const own = element("td", "nbt-act");
+      own.append(...this.act(row));
+      node.append(own);
+    }
     cells.forEach((cell, column) => {
       if (this.hidden.has(column)) return;
       const last = column === cells.length - 1;
@@ -143,14 +158,10 @@ export class DataTable {
       else if (cell && typeof cell === "object") {
         own.textContent = cell.text;
         if (cell.title) own.title = cell.title;
+        if (column === 0 && known(row.time)) this.times.push([own, row.time]);
       } else own.textContent = cell ?? "";
       node.append(own);
     });
-    if (this.act) {
-      const own = element("td");
-      own.append(...this.act(row));
-      node.append(own);
-    }
     return node;
   }
 }

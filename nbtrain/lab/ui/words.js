@@ -41,6 +41,32 @@ export function button(text, title, act, className = "") {
   return node;
 }
 
+/** A menu that a click elsewhere, Escape or one of its buttons closes. `filled` elements stand in it. */
+export function menu(words, title, ...filled) {
+  const node = element("details", "nbt-menu"), list = element("div", "nbt-menu-list");
+  const summary = element("summary", "", words);
+  if (title) {
+    summary.title = title;
+    summary.setAttribute("aria-label", title);
+  }
+  list.append(...filled);
+  list.addEventListener("click", (event) => event.target.closest("button") && (node.open = false));
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !node.open) return;
+    event.stopPropagation();
+    node.open = false;
+    summary.focus();
+  });
+  const elsewhere = (event) => node.contains(event.target) || (node.open = false);
+  node.addEventListener("toggle", () => {
+    const change = node.open ? "addEventListener" : "removeEventListener";
+    document[change]("pointerdown", elsewhere, true);
+  });
+  node.append(summary, list);
+  node.list = list;
+  return node;
+}
+
 /** An input with its words, such as a check box. */
 export function labelled(input, words, className = "nbt-field") {
   const node = element("label", className);

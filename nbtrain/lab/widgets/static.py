@@ -1,49 +1,53 @@
 """A snapshot as a picture that needs no kernel, no script and no network: for papermill and exported HTML.
 
-Everything the live panel shows, at one moment. Styles stand in attributes and curves in <img> data, because
-JupyterLab strips <style>, <script> and inline <svg> from the outputs of a notebook that it does not trust,
-and an executed notebook from papermill is one. Words and numbers come with the snapshot (monitor/shown.py).
+Everything the live panel shows, at one moment: its tabs one below the other. Styles stand in attributes and
+curves in <img> data, because JupyterLab strips <style>, <script> and inline <svg> from the outputs of a
+notebook that it does not trust, and an executed notebook from papermill is one. Words and numbers come with
+the snapshot (monitor/shown.py) and with the pages of its job (monitor/job_shown.py).
 """
 
-import base64
 import html
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.lab.widgets.static_charts import COLORS, GREY, LINE, chart_image
 from nbtrain.monitor.snapshot import in_sight
 
-COLORS = {"a": "#1976d2", "b": "#e8710a"}
-_USAGE = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f9fb0", "#9a9a1a")
-COLORS |= {f"c{number}": color for number, color in enumerate(_USAGE)}
-"""Of a chart's lines."""
-BOUND_COLORS = {"request": "#2e9e4f", "limit": "#d32f2f"}
-GREY, LINE = "#7a828e", "#9aa2ad"
-STATE_COLORS = dict.fromkeys(("RUNNING", "SUCCEEDED"), "#2e9e4f")
-STATE_COLORS |= dict.fromkeys(("FAILED", "LOST"), "#d32f2f")
-STATE_COLORS |= dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), COLORS["b"])
+TONE_COLORS = {"good": "#2e9e4f", "wait": COLORS["b"], "bad": "#d32f2f", "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
 LEFT = "text-align:left"
 TILES_IN_A_ROW = 8
 # (width, height) in pixels of a snapshot's charts, the large one first.
-CHART_SIZES = ((560, 190), (360, 88), (360, 88))
-USAGE_SIZE = (300, 96)
+CHART_SIZES = ((560, 210), (360, 102), (360, 102))
+USAGE_SIZE = (300, 112)
 USAGE_IN_A_ROW = 3
-MOST_RANKS = 32
-MOST_EVENTS = 8
+MOST_ROWS = 32
+MOST_EVENTS = 20
+# Rows of a snapshot that its job's page says in its own words.
+OF_JOB = ("backend", "command", "job")
 
 
 def run_html(snapshot: dict[str, Any], job: Mapping[str, Any] | None = None) -> str:
     """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log.
 
-    With job_shown() of its newest job also the conditions, and the resources over time.
+    With job_shown() of its newest job also conditions, replicas, and the resources over time.
     """
     shown = snapshot["shown"]
-    parts = [_head(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
-    if job is not None:
-        parts += [_usage(job["charts"]), _conditions(job["conditions"])]
-    parts += [_ranks(shown["ranks"]), _events(snapshot), _table("Job", ("", ""), shown["job"])]
+    parts = [_head(snapshot), _note(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
+    trained = shown["job"]
+    if job is None:
+        ranks = [row["cells"] for row in shown["ranks"]["rows"]]
+        parts += [_table("Ranks", shown["ranks"]["heads"], ranks), _events(snapshot)]
+        parts.append(_table("Job", ("", ""), trained))
+    else:
+        trained = [row for row in trained if row[0] not in OF_JOB]
+        parts.append(_table("Basic info", ("", ""), [*job["basics"], *trained]))
+        parts += [_timed("Conditions", job["conditions"]), _timed("Events", job["events"], MOST_EVENTS)]
+        parts += [_timed(title, job[title.lower()]) for title in ("Replicas", "Ranks")]
+        parts.append(_usage(job["charts"]))
+        parts.append(_timed("Resources", job["figures"]))
     parts.append(_log(snapshot["log"]))
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
@@ -61,24 +65,39 @@ def run_text(snapshot: dict[str, Any]) -> str:
 
 
 def _head(snapshot: dict[str, Any]) -> str:
-    color = STATE_COLORS.get(snapshot["state"], GREY)
+    words, tone = snapshot["shown"]["pill"]
+    color = TONE_COLORS[tone]
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(snapshot["time"]))
     about = "  ·  ".join(part for part in (snapshot["shown"]["about"], f"as of {moment}") if part)
-    note = snapshot["shown"]["note"]
-    said = f'<div style="margin-top:2px">{html.escape(note)}</div>' if note else ""
+    pill = f"border:1px solid {color};border-radius:10px;padding:0 8px;font-size:11px"
     return (
-        f'<div><span style="color:{color};font-size:16px">&#9679;</span> '
+        f'<div><span style="{pill}"><span style="color:{color}">&#9679;</span> '
+        f"<strong>{html.escape(words)}</strong></span> "
         f'<strong style="font-size:15px">{html.escape(snapshot["name"])}</strong> '
-        f'<strong style="color:{color}">{html.escape(snapshot["state"])}</strong> '
-        f'<span style="color:{GREY}">{html.escape(about)}</span>{said}</div>'
+        f'<span style="color:{GREY}">{html.escape(about)}</span></div>'
     )
+
+
+def _note(snapshot: dict[str, Any]) -> str:
+    """The cause or an alert; a failure as a box that says what to do."""
+    shown = snapshot["shown"]
+    if not shown["note"]:
+        return ""
+    if shown["tone"] != "error":
+        return f'<div style="margin-top:4px">{html.escape(shown["note"])}</div>'
+    bad = TONE_COLORS["bad"]
+    box = (
+        f"margin:6px 0;padding:6px 10px;border:1px solid {bad};border-left:4px solid {bad};border-radius:6px"
+    )
+    advice = f"<div>{html.escape(shown['advice'])}</div>" if shown["advice"] else ""
+    return f'<div style="{box}"><div>{html.escape(shown["note"])}</div>{advice}</div>'
 
 
 def _bar(snapshot: dict[str, Any]) -> str:
     shown = snapshot["shown"]
     if not shown["line"]:
         return ""
-    color = COLORS["a"] if snapshot["active"] else STATE_COLORS.get(snapshot["state"], GREY)
+    color = COLORS["a"] if snapshot["active"] else TONE_COLORS[shown["pill"][1]]
     pairs = ((html.escape(label), html.escape(value)) for label, value in shown["line"])
     words = " &nbsp; ".join(f"{label} <strong>{value}</strong>".strip() for label, value in pairs)
     bar, percent = "height:6px;border-radius:3px", 100 * shown["fraction"]
@@ -103,16 +122,19 @@ def _figures(tiles: Sequence[Sequence[str]]) -> str:
 
 
 def _curves(snapshot: dict[str, Any]) -> str:
+    shown = snapshot["shown"]
     images = [
-        _image(chart_svg(chart, snapshot["curves"], *size), chart["lines"]) if chart["x"] else ""
-        for chart, size in zip(snapshot["shown"]["charts"], CHART_SIZES)
+        chart_image(chart, snapshot["curves"], *size, shown["marks"])
+        for chart, size in zip(shown["charts"], CHART_SIZES)
     ]
     if not any(images):
         return ""
+    marks = "".join(f"<div>{html.escape(mark['words'])}</div>" for mark in shown["marks"])
     return (
         f'<table style="margin:4px 0"><tr>'
         f'<td style="{LEFT};vertical-align:top;padding:0 16px 0 0">{images[0]}</td>'
         f'<td style="{LEFT};vertical-align:top;padding:0">{images[1]}{images[2]}</td></tr></table>'
+        + (f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else "")
     )
 
 
@@ -120,118 +142,62 @@ def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
     """Resources over time, by the files that the job keeps."""
     cells = []
     for chart in charts:
-        lines = (
-            chart["lines"]
-            if chart["named"]
-            else [{**chart["lines"][0], "label": f"{len(chart['lines'])} lines"}]
-        )
-        title = f'<strong style="font-size:11px">{html.escape(chart["title"])}</strong>'
-        picture = _image(chart_svg(chart, chart["curves"], *USAGE_SIZE, left=64), lines)
-        cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{title}{picture}</td>')
+        picture = chart_image({**chart, "x_name": "time"}, chart["curves"], *USAGE_SIZE)
+        cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{picture}</td>')
     # A table for each row: JupyterLab paints every second row of a table grey.
     rows = ("".join(cells[at : at + USAGE_IN_A_ROW]) for at in range(0, len(cells), USAGE_IN_A_ROW))
-    return "".join(f'<table style="margin:4px 0"><tr>{row}</tr></table>' for row in rows)
+    tables = "".join(f'<table style="margin:4px 0"><tr>{row}</tr></table>' for row in rows)
+    return _title("Resources over time") + tables if tables else ""
 
 
-def _conditions(table: Mapping[str, Any]) -> str:
-    rows = [
-        [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"])), *row["cells"]] for row in table["rows"]
+def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
+    """A table of the job's pages; the newest rows of events, whose first column is a time."""
+    rows, heads = table["rows"], table["heads"]
+    timed = any(row["time"] is not None for row in rows)
+    kept = rows[-most:] if timed else rows[:most]
+    more = f" ({len(rows) - len(kept):,} more)" if len(kept) < len(rows) else ""
+    cells = [
+        ([time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"]))] if timed else []) + row["cells"]
+        for row in kept
     ]
-    return _table("Conditions (UTC)", table["heads"], rows)
-
-
-def _image(svg: str, lines: Sequence[Mapping[str, Any]]) -> str:
-    data = base64.b64encode(svg.encode()).decode()
-    legend = "  ".join(
-        f'<span style="color:{COLORS[line["color"]]}">&#9644;</span> {html.escape(line["label"])}'
-        for line in lines
-    )
-    title = html.escape(", ".join(line["label"] for line in lines))
-    return (
-        f'<div style="color:{GREY};font-size:11px">{legend}</div>'
-        f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
-    )
-
-
-def _ranks(ranks: dict[str, Any]) -> str:
-    more = len(ranks["rows"]) - MOST_RANKS
-    caption = f"Ranks ({more} more)" if more > 0 else "Ranks"
-    return _table(caption, ranks["heads"], [row["cells"] for row in ranks["rows"][:MOST_RANKS]])
+    # A column that says nothing takes the room of the message.
+    said = [at for at in range(len(heads)) if any(row[at] for row in cells)]
+    narrow = ([row[at] for at in said] for row in cells)
+    return _table(f"{title}{more}{', UTC' if timed else ''}", [heads[at] for at in said], narrow)
 
 
 def _events(snapshot: dict[str, Any]) -> str:
-    # Alerts stay however old they are; of the other events the weighty and the newest.
-    newest = in_sight(snapshot["events"], MOST_EVENTS)
-    shown = [alert for alert in snapshot["alerts"][-MOST_EVENTS:] if alert not in newest] + newest
-    shown.sort(key=lambda event: event["time"])
-    times = (time.strftime("%H:%M:%S", time.gmtime(event["time"])) for event in shown)
+    """Of a snapshot alone: the weighty and the newest."""
+    shown = in_sight(snapshot["events"], MOST_EVENTS)
+    times = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) for event in shown)
     rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]
-    return _table("Events (UTC)", ("time", "kind", "from", "message"), rows)
+    return _table("Events, UTC", ("time", "kind", "from", "message"), rows)
 
 
 def _log(log: dict[str, Any]) -> str:
     if not log["lines"]:
         return ""
     text = html.escape("\n".join(log["lines"]))
-    return (
-        f'<div style="color:{GREY};font-size:11px;margin-top:8px">Log of {html.escape(log["source"])}</div>'
-        f'<pre style="font-size:11px;margin:2px 0;white-space:pre-wrap">{text}</pre>'
-    )
+    pre = "font-size:11px;margin:2px 0;white-space:pre-wrap"
+    return _title("Log of " + log["source"]) + f'<pre style="{pre}">{text}</pre>'
+
+
+def _title(words: str) -> str:
+    return f'<div style="font-size:12px;font-weight:600;margin-top:10px">{html.escape(words)}</div>'
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     cell = f"{LEFT};padding:1px 14px 1px 0;font-size:12px;vertical-align:top"
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{cell}">{html.escape(str(value))}</td>' for value in row) + "</tr>"
-        for row in rows
-    )
+    whole = f"{cell};white-space:nowrap"
+
+    def line(row: Sequence[str]) -> str:
+        styles = [*[whole] * (len(row) - 1), cell]
+        cells = (f'<td style="{style}">{html.escape(str(one))}</td>' for style, one in zip(styles, row))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    body = "".join(map(line, rows))
     if not body:
         return ""
     titles = "".join(f'<th style="{cell};color:{GREY};font-weight:500">{title}</th>' for title in heads)
     head = f"<tr>{titles}</tr>" if any(heads) else ""
-    return (
-        f'<div style="color:{GREY};font-size:11px;margin-top:8px">{html.escape(caption)}</div>'
-        f'<table style="margin:0">{head}{body}</table>'
-    )
-
-
-def chart_svg(
-    chart: Mapping[str, Any], curves: Mapping[str, Mapping[str, Any]], width: int, height: int, left: int = 48
-) -> str:
-    """An SVG of a chart of chart_data.py or usage_charts.py. Readable on white and on black."""
-    (x0, x1), (y0, y1) = chart["x"], chart["y"]
-    right, top, bottom = 10, 6, 18
-
-    def across(step: float) -> float:
-        return left + (step - x0) / (x1 - x0) * (width - left - right)
-
-    def up(value: float) -> float:
-        return top + (y1 - value) / (y1 - y0) * (height - top - bottom)
-
-    parts = []
-    for value, label in chart["y_ticks"]:
-        y = up(value)
-        parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{LINE}" opacity=".4"/>'
-        )
-        parts.append(f'<text x="{left - 5}" y="{y + 3:.1f}" text-anchor="end">{html.escape(label)}</text>')
-    for step, label in chart["x_ticks"]:
-        anchor = "end" if across(step) > width - 25 else "middle"
-        parts.append(f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{label}</text>')
-    for bound in chart.get("bounds") or ():
-        place = (
-            f'x1="{left}" x2="{width - right}" y1="{up(bound["value"]):.1f}" y2="{up(bound["value"]):.1f}"'
-        )
-        parts.append(f'<line {place} stroke="{BOUND_COLORS[bound["word"]]}" stroke-dasharray="5 4"/>')
-    for line in chart["lines"]:
-        color, curve = COLORS[line["color"]], curves[line["name"]]
-        values = zip(curve["steps"], curve["values"])
-        points = [(across(step), up(value)) for step, value in values if value is not None]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>')
-        if line["dots"] and len(points) < 80:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"/>' for x, y in points]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
-        f'font-family="sans-serif" fill="{GREY}">{"".join(parts)}</svg>'
-    )
+    return f'{_title(caption)}<table style="margin:0">{head}{body}</table>'

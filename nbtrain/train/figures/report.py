@@ -310,7 +310,7 @@ class Report:
             f"step {result.step:>6,}",
             f"tokens {amounts.count(done)} / {amounts.count(self._target_tokens)}",
             f"loss {progress.loss:.4f}",
-            f"lr {result.learning_rate:.2e}",
+            f"lr {amounts.rate(result.learning_rate)}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),
             f"{wall_seconds:.2f} s",
             f"{amounts.count(round(progress.tokens_per_second or 0))} tokens/s",

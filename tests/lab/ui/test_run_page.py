@@ -136,3 +136,21 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
         page.locator("pre", has_text="step    20 |").wait_for()
         page.get_by_label("whose log").select_option(label="rank 1")
         page.get_by_text("Rank 1 has logged nothing (train).").wait_for()
+
+
+def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
+    """Columns are chosen, and the log of a rank is one click away."""
+    job.job.supervisor_log.write_text("the supervisor's words\n")
+    with view_page(
+        browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'replicas'})"
+    ) as page:
+        table = page.locator("table[aria-label=replicas]")
+        table.get_by_text("5.0 GiB of 8.0 GiB").wait_for()
+        assert "image" not in table.locator("th").all_inner_texts()
+        page.locator("summary", has_text="Columns").first.click()
+        page.get_by_label("image").first.check()
+        assert "image" in table.locator("th").all_inner_texts()
+        page.keyboard.press("Escape")
+        table.get_by_text("Logs").click()
+        table.get_by_role("button", name="supervisor").click()
+        page.locator("pre", has_text="the supervisor's words").wait_for()

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from nbtrain.base import amounts
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import write_json, write_text
 from nbtrain.base.metrics import scalar
@@ -140,7 +141,7 @@ class FakeJob:
         with self.job.log(0, 0).open("a", encoding="utf-8") as stream:
             stream.write(
                 f"step {self.step:>5,} | tokens {self.step * TOKENS_PER_STEP / 1e3:.1f}k | loss {loss:.4f} "
-                f"| lr {rate:.2e} | {speed:,.0f} tokens/s\n"
+                f"| lr {amounts.rate(rate)} | {speed:,.0f} tokens/s\n"
             )
         self.heartbeat("train", loss, rate, speed)
 

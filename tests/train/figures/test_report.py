@@ -67,7 +67,7 @@ def test_log_line(report, config, caplog):
     for step in (1, 2):
         add_step(report, config, step)
     assert caplog.messages == [
-        "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s "
+        "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-3 | grad norm 0.84 | 2.00 s "
         "| 2.05k tokens/s"
     ]
 

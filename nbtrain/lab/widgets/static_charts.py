@@ -1,0 +1,142 @@
+"""The charts of a static picture: SVG in <img> data (why: static.py).
+
+Ranges, ticks and labels come with the chart (monitor/chart_data.py, monitor/usage_charts.py); the live view
+draws the same ones (lab/ui/chart.js).
+"""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbtrain.monitor.chart_data import smoothed
+
+COLORS = {"a": "#1976d2", "b": "#e8710a"}
+_USAGE = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f9fb0", "#9a9a1a")
+COLORS |= {f"c{number}": color for number, color in enumerate(_USAGE)}
+"""Of a chart's lines."""
+BOUND_COLORS = {"request": "#2e9e4f", "limit": "#d32f2f"}
+MARK_COLORS = {"restart": "#e8710a", "rollback": "#e8710a", "resume": "#7a828e"}
+# Readable on white and on black.
+GREY, LINE = "#7a828e", "#9aa2ad"
+RIGHT, TOP, BOTTOM = 10, 16, 18
+# Pixels of a letter on an axis.
+LETTER = 5.6
+# More points than this are drawn without dots.
+MOST_DOTS = 80
+
+
+def chart_image(
+    chart: Mapping[str, Any],
+    curves: Mapping[str, Mapping[str, Any]],
+    width: int,
+    height: int,
+    marks: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """A chart with its legend, as HTML; "" if it has no point."""
+    if not chart["x"]:
+        return ""
+    lines = chart["lines"]
+    if chart.get("named") is False:
+        lines = [{**lines[0], "label": f"{len(lines)} lines"}]
+    data = base64.b64encode(chart_svg(chart, curves, width, height, marks).encode()).decode()
+    names = "  ".join(
+        f'<span style="color:{COLORS[line["color"]]}">&#9644;</span> {html.escape(line["label"])}'
+        for line in lines
+    )
+    bounds = "".join(
+        f'  <span style="color:{BOUND_COLORS[one["word"]]}">&#9644;</span> {one["word"]}'
+        for one in chart.get("bounds") or ()
+    )
+    title = f"<strong>{html.escape(chart['title'])}</strong>  " if chart.get("title") else ""
+    said = html.escape(", ".join([*([chart["title"]] if title else []), *(line["label"] for line in lines)]))
+    return (
+        f'<div style="color:{GREY};font-size:11px">{title}{names}{bounds}</div>'
+        f'<img alt="{said}" src="data:image/svg+xml;base64,{data}">'
+    )
+
+
+def chart_svg(
+    chart: Mapping[str, Any],
+    curves: Mapping[str, Mapping[str, Any]],
+    width: int,
+    height: int,
+    marks: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """An SVG of a chart that has points."""
+    (x0, x1), (y0, y1) = chart["x"], chart["y"]
+    left = 10 + LETTER * max(2, *(len(label) for _, label in chart["y_ticks"]), 2)
+
+    def across(step: float) -> float:
+        return left + (step - x0) / (x1 - x0) * (width - left - RIGHT)
+
+    def up(value: float) -> float:
+        return TOP + (y1 - value) / (y1 - y0) * (height - TOP - BOTTOM)
+
+    def rule(x: tuple[float, float], y: tuple[float, float], look: str) -> str:
+        return f'<line x1="{x[0]:.1f}" x2="{x[1]:.1f}" y1="{y[0]:.1f}" y2="{y[1]:.1f}" {look}/>'
+
+    whole = (left, float(width - RIGHT))
+    parts = [f'<text x="2" y="9">{html.escape(chart.get("y_name") or "")}</text>']
+    for value, label in chart["y_ticks"]:
+        y = up(value)
+        parts.append(rule(whole, (y, y), f'stroke="{LINE}" opacity=".4"'))
+        parts.append(
+            f'<text x="{left - 5:.1f}" y="{y + 3:.1f}" text-anchor="end">{html.escape(label)}</text>'
+        )
+    parts += _x_labels(chart, across, width, height)
+    for bound in chart.get("bounds") or ():
+        y = up(bound["value"])
+        parts.append(rule(whole, (y, y), f'stroke="{BOUND_COLORS[bound["word"]]}" stroke-dasharray="5 4"'))
+    for mark in marks:
+        if x0 <= mark["step"] <= x1:
+            x = across(mark["step"])
+            look = f'stroke="{MARK_COLORS[mark["kind"]]}" stroke-dasharray="3 3"'
+            parts.append(rule((x, x), (TOP, height - BOTTOM), look))
+            parts.append(f'<path d="M{x - 4:.1f},{TOP} h8 l-4,6 z" fill="{MARK_COLORS[mark["kind"]]}"/>')
+    for line in chart["lines"]:
+        parts += _line(line, curves[line["name"]], chart, across, up)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
+        f'font-family="sans-serif" fill="{GREY}">{"".join(parts)}</svg>'
+    )
+
+
+def _x_labels(chart: Mapping[str, Any], across: Any, width: int, height: int) -> list[str]:
+    """The last label says the axis's name too; none stands over another."""
+    parts, room = [], float(width)
+    for number, (value, label) in enumerate(reversed(chart["x_ticks"])):
+        words = f"{chart.get('x_name') or ''} {label}".strip() if number == 0 else label
+        half, x = LETTER * len(words) / 2, across(value)
+        anchor = "end" if x + half > width - RIGHT else "middle"
+        end = width - RIGHT if anchor == "end" else x + half
+        if end > room:
+            continue
+        room = end - 2 * half - 8
+        place = f'x="{end if anchor == "end" else x:.1f}" y="{height - 4}" text-anchor="{anchor}"'
+        parts.append(f"<text {place}>{html.escape(words)}</text>")
+    return parts
+
+
+def _line(
+    line: Mapping[str, Any], curve: Mapping[str, Any], chart: Mapping[str, Any], across: Any, up: Any
+) -> list[str]:
+    color = COLORS[line["color"]]
+
+    def points(values: Sequence[float | None]) -> list[tuple[float, float]]:
+        return [(across(step), up(value)) for step, value in zip(curve["steps"], values) if value is not None]
+
+    def path(values: Sequence[float | None], look: str) -> str:
+        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points(values))
+        return f'<polyline points="{corners}" fill="none" stroke="{color}" {look}/>'
+
+    raw, weight = points(curve["values"]), 0.0 if line["dots"] else chart.get("smoothing") or 0.0
+    parts = []
+    if weight and len(raw) > 2:
+        parts.append(path(curve["values"], 'stroke-width="1" opacity=".35"'))
+        parts.append(path(smoothed(curve["values"], weight), 'stroke-width="1.8"'))
+    elif len(raw) > 1:
+        parts.append(path(curve["values"], 'stroke-width="1.6"'))
+    if len(raw) == 1 or (line["dots"] and len(raw) < MOST_DOTS):
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"/>' for x, y in raw]
+    return parts

@@ -1,0 +1,65 @@
+"""The pages of a job in the panel's words: replicas, ranks and their logs, times for the reader's zone."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.job_shown import RANK_HEADS, REPLICA_HEADS, job_shown
+from tests.lab.widgets.fake_run import FakeJob, measure
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
+    for _ in range(3):
+        job.one_step()
+    measure(job, gpu=True)
+    job.job.log(1, 0).write_text("")
+    job.job.log(1, 1).write_text("")
+    job.job.supervisor_log.write_text("started\n")
+    return job
+
+
+def test_a_replica_names_its_place_its_use_and_its_logs(job: FakeJob) -> None:
+    """Newest attempts of its ranks first, then its own."""
+    (row,) = job_shown(job.run)["replicas"]["rows"]
+    cells = dict(zip(REPLICA_HEADS, row["cells"], strict=True))
+    assert cells["host"] and (cells["replica"], cells["role"], cells["ranks"]) == (
+        "worker 0",
+        "worker 0",
+        "0 to 1",
+    )
+    assert (cells["CPU"], cells["memory"]) == ("2.00 of 4.00", "5.0 GiB of 8.0 GiB")
+    assert cells["GPUs"] == "1 x H100, 90 % busy"
+    assert row["logs"] == [
+        ["0", 0, "rank 0"],
+        ["1", 1, "rank 1, attempt 1"],
+        ["supervisor", None, "supervisor"],
+    ]
+
+
+def test_a_rank_says_how_it_ended_and_has_all_its_logs(job: FakeJob) -> None:
+    job.finish("FAILED", "rank 1 failed: boom")
+    shown = job_shown(job.run)
+    ranks = [dict(zip(RANK_HEADS, row["cells"], strict=True)) for row in shown["ranks"]["rows"]]
+    assert [(one["rank"], one["phase"], one["step"], one["exit code"]) for one in ranks[:1]] == [
+        ("0", "Error", "3", "1")
+    ]
+    assert shown["ranks"]["rows"][0]["kind"] == "bad"
+    assert [log[2] for log in shown["ranks"]["rows"][1]["logs"]] == [
+        "rank 1, attempt 1",
+        "rank 1, attempt 0",
+    ]
+    assert [log[2] for log in shown["logs"]] == [
+        *("rank 0", "rank 1, attempt 1", "rank 1, attempt 0", "supervisor"),
+    ]
+
+
+def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
+    """The words beside them are in UTC, for the static picture."""
+    shown = job_shown(job.run)
+    assert shown["times"] == {"submitted": job.record.created_at}
+    assert dict(shown["basics"])["submitted"].endswith(" UTC")
+    job.finish("SUCCEEDED", "done")
+    assert set(job_shown(job.run)["times"]) == {"submitted", "ended"}

@@ -59,6 +59,8 @@ class RunSummary:
     total_steps: int | None = None
     loss: float | None = None
     validation_loss: float | None = None
+    eta_seconds: float | None = None
+    """Of a run whose job is RUNNING."""
     labels: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
@@ -226,6 +228,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         notes=said.notes,
         archived=said.archived,
         step=beat.step if beat else record.first_step if record else None,
+        eta_seconds=progress.eta_seconds if progress and state == "RUNNING" else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
 

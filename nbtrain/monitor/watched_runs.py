@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING
 from nbtrain.base.workspace import display
 from nbtrain.monitor.runs import RunSummary, summary_in
-from nbtrain.monitor.shown import UNKNOWN
+from nbtrain.monitor.shown import UNKNOWN, pill
 
 # Several lists may be open: within this time they get one answer.
 ANSWER_AGE_SECONDS = 0.9
@@ -113,18 +114,20 @@ def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
 
 
 def row_of(run: RunSummary) -> dict[str, Any]:
-    """A run as the list shows it: its fields, the meaning of its state, and figures in words."""
+    """A run as the list shows it: its fields, its state as a pill and in words, and figures in words."""
     value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
     of = f" / {run.total_steps:,}" if run.total_steps else ""
     step = UNKNOWN if run.step is None else f"{run.step:,}{of}"
     losses = {
         key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
     }
+    eta = "" if run.eta_seconds is None else amounts.elapsed(run.eta_seconds)
     meaning = MEANING.get(run.state, "no job was submitted" if run.cause is None else "cannot be read")
     return value | {
         "meaning": meaning,
         "active": run.state in ACTIVE,
-        "words": {"step": step, **losses},
+        "pill": list(pill(run.state)),
+        "words": {"step": step, **losses, "eta": eta},
     }
 
 

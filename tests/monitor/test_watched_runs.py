@@ -98,7 +98,8 @@ def test_rows_are_in_words_and_by_archive(root):
     (root / "file").write_text("")
     rows = json.loads(WatchedRuns(root).answer())["runs"]
     assert [row["name"] for row in rows] == ["new", "old", "fresh"]
-    assert rows[0]["words"] == dict.fromkeys(("step", "loss", "validation_loss"), UNKNOWN)
+    words = dict.fromkeys(("step", "loss", "validation_loss"), UNKNOWN)
+    assert rows[0]["words"] == {**words, "eta": ""}
     assert [row["meaning"] for row in rows] == [
         "rank 0 trains",
         "stopped on request; can be resumed",

@@ -42,8 +42,13 @@ def routes_of(run: RunDir) -> dict[str, Answer]:
 
 
 @contextmanager
-def view_page(browser: Any, routes: dict[str, Answer], mount: str, width: int = 1000) -> Iterator[Any]:
-    """A page in which `mount`, JavaScript with `ui` and `root`, was run. Its errors fail the test."""
+def view_page(
+    browser: Any, routes: dict[str, Answer], mount: str, width: int = 1000, module: str = "panel"
+) -> Iterator[Any]:
+    """A page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
+
+    Its errors fail the test.
+    """
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
     errors: list[str] = []
@@ -69,7 +74,7 @@ def view_page(browser: Any, routes: dict[str, Answer], mount: str, width: int = 
 
     page.route(f"{BASE}nbtrain/**", answer)
     page.route(
-        f"{BASE}ui.js", lambda route: route.fulfill(body=script("panel"), content_type="text/javascript")
+        f"{BASE}ui.js", lambda route: route.fulfill(body=script(module), content_type="text/javascript")
     )
     page.route(f"{BASE}view.html", lambda route: route.fulfill(body=HTML, content_type="text/html"))
     page.goto(f"{BASE}view.html")

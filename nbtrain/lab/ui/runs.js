@@ -1,0 +1,337 @@
+// The list of runs: filter, order, tags, notes, archive, actions, choice of several for a comparison.
+//
+// Rows come by REST from <base_url>nbtrain/runs. Of a long list one page is in the document; its rows are
+// kept from poll to poll, so that focus and an open editor stay. Nothing is asked while the list is out of
+// sight. Without a server half, the trait `rows` of a widget's model is drawn instead.
+
+import { makeHost } from "./host.js";
+import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
+import { runEditor, runQuestion } from "./runs_menu.js";
+import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
+import { RUN_COLUMNS, RunRow } from "./runs_row.js";
+import { choices, element } from "./words.js";
+
+const RUNS_POLL_MS = 2000;
+const RUNS_IDLE_MS = 6000;
+// A supervisor passes a request on to its ranks in less.
+const RUNS_STOP_MS = 15000;
+const RUNS_SAID = {
+  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
+  kill: "Asked to end the job at once.",
+  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
+  resume: "Asked to resume.",
+};
+const LARGEST_FIRST = ["created", "step"];
+
+/**
+ * Keep `root` showing the runs; returns what ends it, with `look()`, which asks at once.
+ *
+ * server   Server of server.js, or null
+ * host     what the surroundings can do (host.js)
+ * compact  for a sidebar: a run on a few short lines
+ * model    the anywidget model, or null: `rows` when there is no server, `root_id`, `names` of the only runs
+ */
+export function mountRuns(root, { server, host = makeHost(), compact = false, model = null }) {
+  const list = new RunsList(root, { server, host, compact, model });
+  list.begin();
+  return Object.assign(() => list.end(), { look: () => list.wake(true) });
+}
+
+class RunsList extends RunsFrame {
+  constructor(root, { server, host, compact, model }) {
+    super();
+    Object.assign(this, { root, host, compact, model, asked: server, server: null });
+    this.runs = null;
+    this.rows = new Map();
+    this.chosen = new Set();
+    this.busy = new Map();
+    this.extra = null;
+    this.page = 0;
+    this.only = model && model.get("names").length ? model.get("names") : null;
+    this.order = this.only ? { key: "given", direction: 1 } : { key: "created", direction: -1 };
+    this.visible = false;
+    this.timer = null;
+    this.build();
+  }
+
+  // --- what is in sight ---
+
+  sort(key) {
+    const first = LARGEST_FIRST.includes(key) ? -1 : 1;
+    this.order = { key, direction: this.order.key === key ? -this.order.direction : first };
+    this.filtered();
+  }
+
+  filterTag(tag) {
+    this.tag.value = tag;
+    this.filtered();
+  }
+
+  filtered() {
+    this.page = 0;
+    this.draw();
+  }
+
+  choose(names, wanted) {
+    names.forEach((name) => (wanted ? this.chosen.add(name) : this.chosen.delete(name)));
+    this.draw();
+  }
+
+  show(runs) {
+    const before = new Map((this.runs || []).map((run) => [run.name, run]));
+    const wanted = this.only && new Set(this.only), said = [];
+    this.runs = wanted ? runs.filter((run) => wanted.has(run.name)) : runs;
+    if (this.only) {
+      const place = new Map(this.only.map((name, at) => [name, at]));
+      this.runs.forEach((run) => (run.given = place.get(run.name)));
+    }
+    const names = new Set(this.runs.map((run) => run.name));
+    for (const name of this.chosen) if (!names.has(name)) this.chosen.delete(name);
+    for (const run of this.runs) {
+      const old = before.get(run.name);
+      if (!old || old.state === run.state) continue;
+      this.busy.delete(run.name);
+      said.push(`${run.name}: ${run.state}. ${run.cause || run.meaning || ""}`);
+    }
+    if (said.length) this.live.textContent = said.slice(0, 3).join(" ");
+    choices(this.tag, tagChoices(this.runs));
+    const states = [...new Set(this.runs.map((run) => run.state))].sort();
+    choices(this.state, [...STATE_GROUPS, ...states.map((state) => [state, state])]);
+    this.draw();
+  }
+
+  draw() {
+    if (!this.runs) return;
+    const filter = { text: this.text.value, state: this.state.value, tag: this.tag.value };
+    const found = sortedRuns(filteredRuns(this.runs, filter), this.order);
+    const pages = Math.max(1, Math.ceil(found.length / RUNS_ON_A_PAGE));
+    this.page = Math.min(this.page, pages - 1);
+    const begin = this.page * RUNS_ON_A_PAGE, inSight = found.slice(begin, begin + RUNS_ON_A_PAGE);
+    this.shown = inSight.map((run) => run.name);
+    const active = found.filter((run) => run.active).length;
+    const of = found.length < this.runs.length ? ` of ${this.runs.length.toLocaleString("en")}` : "";
+    const runs = this.runs.length === 1 ? "run" : "runs";
+    const working = active ? `, ${active} active` : "";
+    this.count.textContent = `${found.length.toLocaleString("en")}${of} ${runs}${working}`;
+    this.drawRows(inSight);
+    this.drawHead();
+    this.drawBar();
+    this.drawPager(begin, found.length);
+    this.empty.hidden = found.length > 0;
+    this.empty.textContent = this.runs.length
+      ? "No run fits the filter."
+      : this.archived ? "No run is archived." : "No run yet.";
+  }
+
+  drawRows(runs) {
+    const now = Date.now() / 1000, wanted = new Set(this.shown);
+    const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
+    for (const [name, row] of this.rows)
+      if (!wanted.has(name)) {
+        row.node.remove();
+        this.rows.delete(name);
+      }
+    const nodes = [];
+    for (const run of runs) {
+      if (!this.rows.has(run.name)) this.rows.set(run.name, new RunRow(this, run.name));
+      const row = this.rows.get(run.name);
+      row.draw(run, this.chosen.has(run.name), this.busy.get(run.name) || "", now);
+      nodes.push(row.node);
+      if (this.extra && this.extra.name === run.name) nodes.push(this.extra.node);
+    }
+    if (this.extra && !wanted.has(this.extra.name)) this.close();
+    nodes.forEach((node, at) => {
+      if (this.body.children[at] !== node) this.body.insertBefore(node, this.body.children[at] || null);
+    });
+    // A row that moved has lost the focus.
+    if (focused && focused !== document.activeElement && focused.isConnected) focused.focus();
+  }
+
+  /** Arrow keys go from run to run. */
+  key(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const row = event.target.closest("tr.nbt-run");
+    if (!step || !row) return;
+    const next = this.shown[this.shown.indexOf(row.dataset.run) + step];
+    event.preventDefault();
+    event.stopPropagation();
+    if (!next) return;
+    const same = event.target.type === "checkbox" ? "input" : "button.nbt-open";
+    const target = this.rows.get(next).node.querySelector(same);
+    if (target) target.focus();
+  }
+
+  // --- actions ---
+
+  can(key) {
+    if (key === "clone") return Boolean(this.host.openForm);
+    return Boolean(this.server) || (key === "stop" && Boolean(this.model));
+  }
+
+  /** What the server offers for a run, in its words. */
+  async actionsOf(run) {
+    if (!this.server) return [];
+    return (await this.server.call(`run/${encodeURIComponent(run.name)}`)).actions || [];
+  }
+
+  open(name, node) {
+    const row = element("tr"), cell = element("td");
+    cell.colSpan = this.compact ? 2 : RUN_COLUMNS.length + 2;
+    cell.append(node);
+    row.append(cell);
+    this.close();
+    this.extra = { name, node: row };
+    this.draw();
+    node.first.focus();
+  }
+
+  close() {
+    if (!this.extra) return;
+    const { name, node } = this.extra, row = this.rows.get(name);
+    const within = node.contains(document.activeElement);
+    this.extra = null;
+    node.remove();
+    if (within && row) row.more.focus();
+  }
+
+  confirm(run, question, verb) {
+    return new Promise((answer) => {
+      this.open(run.name, runQuestion(question, verb, (value) => {
+        this.close();
+        answer(value);
+      }));
+    });
+  }
+
+  edit(run) {
+    const save = (changes) => this.patch([run.name], changes);
+    this.open(run.name, runEditor(run, save, () => this.close()));
+  }
+
+  async patch(names, changes) {
+    for (const name of names) await this.server.call(`run/${encodeURIComponent(name)}`, "PATCH", changes);
+    this.wake(true);
+  }
+
+  async archive(names, archived) {
+    try {
+      await this.patch(names, { archived });
+      const which = names.length === 1 ? names[0] : `${names.length} runs`;
+      this.say(archived ? `Archived: ${which}.` : `Taken out of the archive: ${which}.`);
+      this.choose(names, false);
+    } catch (error) {
+      this.say(error.message, "error");
+    }
+  }
+
+  async act(run, action) {
+    const { key } = action, { name } = run, path = `run/${encodeURIComponent(name)}`;
+    if (key === "clone") return this.host.openForm({ clone: name });
+    if (action.ask && !(await this.confirm(run, action.ask, action.words))) return;
+    this.busy.set(name, key);
+    this.draw();
+    try {
+      if (!this.server) this.model.send({ kind: "stop", name });
+      else if (key === "delete") await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
+      else if (key === "kill") await this.server.call(`${path}/stop`, "POST", { now: true });
+      else await this.server.call(`${path}/${key}`, "POST", {});
+      this.say(`${name}: ${key === "delete" ? "deleted." : RUNS_SAID[key] || key}`);
+    } catch (error) {
+      this.busy.delete(name);
+      this.say(`${name}: ${key}: ${error.message}`, "error");
+    }
+    // A stop shows as such until the list says so itself.
+    if (key !== "stop") this.busy.delete(name);
+    else setTimeout(() => this.busy.delete(name) && this.draw(), RUNS_STOP_MS);
+    this.draw();
+    this.wake(true);
+  }
+
+  // --- data ---
+
+  setServed(value) {
+    if (Boolean(this.server) === value && this.polled) return;
+    this.polled = true;
+    this.server = value ? this.asked : null;
+    this.rows.forEach((row) => (row.drawn = null));
+    // The kernel sends rows only while no server answers.
+    if (this.model) this.model.send({ kind: value ? "rest" : "push" });
+    this.draw();
+  }
+
+  async poll() {
+    this.timer = null;
+    if (this.ended || !this.root.isConnected || document.hidden || !this.visible || !this.asked) return;
+    let wait = RUNS_IDLE_MS;
+    const archived = this.archived;
+    try {
+      const value = await this.asked.call(`runs?archived=${archived ? 1 : 0}`);
+      const meant = this.model ? this.model.get("root_id") : "";
+      if (meant && value.run_root_id !== meant) {
+        this.asked = null;
+        this.setServed(false);
+        this.say("This Jupyter server shows another output folder: the runs come from the kernel.");
+      } else {
+        if (!this.server && this.polled) this.say("");
+        this.setServed(true);
+        if (archived === this.archived) this.show(value.runs);
+        if (value.runs.some((run) => run.active)) wait = RUNS_POLL_MS;
+      }
+    } catch (error) {
+      this.setServed(false);
+      this.say(this.inWords(error), this.model && error.status === 404 ? "" : "error");
+      if (!this.runs && !this.model) this.empty.hidden = true;
+    }
+    this.wake(false, wait);
+  }
+
+  inWords(error) {
+    if (error.status === 404 && this.model)
+      return "No server half of nbtrain here: the runs come from the kernel.";
+    if (error.status === 404)
+      return (
+        "This Jupyter server does not have the server half of nbtrain. Install nbtrain in the environment " +
+        "that runs the server (pip install nbtrain), then restart the server."
+      );
+    if (error.status === 403) return "This Jupyter server asks for a login: reload the page.";
+    return `The Jupyter server does not answer (${error.message}); trying again.`;
+  }
+
+  /** Poll in `wait` ms; `now`: at once, also if a later poll is planned. */
+  wake(now = false, wait = 0) {
+    if (now && this.timer !== null) {
+      clearTimeout(this.timer);
+      this.timer = null;
+    }
+    if (!this.ended && this.asked && this.timer === null && this.visible && !document.hidden)
+      this.timer = setTimeout(() => this.poll(), wait);
+  }
+
+  begin() {
+    this.watcher = new IntersectionObserver((entries) => {
+      this.visible = entries[entries.length - 1].isIntersecting;
+      this.wake(true);
+    });
+    this.watcher.observe(this.root);
+    this.onVisible = () => this.wake(true);
+    document.addEventListener("visibilitychange", this.onVisible);
+    this.onRows = () => !this.server && this.show(this.model.get("rows"));
+    if (!this.model) return;
+    this.model.on("change:rows", this.onRows);
+    this.onRows();
+    if (!this.asked) {
+      this.setServed(false);
+      this.say("No Jupyter server is in reach of this page: the runs come from the kernel.");
+    }
+  }
+
+  end() {
+    this.ended = true;
+    clearTimeout(this.timer);
+    this.watcher.disconnect();
+    document.removeEventListener("visibilitychange", this.onVisible);
+    if (!this.model) return;
+    this.model.off("change:rows", this.onRows);
+    this.model.send({ kind: "rest" });
+  }
+}

@@ -1,0 +1,141 @@
+// The menu of a run in the list: what a person may do to it now, asked of the server as it opens; and the row
+// below a run, in which a question is asked or tags and notes are written.
+
+import { labelChanges, tagsOf } from "./runs_order.js";
+import { button, copyText, element } from "./words.js";
+
+const MARGIN_PX = 4;
+
+export class RunMenu {
+  /** `list` is the controller of runs.js. */
+  constructor(list) {
+    this.list = list;
+    this.node = element("div", "nbt-run-menu");
+    this.node.popover = "auto";
+    this.node.setAttribute("role", "menu");
+    this.node.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  async open(run, beside) {
+    this.run = run;
+    this.node.setAttribute("aria-label", `Actions of ${run.name}`);
+    this.fill([]);
+    this.node.showPopover();
+    this.place(beside);
+    this.node.querySelector("button").focus();
+    let found = [];
+    try {
+      found = await this.list.actionsOf(run);
+    } catch (error) {
+      this.list.say(`${run.name}: ${error.message}`, "error");
+    }
+    if (this.run !== run || !this.node.matches(":popover-open")) return;
+    const at = [...this.node.children].indexOf(document.activeElement);
+    this.fill(found);
+    this.place(beside);
+    (this.node.children[at] || this.node.querySelector("button")).focus();
+  }
+
+  /** What needs no word of the server stays above, so that nothing moves below the pointer. */
+  fill(actions) {
+    const { list, run } = this, { host } = list, parts = [];
+    const add = (words, title, act, className = "") => {
+      const node = button(words, title, () => {
+        this.node.hidePopover();
+        act();
+      }, className);
+      node.setAttribute("role", "menuitem");
+      parts.push(node);
+    };
+    if (host.openRun) add("Open", "", () => host.openRun(run.name));
+    if (host.openTensorBoard)
+      add("TensorBoard", "Its curves in TensorBoard", () => host.openTensorBoard(run.name));
+    add("Copy nb.open_run line", "", async () => {
+      await copyText(`nb.open_run(${JSON.stringify(run.name)})`);
+      list.say(`Copied: nb.open_run(${JSON.stringify(run.name)})`);
+    });
+    if (list.server) {
+      add("Tags and notes...", "", () => list.edit(run));
+      const words = run.archived ? "Take out of the archive" : "Archive";
+      const title = "Nothing of an archived run is lost; the list leaves it out.";
+      add(words, title, () => list.archive([run.name], !run.archived));
+    }
+    for (const action of actions.filter(({ key }) => list.can(key))) {
+      const { ask, key, title, words } = action;
+      add(ask ? `${words}...` : words, title, () => list.act(run, action), `nbt-${key}`);
+    }
+    this.node.replaceChildren(...parts);
+  }
+
+  place(beside) {
+    const from = beside.getBoundingClientRect(), own = this.node.getBoundingClientRect();
+    const left = Math.max(MARGIN_PX, Math.min(from.right - own.width, innerWidth - own.width - MARGIN_PX));
+    const below = from.bottom + own.height + MARGIN_PX < innerHeight;
+    this.node.style.left = `${left}px`;
+    this.node.style.top = `${Math.max(MARGIN_PX, below ? from.bottom + 2 : from.top - own.height - 2)}px`;
+  }
+
+  key(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key], all = [...this.node.children];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const at = all.indexOf(document.activeElement);
+    all[(at + step + all.length) % all.length].focus();
+  }
+}
+
+/** A question with a verb and Cancel; `done(answer)` once. */
+export function runQuestion(question, verb, done) {
+  const node = element("div", "nbt-extra");
+  node.setAttribute("role", "alertdialog");
+  node.setAttribute("aria-label", question);
+  const no = button("Cancel", "", () => done(false));
+  node.append(element("span", "", question), button(verb, "", () => done(true), "nbt-danger"), no);
+  node.addEventListener("keydown", (event) => event.key === "Escape" && done(false));
+  node.first = no;
+  return node;
+}
+
+/** Tags and notes of a run; `save(changes)` gives a promise, `done()` closes. */
+export function runEditor(run, save, done) {
+  const node = element("form", "nbt-extra nbt-editor");
+  node.setAttribute("aria-label", `Tags and notes of ${run.name}`);
+  const tags = element("input"), notes = element("textarea"), said = element("p", "nbt-note nbt-error");
+  tags.type = "text";
+  tags.value = tagsOf(run).join(", ");
+  tags.placeholder = "team=nlp, stage=trial";
+  notes.value = run.notes || "";
+  notes.rows = 3;
+  said.setAttribute("role", "alert");
+  const field = (words, input) => {
+    const label = element("label", "", words);
+    label.append(input);
+    return label;
+  };
+  const keep = element("button", "nbt-primary", "Save");
+  keep.type = "submit";
+  node.append(field("Tags, name=value with commas between them", tags), field("Notes", notes));
+  node.append(said, keep, button("Cancel", "", done));
+  node.addEventListener("keydown", (event) => {
+    // A notebook has keys of its own.
+    event.stopPropagation();
+    if (event.key === "Escape") done();
+  });
+  node.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    keep.disabled = true;
+    try {
+      const labels = labelChanges(tags.value, run.labels || {}), changes = {};
+      if (Object.keys(labels).length) changes.labels = labels;
+      if (notes.value !== (run.notes || "")) changes.notes = notes.value;
+      if (Object.keys(changes).length) await save(changes);
+      done();
+    } catch (error) {
+      said.textContent = error.message;
+      keep.disabled = false;
+    }
+  });
+  node.first = tags;
+  return node;
+}

@@ -1,0 +1,71 @@
+// Which runs of a list are in sight, and in which order: text, state, tag; a column, or the order as given.
+
+import { known } from "./words.js";
+
+/** Choices of the filter by state: [value, words]; each state that occurs comes after them. */
+export const STATE_GROUPS = [
+  ["", "All states"],
+  ["active", "Active"],
+  ["ended", "Ended"],
+  ["archived", "Archived"],
+];
+
+export const tagWords = ([key, value]) => (value ? `${key}=${value}` : key);
+export const tagsOf = (run) => Object.entries(run.labels || {}).map(tagWords);
+
+/** What is searched for a text, in lower case. */
+const searched = (run) =>
+  [run.name, run.state, ...tagsOf(run), run.notes, run.cause, run.backend]
+    .filter(Boolean)
+    .join("\n")
+    .toLowerCase();
+
+function holdsState(run, state) {
+  if (state === "active" || state === "ended") return run.active === (state === "active");
+  return !state || state === "archived" || run.state === state;
+}
+
+/** The runs that have every word of `text`, the state, and the tag. */
+export function filteredRuns(runs, { text, state, tag }) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return runs.filter((run) => {
+    if (!holdsState(run, state) || (tag && !tagsOf(run).includes(tag))) return false;
+    if (!words.length) return true;
+    const all = searched(run);
+    return words.every((word) => all.includes(word));
+  });
+}
+
+/** Sorted by `key`; runs without the figure come last in either direction. */
+export function sortedRuns(runs, { key, direction }) {
+  const value = (run) => (key === "about" ? run.notes || run.cause || null : run[key]);
+  const compared = (one, two) => {
+    const [a, b] = [value(one), value(two)];
+    if (!known(a) || !known(b)) return known(a) ? -1 : known(b) ? 1 : 0;
+    if (typeof a === "number" && typeof b === "number") return direction * (a - b);
+    return direction * String(a).localeCompare(String(b), "en", { numeric: true });
+  };
+  return [...runs].sort(compared);
+}
+
+/** [[tag, words with its count], ...] of all runs, the most frequent first. */
+export function tagChoices(runs) {
+  const counts = new Map();
+  for (const run of runs) for (const tag of tagsOf(run)) counts.set(tag, (counts.get(tag) || 0) + 1);
+  const found = [...counts].sort((one, two) => two[1] - one[1] || one[0].localeCompare(two[0]));
+  return [["", "Any tag"], ...found.map(([tag, count]) => [tag, `${tag} (${count})`])];
+}
+
+/** {key: value or null} that makes `before` what the text says: "team=nlp, stage". Throws an Error. */
+export function labelChanges(text, before) {
+  const changes = Object.fromEntries(Object.keys(before).map((key) => [key, null]));
+  for (const part of text.split(",").map((word) => word.trim()).filter(Boolean)) {
+    const at = part.indexOf("=");
+    const [key, value] = at < 0 ? [part, ""] : [part.slice(0, at).trim(), part.slice(at + 1).trim()];
+    if (!key) throw new Error(`Tags: ${part} has no name before =; write name=value, such as team=nlp.`);
+    if (known(changes[key])) throw new Error(`Tags: ${key} is given twice; give each name once.`);
+    changes[key] = value;
+  }
+  for (const key of Object.keys(changes)) if (changes[key] === before[key]) delete changes[key];
+  return changes;
+}

@@ -1,0 +1,143 @@
+// One run as a row of the list. A row is kept while its run is in sight, and filled anew when it changes.
+
+import { pill } from "./run_head.js";
+import { tagsOf } from "./runs_order.js";
+import { age, button, element, known, moment, stamp } from "./words.js";
+
+/** Columns of the full form: [key, head, class]. */
+export const RUN_COLUMNS = [
+  ["name", "Run", "nbt-name-cell"],
+  ["state", "State", ""],
+  ["step", "Step", "nbt-num"],
+  ["loss", "Loss", "nbt-num"],
+  ["validation_loss", "Validation", "nbt-num"],
+  ["eta_seconds", "Time left", "nbt-num"],
+  ["created", "Submitted", ""],
+  ["about", "Notes and cause", "nbt-wide"],
+];
+
+export class RunRow {
+  /** `list` is the controller of runs.js. */
+  constructor(list, name) {
+    this.list = list;
+    this.name = name;
+    this.node = element("tr", "nbt-run");
+    this.node.dataset.run = name;
+    const pick = element("td", "nbt-pick"), box = element("input");
+    box.type = "checkbox";
+    box.setAttribute("aria-label", `Choose ${name}`);
+    box.addEventListener("change", () => list.choose([name], box.checked));
+    this.box = box;
+    pick.append(box);
+    this.open = list.host.openRun
+      ? button(name, `Open ${name}`, () => list.host.openRun(name), "nbt-open")
+      : element("b", "nbt-open", name);
+    this.tags = element("div", "nbt-tags");
+    this.under = element("div", "nbt-about nbt-under");
+    this.state = element("span");
+    this.track = element("div", "nbt-track");
+    this.fill = element("i");
+    this.track.append(this.fill);
+    this.acts = element(list.compact ? "span" : "td", "nbt-row-acts");
+    this.stop = button("Stop", "", () => list.act(this.run, { key: "stop", words: "Stop" }), "nbt-stop");
+    this.stop.setAttribute("aria-label", `Stop ${name}`);
+    this.more = button("\u22ef", `Actions of ${name}`, () => list.menu.open(this.run, this.more), "nbt-more");
+    this.more.setAttribute("aria-label", `Actions of ${name}`);
+    this.more.setAttribute("aria-haspopup", "true");
+    this.acts.append(this.stop, " ", this.more);
+    this.node.append(pick, ...(list.compact ? this.compactCells() : [...this.fullCells(), this.acts]));
+  }
+
+  fullCells() {
+    this.cells = {};
+    return RUN_COLUMNS.map(([key, , className]) => {
+      const cell = element("td", className);
+      cell.dataset.column = key;
+      this.cells[key] = cell;
+      if (key === "name") cell.append(this.open, this.tags, this.under);
+      if (key === "state") cell.append(this.state);
+      if (key === "about") {
+        this.notes = element("div", "nbt-about");
+        this.cause = element("div", "nbt-about");
+        cell.append(this.notes, this.cause);
+      }
+      if (key === "step") {
+        this.steps = element("div");
+        cell.append(this.steps, this.track);
+      }
+      return cell;
+    });
+  }
+
+  compactCells() {
+    const cell = element("td", "nbt-wide"), first = element("div", "nbt-line");
+    this.line = element("div", "nbt-line");
+    first.append(this.open, this.state, this.acts);
+    this.under.classList.remove("nbt-under");
+    cell.append(first, this.line, this.track, this.under, this.tags);
+    return [cell];
+  }
+
+  /** Fill the row; `busy` is what it was asked to do and has not done. */
+  draw(run, chosen, busy, now) {
+    this.run = run;
+    this.box.checked = chosen;
+    // An age moves on with each minute, everything else with the run.
+    const state = JSON.stringify([run, busy, this.list.compact && Math.floor(now / 60)]);
+    if (state === this.drawn) return;
+    this.drawn = state;
+    this.node.dataset.state = run.state;
+    const stopping = busy === "stop" && run.active;
+    const [words, tone] = stopping ? ["Stopping...", "wait"] : run.pill || [run.state, ""];
+    this.state.replaceChildren(pill(words, tone, run.cause || run.meaning || ""));
+    this.node.classList.toggle("nbt-archived", Boolean(run.archived));
+    this.drawTags(run);
+    const bad = tone === "bad", cause = run.cause || "";
+    const note = run.notes ? run.notes.trim() : "";
+    this.under.textContent = bad && cause ? cause : note || (this.list.compact ? "" : cause);
+    this.under.title = this.under.textContent;
+    this.under.classList.toggle("nbt-error", bad && Boolean(cause));
+    const fraction = run.active && run.max_steps ? Math.min(1, (run.step || 0) / run.max_steps) : 0;
+    this.track.hidden = !(run.active && run.max_steps);
+    this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
+    this.stop.hidden = !run.active || !this.list.can("stop");
+    this.stop.disabled = Boolean(busy);
+    this.stop.title = "The ranks save a checkpoint at the next step and leave; Resume goes on from it.";
+    if (this.list.compact) return this.drawLine(run, now);
+    this.steps.textContent = run.words.step;
+    for (const key of ["loss", "validation_loss"]) this.cells[key].textContent = run.words[key];
+    this.cells.eta_seconds.textContent = (run.active && run.words.eta) || "";
+    this.cells.created.textContent = moment(run.created);
+    this.cells.created.title = known(run.ended)
+      ? `submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
+      : `submitted ${stamp(run.created)}`;
+    this.notes.textContent = this.notes.title = note;
+    this.cause.textContent = this.cause.title = cause;
+    this.cause.classList.toggle("nbt-error", bad);
+  }
+
+  drawLine(run, now) {
+    const parts = [];
+    if (known(run.step)) parts.push(["step", run.words.step]);
+    if (known(run.loss)) parts.push(["loss", run.words.loss]);
+    if (run.active && run.words.eta) parts.push(["left", run.words.eta]);
+    if (!run.active) parts.push([`${age(now - (run.ended ?? run.created))} ago`, ""]);
+    this.line.replaceChildren(...parts.map(([label, value]) => {
+      const node = element("span", "", value ? `${label} ` : label);
+      if (value) node.append(element("b", "", value));
+      return node;
+    }));
+    this.line.title = `submitted ${stamp(run.created)}`;
+  }
+
+  drawTags(run) {
+    const tags = run.archived ? [...tagsOf(run), ""] : tagsOf(run), state = tags.join("\n");
+    if (state === this.tagState) return;
+    this.tagState = state;
+    this.tags.replaceChildren(...tags.map((tag) =>
+      tag === ""
+        ? element("span", "nbt-word", "archived")
+        : button(tag, `Only runs with ${tag}`, () => this.list.filterTag(tag), "nbt-tag"),
+    ));
+  }
+}

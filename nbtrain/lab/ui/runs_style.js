@@ -1,0 +1,72 @@
+// The list of runs: its style sheet.
+
+export const RUNS_CSS = `
+.nbtrain-runs{position:relative;padding:4px 14px 10px;max-width:1600px}
+.nbtrain-runs.nbt-compact{padding:4px 10px 10px}
+.nbtrain-runs .nbt-tools{margin:4px 0 6px}
+.nbtrain-runs .nbt-chosen{padding:4px 8px;border-radius:6px;background:var(--nbt-soft)}
+.nbtrain-runs .nbt-word{color:var(--nbt-dim);font-size:12px}
+.nbtrain-runs .nbt-note{font-size:12px;margin:2px 0 6px;overflow-wrap:anywhere}
+.nbtrain-runs .nbt-note:empty{display:none}
+.nbtrain-runs .nbt-note.nbt-error{color:var(--nbt-failed)}
+.nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding:4px 14px 4px 0;vertical-align:top}
+.nbt-root.nbtrain-runs tbody tr{border-bottom:1px solid color-mix(in srgb,var(--nbt-line) 55%,transparent)}
+.nbt-root.nbtrain-runs tbody tr.nbt-run:hover,.nbt-root.nbtrain-runs tbody tr.nbt-run:focus-within{
+ background:var(--nbt-soft)}
+.nbt-root.nbtrain-runs .nbt-pick{width:1px;padding:6px 8px 4px 4px}
+.nbt-root.nbtrain-runs .nbt-pick input{margin:0;display:block}
+.nbt-root.nbtrain-runs .nbt-num{text-align:right}
+.nbt-root.nbtrain-runs th.nbt-num button{padding:0 0 0 12px}
+.nbt-root.nbtrain-runs th.nbt-num button::after{right:auto;left:1px}
+.nbt-root.nbtrain-runs button.nbt-open{border:0;padding:0;font-size:13px;font-weight:600;text-align:left;
+ white-space:normal;overflow-wrap:anywhere;color:var(--jp-content-link-color,var(--nbt-a))}
+.nbt-root.nbtrain-runs button.nbt-open:hover{background:transparent;text-decoration:underline}
+.nbtrain-runs .nbt-tags{display:flex;flex-wrap:wrap;gap:3px;margin-top:2px}
+.nbtrain-runs .nbt-tags:empty,.nbtrain-runs .nbt-about:empty{display:none}
+.nbt-root.nbtrain-runs button.nbt-tag{border-radius:9px;padding:0 7px;font-size:11px;line-height:16px;
+ color:var(--nbt-fg);background:color-mix(in srgb,var(--nbt-a) 12%,transparent);
+ white-space:normal;overflow-wrap:anywhere;text-align:left;
+ border-color:color-mix(in srgb,var(--nbt-a) 40%,transparent)}
+.nbt-root.nbtrain-runs .nbt-name-cell{min-width:150px;white-space:normal}
+.nbtrain-runs .nbt-about{font-size:12px;color:var(--nbt-dim);overflow:hidden;display:-webkit-box;
+ -webkit-line-clamp:2;-webkit-box-orient:vertical;overflow-wrap:anywhere}
+.nbtrain-runs .nbt-about.nbt-error{color:var(--nbt-failed)}
+.nbt-root.nbtrain-runs thead td{border-bottom:1px solid var(--nbt-line)}
+.nbtrain-runs .nbt-under{display:none}
+.nbtrain-runs .nbt-track{height:4px;border-radius:2px;margin-top:3px;background:var(--nbt-line);
+ overflow:hidden;min-width:70px}
+.nbtrain-runs .nbt-track i{display:block;height:100%;width:0;background:var(--nbt-a)}
+.nbt-root.nbtrain-runs .nbt-row-acts{padding-right:2px;text-align:right}
+.nbt-root.nbtrain-runs .nbt-row-acts button{padding:1px 8px}
+.nbt-root.nbtrain-runs .nbt-more{border-color:transparent}
+.nbtrain-runs .nbt-extra{display:flex;flex-wrap:wrap;align-items:center;gap:6px 8px;padding:8px 12px;
+ margin:2px 0 6px;
+ border:1px solid var(--nbt-b);border-radius:6px;background:var(--nbt-bg);white-space:normal}
+.nbtrain-runs .nbt-extra.nbt-editor{border-color:var(--nbt-line)}
+.nbtrain-runs .nbt-extra>span{flex:1 1 220px}
+.nbtrain-runs .nbt-extra label{display:grid;gap:2px;flex:1 1 240px;font-size:12px;color:var(--nbt-dim)}
+.nbt-root.nbtrain-runs .nbt-extra input,.nbt-root.nbtrain-runs .nbt-extra textarea{width:100%;max-width:none;
+ font:inherit;font-size:12px;color:var(--nbt-fg);background:var(--nbt-bg);border:1px solid var(--nbt-line);
+ border-radius:4px;padding:3px 6px}
+.nbtrain-runs .nbt-extra p{flex-basis:100%;margin:0}
+.nbt-root .nbt-run-menu{position:fixed;inset:auto;margin:0;gap:2px;min-width:180px;padding:4px;
+ color:var(--nbt-fg);background:var(--nbt-bg);border:1px solid var(--nbt-line);border-radius:5px;
+ box-shadow:0 4px 14px rgba(0,0,0,.22)}
+.nbt-root .nbt-run-menu:popover-open{display:grid}
+.nbt-root .nbt-run-menu button{border:0;text-align:left;padding:3px 10px}
+.nbtrain-runs.nbt-compact .nbt-track{max-width:none}
+.nbt-root.nbtrain-runs.nbt-compact td.nbt-wide{padding-right:2px}
+.nbtrain-runs.nbt-compact .nbt-row-acts{margin-left:auto;white-space:nowrap}
+.nbtrain-runs .nbt-line{display:flex;flex-wrap:wrap;align-items:center;gap:2px 10px;font-size:12px;
+ color:var(--nbt-dim)}
+.nbtrain-runs .nbt-line b{color:var(--nbt-fg);font-weight:600}
+.nbtrain-runs.nbt-compact input[type=search]{flex:1 1 100%;max-width:none}
+.nbtrain-runs.nbt-compact select{max-width:118px}
+@container (max-width:1100px){.nbt-root.nbtrain-runs [data-column=validation_loss]{display:none}}
+@container (max-width:960px){.nbt-root.nbtrain-runs [data-column=about]{display:none}
+ .nbtrain-runs:not(.nbt-compact) .nbt-under{display:-webkit-box}
+ .nbt-root.nbtrain-runs:not(.nbt-compact) .nbt-name-cell{width:100%}}
+@container (max-width:720px){.nbt-root.nbtrain-runs [data-column=eta_seconds]{display:none}
+ .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}
+@container (max-width:640px){.nbt-root.nbtrain-runs [data-column=created]{display:none}}
+`;

@@ -1,0 +1,34 @@
+// nb.runs() in a notebook: the list of runs.js as an anywidget, and its rescue.
+//
+//   default export   anywidget's render: the list of a RunTable widget
+//   rescueRuns       shows the list in place of a widget that JupyterLab could not revive
+
+import { notebookHost } from "./host.js";
+import { standIn } from "./rescue.js";
+import { mountRuns } from "./runs.js";
+import { serverHere } from "./server.js";
+import { element } from "./words.js";
+
+function mountTable(root, id, model) {
+  const server = serverHere();
+  root.dataset.runs = id;
+  return mountRuns(root, { server, host: notebookHost(server), model });
+}
+
+/** What a model without a kernel gives: the traits as the notebook has kept them. */
+const keptModel = (traits) => ({ get: (name) => traits[name], on() {}, off() {}, send() {} });
+
+export function rescueRuns(place) {
+  const traits = JSON.parse(place.dataset.runs);
+  const isMine = (node) => node.dataset.runs === traits.id;
+  const model = keptModel({ ...traits, rows: [] });
+  standIn(place, ".nbtrain-runs", isMine, (own) => mountTable(own, traits.id, model));
+}
+
+export default {
+  render({ model, el }) {
+    const root = element("div");
+    el.append(root);
+    return mountTable(root, model.get("table_id"), model);
+  },
+};

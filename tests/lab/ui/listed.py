@@ -1,0 +1,90 @@
+"""Rows of a list of runs, as the server answers them, without a run."""
+
+import time
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.monitor.runs import RunSummary
+from nbtrain.monitor.watched_runs import row_of
+from tests.lab.ui.pages import Answer
+
+CAUSES = {
+    "FAILED": "rank 1 failed at step 120: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "CANCELLED": "stopped on request at step 220; saved",
+    "LOST": "the supervisor has gone without a word",
+}
+
+
+def summaries(count: int) -> list[RunSummary]:
+    """Runs of many states, the newest first; the first one is active."""
+    states = ("RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "LOST", "SUCCEEDED", "SUCCEEDED")
+    now = time.time()
+    return [
+        RunSummary(
+            name=f"gpt-{number:04d}",
+            state=state,
+            cause=CAUSES.get(state),
+            num_jobs=1,
+            created_at=now - 600 - 7200 * number,
+            ended_at=None if state == "RUNNING" else now - 300 - 7200 * number,
+            backend="local",
+            step=120 + number,
+            total_steps=600,
+            loss=None if number % 7 == 4 else 3.5 - number / 1000,
+            validation_loss=None if number % 2 else 3.6 - number / 1000,
+            eta_seconds=754 if state == "RUNNING" else None,
+            labels={"team": ("nlp", "vision")[number % 2]} | ({"stage": "trial"} if number % 3 == 0 else {}),
+            notes="Warm-up halved: <b>compare</b> with gpt-0003." if number % 5 == 1 else "",
+        )
+        for number in range(count)
+        for state in ["RUNNING" if number == 0 else states[number % 7] if number % 7 else "SUCCEEDED"]
+    ]
+
+
+class ListServer:
+    """A server that is a list of runs: `routes` answers for it, and keeps what is changed."""
+
+    def __init__(self, count: int):
+        self.rows = [row_of(summary) for summary in summaries(count)]
+        self.looks = 0
+        self.routes: dict[str, Answer] = {"runs": self._runs}
+        for row in self.rows[:20]:
+            name = row["name"]
+            self.routes[f"run/{name}"] = lambda query, body, name=name: self._run(name, query, body)
+            for action in ("stop", "resume"):
+                self.routes[f"run/{name}/{action}"] = lambda query, body: {"state": "", "cause": None}
+
+    def row(self, name: str) -> dict[str, Any]:
+        return next(row for row in self.rows if row["name"] == name)
+
+    def _runs(self, query: dict[str, str], _: Any) -> Any:
+        self.looks += 1
+        rows = [row for row in self.rows if row["archived"] == (query["archived"] == "1")]
+        return {"runs": rows, "root": "output", "run_root_id": "root-of-this-server"}
+
+    def _run(self, name: str, query: dict[str, str], body: Any) -> Any:
+        row = self.row(name)
+        if query.get("confirm") == name:
+            self.rows.remove(row)
+            return {"name": name}
+        if body is not None:
+            if "bad" in (body.get("labels") or {}).values():
+                raise ConfigError("labels.team = 'bad': is not good.")
+            labels = {**row["labels"], **body.get("labels", {})}
+            row.update(body)
+            row["labels"] = {key: value for key, value in labels.items() if value is not None}
+            return {"name": name}
+        if row["active"]:
+            return {"actions": [{"key": "stop", "words": "Stop", "title": "Save and leave."}]}
+        return {
+            "actions": [
+                {"key": "resume", "words": "Resume", "title": "Go on."},
+                {"key": "clone", "words": "Clone", "title": "Again."},
+                {
+                    "key": "delete",
+                    "words": "Delete",
+                    "title": "",
+                    "ask": f"Delete {name} with all its files?",
+                },
+            ]
+        }

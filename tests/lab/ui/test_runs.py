@@ -1,0 +1,145 @@
+"""The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, choice."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.ui.listed import ListServer
+from tests.lab.ui.pages import view_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+# A page gets the server of its own by serverHere(), which the module alone does not export.
+MOUNT = """(() => {
+  const call = async (path, method = "GET", body = null) => {
+    const answer = await fetch(`/user/x/nbtrain/${path}`, { method, body: body && JSON.stringify(body) });
+    const value = await answer.json();
+    if (!answer.ok) throw Object.assign(new Error(value.message), { status: answer.status });
+    return value;
+  };
+  const openCompare = (names) => (window.compared = names);
+  const host = { openRun: (name) => (window.opened = name), openCompare };
+  return ui.mountRuns(root, { server: { call }, host, compact: COMPACT });
+})()"""
+
+
+def listing(browser: Any, server: ListServer, compact: bool = False, width: int = 1400) -> Any:
+    mount = MOUNT.replace("COMPACT", str(compact).lower())
+    return view_page(browser, server.routes, mount, width=width, module="runs")
+
+
+def names(page: Any) -> list[str]:
+    return page.locator("tr.nbt-run").evaluate_all("rows => rows.map(row => row.dataset.run)")
+
+
+@pytest.fixture
+def server() -> Iterator[ListServer]:
+    yield ListServer(5)
+
+
+def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
+    """Filter by words, state and tag; order; tags and notes; a question before files go; a comparison."""
+    with listing(browser, server) as page:
+        page.get_by_text("5 runs, 1 active").wait_for()
+        running = page.locator("tr[data-run=gpt-0000]")
+        assert all(words in running.inner_text() for words in ("RUNNING", "120 / 600", "3.5000", "12 min"))
+        words = page.get_by_label("only runs with these words")
+        words.fill("out of memory")
+        assert names(page) == ["gpt-0002"]
+        words.fill("")
+        page.get_by_role("button", name="team=vision").first.click()
+        assert names(page) == ["gpt-0001", "gpt-0003"]
+        page.get_by_label("which tag").select_option("")
+        page.get_by_label("which states").select_option("ended")
+        assert names(page) == ["gpt-0001", "gpt-0002", "gpt-0003", "gpt-0004"]
+        page.get_by_title("sort by Loss").click()
+        assert names(page) == ["gpt-0003", "gpt-0002", "gpt-0001", "gpt-0004"]
+        head = page.locator("th[data-column=loss]")
+        assert head.get_attribute("aria-sort") == "ascending"
+        page.get_by_label("which states").select_option("")
+
+        page.get_by_role("button", name="Actions of gpt-0001").click()
+        page.get_by_role("menuitem", name="Tags and notes").click()
+        editor = page.get_by_role("form", name="Tags and notes of gpt-0001")
+        tags = editor.get_by_label("Tags")
+        assert tags.input_value() == "team=vision"
+        tags.fill("team=bad")
+        page.keyboard.press("Enter")
+        editor.get_by_text("labels.team = 'bad': is not good.").wait_for()
+        tags.fill("stage=final")
+        editor.get_by_label("Notes").fill("<i>keep</i>")
+        editor.get_by_role("button", name="Save").click()
+        row = page.locator("tr[data-run=gpt-0001]")
+        row.locator("[data-column=about]").get_by_text("<i>keep</i>").wait_for()
+        assert row.locator(".nbt-tag").all_text_contents() == ["stage=final"]
+        assert page.asked[-1] == (
+            "PATCH",
+            "run/gpt-0001",
+            {"labels": {"team": None, "stage": "final"}, "notes": "<i>keep</i>"},
+        )
+
+        page.get_by_role("button", name="Actions of gpt-0002").click()
+        page.get_by_role("menuitem", name="Delete").click()
+        page.get_by_role("alertdialog").get_by_text("Delete gpt-0002 with all its files?").wait_for()
+        page.keyboard.press("Escape")
+        assert "gpt-0002" in names(page)
+        page.get_by_role("button", name="Actions of gpt-0002").click()
+        page.get_by_role("menuitem", name="Delete").click()
+        page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+        page.locator("tr[data-run=gpt-0002]").wait_for(state="detached")
+
+        for name in ("gpt-0003", "gpt-0004"):
+            page.get_by_label(f"Choose {name}").check()
+        page.get_by_role("button", name="Compare").click()
+        assert page.evaluate("window.compared") == ["gpt-0003", "gpt-0004"]
+        page.get_by_role("button", name="Archive").click()
+        page.get_by_text("Archived: 2 runs.").wait_for()
+        page.get_by_text("2 runs, 1 active").wait_for()
+        page.get_by_label("which states").select_option("archived")
+        page.locator("tr[data-run=gpt-0003]").wait_for()
+        assert sorted(names(page)) == ["gpt-0003", "gpt-0004"]
+
+
+def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser: Any) -> None:
+    """Rows stay the same elements from poll to poll, so that the focus stays, by the keyboard alone."""
+    with listing(browser, server, compact=True, width=320) as page:
+        page.locator("tr[data-run=gpt-0000] .nbt-open").focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.textContent") == "gpt-0002"
+        page.keyboard.press("Enter")
+        assert page.evaluate("window.opened") == "gpt-0002"
+        page.evaluate("window.before = document.querySelector('tr[data-run=gpt-0002]')")
+        page.get_by_label("Stop gpt-0000").click()
+        page.locator(".nbt-pill", has_text="Stopping...").wait_for()
+        assert ("POST", "run/gpt-0000/stop", {}) in page.asked
+        ended = {"state": "CANCELLED", "active": False, "pill": ["CANCELLED", "calm"], "cause": "saved"}
+        server.row("gpt-0000").update(ended)
+        page.locator("tr[data-run=gpt-0000] .nbt-pill", has_text="CANCELLED").wait_for()
+        assert page.locator("[aria-live=polite]").inner_text() == "gpt-0000: CANCELLED. saved"
+        assert page.evaluate("window.before === document.querySelector('tr[data-run=gpt-0002]')")
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+
+
+def test_of_a_thousand_runs_one_page_is_in_the_document(browser: Any) -> None:
+    with listing(browser, ListServer(1000)) as page:
+        page.get_by_text("1,000 runs, 1 active").wait_for()
+        assert len(names(page)) == 100
+        page.get_by_title("the next page").click()
+        assert (names(page)[0], len(names(page))) == ("gpt-0100", 100)
+        page.get_by_label("only runs with these words").fill("gpt-0999")
+        assert names(page) == ["gpt-0999"]
+
+
+def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) -> None:
+    with listing(browser, server) as page:
+        page.get_by_text("5 runs, 1 active").wait_for()
+        page.evaluate("root => (document.getElementById('root').style.display = 'none')")
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        looks = server.looks
+        # Two polls would be due in this time.
+        page.evaluate("() => new Promise((done) => setTimeout(done, 4500))")
+        assert server.looks <= looks + 1
+        page.evaluate("() => (document.getElementById('root').style.display = '')")
+        server.row("gpt-0000")["words"]["step"] = "121 / 600"
+        page.get_by_text("121 / 600").first.wait_for()

@@ -64,7 +64,7 @@ export class Chart {
     this.log = false;
     group.charts.add(this);
     this.node = element("div", "nbt-chart");
-    this.header = element("header");
+    this.header = element("div", "nbt-chart-head");
     this.legend = element("span", "nbt-legend");
     this.picture = svg("svg", { height, role: "img", tabindex: 0 });
     this.header.append(this.legend, this.menu());

@@ -91,6 +91,7 @@ class Run {
     if (key === "clone") return this.host.openForm({ clone: this.name });
     const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
+    const before = this.view.snap && this.view.snap.state;
     this.busy(key);
     try {
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
@@ -99,8 +100,10 @@ class Run {
         await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
       } else if (this.model) this.model.send({ kind: key });
       const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
-      this.say(this.served ? SAID[key] || "" : asked);
-      this.answered = this.served && SAID[key] ? this.view.snap && this.view.snap.state : null;
+      // The end may have come before the answer: then there is nothing to wait for.
+      const ended = this.view.snap && this.view.snap.state !== before;
+      this.say(this.served ? (ended ? "" : SAID[key] || "") : asked);
+      this.answered = this.served && SAID[key] && !ended ? before : null;
       // A stop shows as such until the snapshot says so itself.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       else this.busy("");

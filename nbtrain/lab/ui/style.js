@@ -61,7 +61,7 @@ const CSS = `
  position:absolute;right:1px;content:"\\25b4"}
 .nbt-root.nbt-root th[aria-sort=descending] button::after{content:"\\25be"}
 .nbt-root.nbt-root td.nbt-wide{white-space:normal;width:100%;overflow-wrap:anywhere;padding-right:0}
-.nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:180px}
+.nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:300px}
 .nbt-root.nbt-root td.nbt-act{white-space:nowrap}
 .nbt-root .nbt-tools .nbt-menu>summary{border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px}
 .nbt-root .nbt-act .nbt-menu-list{left:0;right:auto}
@@ -111,7 +111,7 @@ const CSS = `
 .nbt-root .nbt-tile small{font-size:11px;color:var(--nbt-dim);margin-left:4px;font-weight:400}
 
 .nbt-root .nbt-chart{background:var(--nbt-bg);min-width:0;position:relative}
-.nbt-root .nbt-chart header{display:flex;align-items:flex-start;gap:8px;font-size:11px;color:var(--nbt-dim)}
+.nbt-root .nbt-chart-head{display:flex;align-items:flex-start;gap:8px;font-size:11px;color:var(--nbt-dim)}
 .nbt-root .nbt-legend{display:flex;flex-wrap:wrap;gap:0 12px;flex:1;min-width:0}
 .nbt-root .nbt-legend i{font-style:normal;white-space:nowrap}
 .nbt-root .nbt-legend i::before{content:"";display:inline-block;width:10px;height:2px;margin-right:5px;

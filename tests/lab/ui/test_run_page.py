@@ -1,5 +1,6 @@
 """The detail view of a run in a browser, without a server or a kernel: tabs, keys, buttons, charts."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.lab.run_actions import run_shown
+from nbtrain.monitor.run_view import RunView
 from tests.lab.ui.pages import routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
 
@@ -154,3 +157,72 @@ def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
         table.get_by_text("Logs").click()
         table.get_by_role("button", name="supervisor").click()
         page.locator("pre", has_text="the supervisor's words").wait_for()
+
+
+def curves(asked: list[dict[str, str]]) -> Any:
+    """The route metrics: two curves of 20 steps; what it was asked for is kept."""
+
+    def answer(query: dict[str, str], _: Any) -> Any:
+        asked.append(query)
+        steps = [*range(1, 21)]
+        part = {"step": steps, "time": [1000.0 + at for at in steps], "tokens": [1024 * at for at in steps]}
+        names = ("loss", "grad_norm")
+        tags = [{"tag": name, "title": name.replace("_", " "), "unit": ""} for name in names]
+        series = {name: {**part, "value": [9.0 - at / 4 for at in steps]} for name in names}
+        mark = {"step": 10, "time": 1010.0, "kind": "restart", "words": "restart at step 10"}
+        return {"tags": tags, "series": series, "marks": [mark], "reading": 1}
+
+    return answer
+
+
+def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
+    """The axis is chosen for all charts; a zoom asks for the points of its part; a restart is marked."""
+    asked: list[dict[str, str]] = []
+    routes = routes_of(job.run) | {"run/gpt-fake/metrics": curves(asked)}
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'metrics'})") as page:
+        charts = page.locator(".nbt-usage .nbt-chart")
+        charts.nth(1).locator("polyline").first.wait_for()
+        assert charts.locator(".nbt-mark.nbt-restart").count() == 2
+        axis = page.get_by_label("axis of the charts")
+        for chosen, last in (("tokens", "tokens 20k"), ("time", "time 15 s"), ("step", "step 20")):
+            axis.select_option(chosen)
+            charts.nth(0).locator("text.nbt-axis", has_text=last).wait_for()
+        page.get_by_role("checkbox", name="log axis").check()
+        page.get_by_label("filter curves").fill("norm")
+        assert charts.count() == 1
+        charts.locator("> svg").focus()
+        page.keyboard.press("Home")
+        with page.expect_request(lambda request: "from=" in request.url):
+            page.keyboard.press("+")
+        page.get_by_role("button", name="Reset zoom").click()
+
+
+MODEL = """(() => {
+    const state = {name: 'gpt-fake', run_id: '', snap: SNAP}, on = {};
+    window.sent = [];
+    const model = {
+        get: (key) => state[key], set: (key, value) => (state[key] = value), save_changes() {}, off() {},
+        on: (name, act) => (on[name] = act), send: (message) => window.sent.push(message),
+    };
+    document.getElementById('jupyter-config-data').remove();
+    return ui.default.render({model, el: root});
+})()"""
+
+
+def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: Any) -> None:
+    """Every tab says what it needs; Stop goes to the kernel, and no button is there that needs a server."""
+    snapshot = json.dumps(run_shown(RunView(job.run)))
+    with view_page(browser, {}, MODEL.replace("SNAP", snapshot)) as page:
+        page.get_by_text("No Jupyter server is in reach of this page").wait_for()
+        page.locator(".nbt-charts polyline").first.wait_for()
+        page.get_by_role("tab", name="Logs").click()
+        page.locator("pre", has_text="step    20 |").wait_for()
+        page.get_by_text("all of them: nbtrain logs gpt-fake").wait_for()
+        page.get_by_role("tab", name="Plan").click()
+        page.get_by_text("The plan needs the server half of nbtrain").wait_for()
+        page.get_by_role("tab", name="Metrics").click()
+        page.locator(".nbt-usage polyline").first.wait_for()
+        buttons = page.locator(".nbt-head .nbt-actions button").all_inner_texts()
+        assert buttons == ["Stop"]
+        page.get_by_role("button", name="Stop").click()
+        assert {"kind": "stop"} in page.evaluate("window.sent")

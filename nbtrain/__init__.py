@@ -50,6 +50,7 @@ __all__ = [
     "calibrate",
     "check",
     "check_parameters",
+    "compare",
     "curves",
     "data_card",
     "deepspeed_config",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
 from nbtrain.api.check import check as check
+from nbtrain.api.compare import compare as compare
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if

@@ -41,6 +41,7 @@ VERBS = {
         "submit runs queue status job logs wait cancel pause save resume clone label notes "
         "archive clean delete curves profile generate"
     ),
+    "nbtrain.cli.compare": "compare",
     "nbtrain.cli.checkpoint": "checkpoint",
     "nbtrain.cli.tensorboard": "tensorboard",
     "nbtrain.cli.notebooks": "notebook demo lab",

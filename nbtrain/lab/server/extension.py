@@ -16,6 +16,7 @@ NAME = "([^/]+)"
 # {path below <base_url>nbtrain/, a regular expression: handler}
 ROUTES = {
     "runs": runs.RunsHandler,
+    "compare": runs.CompareHandler,
     f"run/{NAME}": runs.RunHandler,
     f"run/{NAME}/job": jobs.JobHandler,
     f"run/{NAME}/({'|'.join(jobs.PARTS)})": jobs.JobPartHandler,

@@ -5,6 +5,7 @@ GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot(
 
 import json
 import time
+from typing import Any
 
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
@@ -20,6 +21,20 @@ class RunsHandler(NbtrainHandler):
     async def get(self) -> None:
         archived = self.switch("archived")
         self.finish(await self.read(lambda: watched(output_root()).answer(archived)))
+
+
+class CompareHandler(NbtrainHandler):
+    """GET compare?runs=a,b: the settings that differ and the figures of each, monitor/compare.py."""
+
+    async def get(self) -> None:
+        names = [name for name in self.get_argument("runs", "").split(",") if name]
+        self.answer(await self.read(_compared, names))
+
+
+def _compared(names: list[str]) -> dict[str, Any]:
+    from nbtrain.monitor.compare import compared
+
+    return compared([run_of(name) for name in names])
 
 
 def _look(name: str) -> tuple[RunView, str]:

@@ -95,7 +95,8 @@ function metricForm(name, unit) {
 
 /** The spec of one of metricCharts() from an answer of the route metrics. */
 export function metricSpec(chart, { series, marks }, { axis, begin, smoothing }) {
-  const [first] = chart.names, form = metricForm(first, chart.unit);
+  // A comparison's lines have the names of runs, and say which scalar they are of.
+  const first = chart.kind || chart.names[0], form = metricForm(first, chart.unit);
   const x = (part) => (axis === "time" ? part.time.map((at) => at - begin) : part[axis]);
   const longest = Object.values(series).reduce((one, two) => (two.step.length > one.step.length ? two : one));
   const placed = ({ step, time }) => {
@@ -107,7 +108,8 @@ export function metricSpec(chart, { series, marks }, { axis, begin, smoothing })
     const part = series[name];
     if (!part || !x(part).length) return [];
     const color = chart.names.length > 8 ? "c0" : `c${at}`;
-    return [{ name, label: chart.labels[at], color, dots: DOTTED.test(name), x: x(part), y: part.value }];
+    const dots = DOTTED.test(chart.kind || name);
+    return [{ name, label: chart.labels[at], color, dots, x: x(part), y: part.value }];
   });
   return {
     title: chart.title,

@@ -192,6 +192,9 @@ const CSS = `
 @container (max-width:640px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:auto}}
 
+.nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;
+ grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}
+
 /* A tab of its own: the panel fills it, and its page scrolls. */
 .nbt-fills.nbtrain-panel{max-width:none;height:100%;display:flex;flex-direction:column;border:0;
  border-radius:0}

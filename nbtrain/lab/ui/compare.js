@@ -1,0 +1,206 @@
+// Runs side by side: their curves in one chart for each scalar, and tables of settings and figures.
+
+import { Chart, ChartGroup } from "./chart.js";
+import { metricCharts, metricSpec } from "./chart_spec.js";
+import { refused } from "./server.js";
+import { addStyle } from "./style.js";
+import { DataTable } from "./table.js";
+import { checkbox, element } from "./words.js";
+
+const COMPARED_HEIGHT = 190;
+const COMPARED_POINTS = 400;
+const COMPARED_MS = 5000;
+const COMPARED_SMOOTHING = 0.6;
+const NUM_COLORS = 8;
+// Curves that answer most questions stand first; all others follow.
+const FIRST_COMPARED = ["loss", "validation_loss", "tokens_per_second", "grad_norm"];
+const COMPARED_AXES = { step: "by step", tokens: "by tokens", time: "by time since the start" };
+
+/**
+ * Keep `root` showing the runs `names` side by side; returns what ends it.
+ *
+ * server   Server of server.js, or null: then only `value` is drawn
+ * host     what the surroundings can do (host.js)
+ * value    {tables, curves: {name: an answer of the route metrics}}, of the moment the cell ran
+ */
+export function mountCompare(root, { server, names, host = {}, value = null }) {
+  const compare = new Compare(root, { server, names, host });
+  compare.begin(value);
+  return () => compare.end();
+}
+
+class Compare {
+  constructor(root, { server, names, host }) {
+    Object.assign(this, { root, server, names, host });
+    addStyle();
+    root.classList.add("nbt-root", "nbtrain-compare");
+    this.curves = new Map();
+    this.group = new ChartGroup();
+    this.charts = new Map();
+    this.smoothing = COMPARED_SMOOTHING;
+    this.note = element("div", "nbt-empty");
+    this.note.setAttribute("aria-live", "polite");
+    this.figures = new DataTable("figures of the runs", { sortable: false });
+    this.settings = new DataTable("settings that differ", { sortable: false });
+    this.settingsNote = element("p", "nbt-empty", "");
+    this.grid = element("div", "nbt-usage");
+    const page = element("div", "nbt-padded");
+    page.append(
+      this.head(),
+      this.tools(),
+      this.note,
+      this.grid,
+      element("h4", "", "Figures"),
+      this.figures.node,
+      element("h4", "", "Settings that differ"),
+      this.settingsNote,
+      this.settings.node,
+    );
+    root.replaceChildren(page);
+    this.resized = new ResizeObserver(() => this.charts.forEach((chart) => chart.draw()));
+    this.resized.observe(root);
+  }
+
+  head() {
+    const node = element("div", "nbt-tools");
+    this.names.forEach((name, at) => {
+      const open = element(this.host.openRun ? "button" : "span", "", name);
+      open.style.borderLeft = `4px solid var(--nbt-c${at % NUM_COLORS})`;
+      open.style.paddingLeft = "6px";
+      if (this.host.openRun) {
+        open.type = "button";
+        open.title = `Open ${name}`;
+        open.addEventListener("click", () => this.host.openRun(name));
+      }
+      node.append(open);
+    });
+    return node;
+  }
+
+  tools() {
+    const node = element("div", "nbt-tools");
+    this.axis = element("select");
+    this.axis.setAttribute("aria-label", "axis of the charts");
+    for (const [key, words] of Object.entries(COMPARED_AXES)) {
+      const option = element("option", "", words);
+      option.value = key;
+      this.axis.append(option);
+    }
+    this.axis.addEventListener("change", () => this.group.zoom(null) || this.paint());
+    const smooth = checkbox("smoothed", () => {
+      this.smoothing = smooth.input.checked ? COMPARED_SMOOTHING : 0;
+      this.paint();
+    });
+    smooth.input.checked = true;
+    const log = checkbox("log axis", () => {
+      this.logAxis = log.input.checked;
+      this.charts.forEach((chart) => (chart.log = this.logAxis));
+      this.paint();
+    });
+    this.all = checkbox("all curves", () => this.paint());
+    node.append(this.axis, smooth, log, this.all);
+    return node;
+  }
+
+  begin(value) {
+    if (value) {
+      this.showTables(value.tables);
+      Object.entries(value.curves).forEach(([name, answer]) => this.curves.set(name, answer));
+      this.paint();
+    }
+    if (this.server) this.read();
+    else this.note.textContent = "As of the moment the cell ran: no Jupyter server with nbtrain is in reach.";
+  }
+
+  async read() {
+    if (this.ended) return;
+    const { server, names } = this;
+    let active = false;
+    if (this.root.isConnected && !document.hidden) {
+      try {
+        const tables = await server.call(`compare?${new URLSearchParams({ runs: names.join(",") })}`);
+        this.showTables(tables);
+        active = tables.active;
+        for (const name of names) await this.readCurves(name);
+        if (this.ended) return;
+        this.note.textContent = "";
+        this.paint();
+      } catch (error) {
+        this.note.textContent = refused(error, "the comparison");
+        active = true;
+      }
+    } else active = true;
+    if (!this.ended && active) this.timer = setTimeout(() => this.read(), COMPARED_MS);
+  }
+
+  /** The curves of a run: those that every run has by default, then all that this one has. */
+  async readCurves(name) {
+    const known = this.curves.get(name), words = new URLSearchParams({ points: COMPARED_POINTS });
+    if (known) words.set("tags", known.tags.slice(0, 60).map(({ tag }) => tag).join(","));
+    const path = `run/${encodeURIComponent(name)}/metrics`;
+    let answer = await this.server.call(`${path}?${words}`);
+    const missing = answer.tags.slice(0, 60).map(({ tag }) => tag).filter((tag) => !(tag in answer.series));
+    if (missing.length) {
+      const rest = new URLSearchParams({ points: COMPARED_POINTS, tags: missing.join(",") });
+      const more = await this.server.call(`${path}?${rest}`);
+      answer = { ...answer, series: { ...answer.series, ...more.series } };
+    }
+    this.curves.set(name, answer);
+  }
+
+  showTables({ figures, settings }) {
+    const rows = (table) => table.rows.map((cells) => ({ kind: "", cells }));
+    this.figures.show(figures.heads, rows(figures));
+    this.settings.show(settings.heads, rows(settings));
+    this.settings.node.hidden = !settings.rows.length;
+    this.settingsNote.textContent = settings.rows.length ? "" : "The runs have the same settings.";
+  }
+
+  paint() {
+    const specs = comparedSpecs(this.names, this.curves, {
+      axis: this.axis.value,
+      smoothing: this.smoothing,
+      all: this.all.input.checked,
+    });
+    const charts = specs.map(([key, spec]) => {
+      if (!this.charts.has(key)) {
+        const chart = new Chart(COMPARED_HEIGHT, { group: this.group, name: `compare-${key}` });
+        chart.log = Boolean(this.logAxis);
+        this.charts.set(key, chart);
+      }
+      return [this.charts.get(key), spec];
+    });
+    const before = [...this.grid.children], now = charts.map(([chart]) => chart.node);
+    if (before.length !== now.length || before.some((node, at) => node !== now[at]))
+      this.grid.replaceChildren(...now);
+    charts.forEach(([chart, spec]) => chart.show(spec));
+  }
+
+  end() {
+    this.ended = true;
+    clearTimeout(this.timer);
+    this.resized.disconnect();
+  }
+}
+
+/** [[name of a scalar, spec for chart.js], ...]: one line for each run that has it. */
+export function comparedSpecs(names, curves, { axis, smoothing, all }) {
+  const tags = new Map();
+  for (const answer of curves.values()) for (const row of answer.tags) tags.set(row.tag, row);
+  const known = metricCharts([...tags.values()]).flatMap((chart) => chart.names);
+  const first = FIRST_COMPARED.filter((name) => known.includes(name));
+  const wanted = all ? [...first, ...known.filter((name) => !first.includes(name))] : first;
+  return wanted.map((tag) => {
+    const series = {}, having = names.filter((name) => curves.get(name)?.series[tag]?.value.length);
+    for (const name of having) {
+      const part = curves.get(name).series[tag], begin = part.time[0];
+      series[name] = { ...part, time: part.time.map((time) => time - begin) };
+    }
+    const { title, unit } = tags.get(tag);
+    const heading = title[0].toUpperCase() + title.slice(1);
+    const chart = { title: heading, kind: tag, names: having, labels: having, unit };
+    const spec = metricSpec(chart, { series, marks: [] }, { axis, begin: 0, smoothing });
+    const lines = spec.lines.map((line) => ({ ...line, color: `c${names.indexOf(line.name) % NUM_COLORS}` }));
+    return [tag, { ...spec, lines, named: true, begin: undefined }];
+  });
+}

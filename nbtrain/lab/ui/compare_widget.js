@@ -1,0 +1,28 @@
+// The comparison of runs as an anywidget.
+//
+//   default export    anywidget's render
+//   mountComparison   the comparison in any element, fed by the server half of nbtrain
+
+import { mountCompare } from "./compare.js";
+import { makeHost, notebookHost } from "./host.js";
+import { serverHere } from "./server.js";
+import { element } from "./words.js";
+
+export function mountComparison(root, { names, host = makeHost() }) {
+  return mountCompare(root, { server: serverHere(), names, host });
+}
+
+export default {
+  async render({ model, el }) {
+    const root = element("div");
+    el.append(root);
+    let server = serverHere();
+    // A server that shows another output root does not know these runs.
+    if (server) {
+      const there = await server.call("runs").catch(() => null);
+      if (!there || there.run_root_id !== model.get("root_id")) server = null;
+    }
+    const [names, value] = [model.get("names"), model.get("value")];
+    return mountCompare(root, { server, names, host: notebookHost(server), value });
+  },
+};

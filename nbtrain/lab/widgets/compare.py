@@ -1,0 +1,67 @@
+"""Runs side by side in a cell.
+
+live front end    the page, fed by the Jupyter server; without one, as of the moment the cell ran
+papermill, HTML   a picture with tables
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nbtrain.base.metrics import BY_NAME
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import output_root
+from nbtrain.lab.ui.script import script
+from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.watched import is_watched
+from nbtrain.monitor.compare import compared
+from nbtrain.monitor.compare_picture import comparison_html, comparison_text
+from nbtrain.monitor.metrics_range import Asked, metrics
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.watched_runs import root_id
+
+# Without a server: the curves that the page opens with, thinned.
+NAMES = ("loss", "validation_loss", "tokens_per_second", "grad_norm")
+POINTS = 200
+
+
+class ComparePage(anywidget.AnyWidget):
+    """The live comparison; its look is lab/ui/compare.js."""
+
+    _esm = script("compare_widget")
+    names = traitlets.List().tag(sync=True)
+    root_id = traitlets.Unicode().tag(sync=True)
+    """A server that shows another output root is not asked."""
+    value = traitlets.Dict().tag(sync=True)
+    """{"tables", "curves"} of the moment the cell ran."""
+
+
+class Comparison:
+    """Runs side by side. In a cell the live page or a picture with tables, in a terminal the tables."""
+
+    def __init__(self, runs: Sequence[RunDir]):
+        self.runs = list(runs)
+        self.tables = compared(self.runs)
+
+    def __repr__(self) -> str:
+        return comparison_text(self.tables)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        picture = comparison_html(self.runs, self.tables)
+        if not is_watched():
+            return {"text/html": picture, "text/plain": repr(self)}
+        page = ComparePage(
+            names=self.tables["names"],
+            root_id=root_id(output_root()),
+            value={"tables": self.tables, "curves": {run.name: _curves(run) for run in self.runs}},
+        )
+        return bundle(page, picture, repr(self))
+
+
+def _curves(run: RunDir) -> dict[str, Any]:
+    """As the route metrics answers, for NAMES alone."""
+    asked = Asked(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
+    answer = metrics(RunView(run), asked)
+    return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

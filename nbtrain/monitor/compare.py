@@ -1,0 +1,164 @@
+"""Runs side by side: the settings in which they differ, and what each has come to.
+
+    compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}}
+
+Each table has one row for a setting or figure and one column for each run, in words. The curves of runs come
+from metrics_range.metrics(), one run at a time.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.load import flatten, load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.monitor.runs import NO_JOB, RunSummary, summary_of
+
+# Side by side on a screen of 1,400 pixels, with curves that can still be told apart.
+MOST_RUNS = 12
+UNKNOWN = "\N{EN DASH}"
+# A run's own name differs by definition.
+NOT_COMPARED = ("name", "schema_version", "extends")
+HOUR_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is read of one run."""
+
+    summary: RunSummary
+    config: RunConfig | None
+    """None if it cannot be read: then no setting of the run is compared."""
+    progress: TrainingProgress | None
+    train_seconds: float
+    """From the first step's time to the end, over all attempts of all jobs."""
+    device_seconds: float
+    """train_seconds times the ranks of each attempt."""
+
+
+def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
+    """The tables of some runs. Raises ConfigError for fewer than two, more than MOST_RUNS or one twice."""
+    names = [run.name for run in runs]
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{', '.join(twice)}: named twice; a comparison takes each run once.")
+    now = time.time()
+    read = [_read(run, now) for run in runs]
+    return {
+        "names": names,
+        "active": any(one.summary.state in ACTIVE for one in read),
+        "settings": {"heads": ["setting", *names], "rows": settings(read)},
+        "figures": {"heads": ["figure", *names], "rows": figures(read)},
+    }
+
+
+def settings(runs: Sequence[Compared]) -> list[list[str]]:
+    """[key, value of each run] of every setting in which two runs differ, in the schema's order."""
+    values = [dict(flatten(one.config.model_dump())) if one.config else {} for one in runs]
+    keys = dict.fromkeys(key for found in values for key in found)
+    rows = []
+    for key in keys:
+        if key in NOT_COMPARED:
+            continue
+        cells = [show(found[key]) if key in found else UNKNOWN for found in values]
+        if len({cell for cell, one in zip(cells, runs) if one.config}) > 1:
+            rows.append([key, *cells])
+    return rows
+
+
+def figures(runs: Sequence[Compared]) -> list[list[str]]:
+    """[name, words of each run] of the figures that at least one run has."""
+    rows = [[name, *(_words(figure, one) for one in runs)] for name, figure in FIGURES.items()]
+    return [row for row in rows if set(row[1:]) != {UNKNOWN}]
+
+
+def _words(figure: Callable[[Compared], str | None], one: Compared) -> str:
+    return figure(one) or UNKNOWN
+
+
+def _of_config(words: Callable[[RunConfig], str]) -> Callable[[Compared], str | None]:
+    return lambda one: words(one.config) if one.config else None
+
+
+def _of_progress(key: str, words: Callable[[float], str]) -> Callable[[Compared], str | None]:
+    def figure(one: Compared) -> str | None:
+        value = getattr(one.progress, key, None)
+        return words(value) if value is not None and math.isfinite(value) else None
+
+    return figure
+
+
+def _steps(one: Compared) -> str | None:
+    step, total = one.summary.step, one.summary.total_steps
+    return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
+
+
+def _device_hours(one: Compared) -> str | None:
+    if not one.device_seconds:
+        return None
+    device = "GPU" if one.config and one.config.resources.device == "gpu" else "CPU process"
+    return f"{one.device_seconds / HOUR_SECONDS:.3g} {device} hours"
+
+
+FIGURES: dict[str, Callable[[Compared], str | None]] = {
+    "state": lambda one: one.summary.state,
+    "parameters": _of_config(lambda config: amounts.count(count_parameters(config).total)),
+    "sequence length": _of_config(lambda config: f"{config.model.seq_length:,} tokens"),
+    "steps": _steps,
+    "trained tokens": _of_progress("consumed_tokens", amounts.count),
+    "loss": _of_progress("loss", lambda value: f"{value:.4f}"),
+    "validation loss": _of_progress("validation_loss", lambda value: f"{value:.4f}"),
+    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
+    "validation perplexity": _of_progress(
+        "validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}"
+    ),
+    "best validation loss": _of_progress("best_validation_loss", lambda value: f"{value:.4f}"),
+    "test loss": _of_progress("test_loss", lambda value: f"{value:.4f}"),
+    "tokens/s": _of_progress("tokens_per_second", lambda value: f"{value:,.0f}"),
+    "samples/s": _of_progress("samples_per_second", lambda value: f"{value:,.1f}"),
+    "peak memory": _of_progress("memory_bytes", amounts.size),
+    "training time": lambda one: amounts.elapsed(one.train_seconds) if one.train_seconds else None,
+    "GPU hours": _device_hours,
+    "restarts": lambda one: f"{one.summary.restarts:,}" if one.summary.state != NO_JOB else None,
+}
+"""Words of each figure; None if the run does not have it."""
+
+
+def _read(run: RunDir, now: float) -> Compared:
+    summary = summary_of(run, now)
+    config = None
+    # A run that is damaged or of a later version still has its state and its figures.
+    with contextlib.suppress(NbtrainError, OSError):
+        config = load_resolved(run.config_yaml)
+    beat = None
+    with contextlib.suppress(RecordError):
+        job = run.newest_job()
+        beat = Heartbeat.read(job.heartbeat(0)) if job else None
+    seconds = device_seconds = 0.0
+    for job_id in run.job_ids():
+        with contextlib.suppress(RecordError):
+            record = JobRecord.read(run.job(job_id).job_json)
+            for attempt in record.attempts if record else ():
+                lasted = _seconds(attempt, record, now)
+                seconds += lasted
+                device_seconds += lasted * attempt.world_size
+    return Compared(summary, config, beat.progress if beat else None, seconds, device_seconds)
+
+
+def _seconds(attempt: AttemptRecord, record: JobRecord, now: float) -> float:
+    """How long an attempt trained; the newest one of an active job until now."""
+    if attempt.running_at is None:
+        return 0.0
+    end = attempt.ended_at or record.ended_at or (now if record.state in ACTIVE else attempt.running_at)
+    return max(0.0, end - attempt.running_at)

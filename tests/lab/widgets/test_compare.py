@@ -1,0 +1,67 @@
+"""The comparison of runs in a cell, a saved notebook and a terminal, without a browser."""
+
+import json
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import output_root
+from nbtrain.cli import __main__ as cli
+from nbtrain.lab.widgets import compare as widget
+from nbtrain.lab.widgets import mime
+from tests.lab.server.conftest import ended_run
+
+
+@pytest.fixture
+def runs(workspace):
+    output_root().mkdir()
+    return [ended_run(output_root(), name, steps) for name, steps in (("gpt-a", 6), ("gpt-b", 3))]
+
+
+def test_nobody_watches(runs):
+    """Tables and a picture: no script, no address outside."""
+    shown = nb.compare(nb.runs("gpt-*", sort="name"))._repr_mimebundle_()
+    assert set(shown) == {"text/html", "text/plain"}
+    page = shown["text/html"]
+    assert 'src="data:image/png;base64,' in page and "<script" not in page and "http" not in page
+    assert page.index("gpt-a") < page.index("gpt-b") and "sequence length" in page
+    lines = shown["text/plain"].splitlines()
+    assert lines[0] == "Figures" and lines[1].split() == ["figure", "gpt-a", "gpt-b"]
+    assert any(line.split() == ["steps", "6", "/", "6", "3", "/", "3"] for line in lines)
+
+
+def test_a_person_watches(runs, monkeypatch):
+    """The widget carries what to draw if no server is in reach."""
+    for module in (widget, mime):
+        monkeypatch.setattr(module, "is_watched", lambda: True)
+    made = []
+    page = widget.ComparePage
+    monkeypatch.setattr(widget, "ComparePage", lambda **traits: made.append(page(**traits)) or made[0])
+    shown = nb.compare(["gpt-b", "gpt-a"])._repr_mimebundle_()
+    assert mime.WIDGET_MIME in shown and "text/html" in shown
+    assert made[0].names == ["gpt-b", "gpt-a"]
+    curves = made[0].value["curves"]["gpt-a"]
+    assert curves["series"]["loss"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert {row["tag"] for row in curves["tags"]} <= set(widget.NAMES)
+    made[0].close()
+
+
+def test_on_the_command_line(runs, tmp_path, capsys):
+    """The tables as text or JSON, the curves as a picture."""
+    picture = tmp_path / "curves.svg"
+    assert cli.main(["compare", "gpt-a", "gpt-b", "-o", str(picture)]) == 0
+    assert capsys.readouterr().out.startswith("Figures\nfigure ")
+    assert picture.read_text().count("</svg>") == 1
+    assert cli.main(["compare", "gpt-a", "gpt-b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["rows"] == [["batch.train_tokens", "6144", "3072"]]
+    assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
+    said = capsys.readouterr().err
+    assert said == "ConfigError: gpt-a: named twice; a comparison takes each run once.\n"
+
+
+def test_what_is_refused(runs):
+    with pytest.raises(ConfigError, match=r'runs = .gpt-a. \(str\) must be a list of runs, e\.g\. \["gpt-a"'):
+        nb.compare("gpt-a")
+    with pytest.raises(ConfigError, match=r"^1 run: a comparison takes 2 to 12\.$"):
+        nb.compare(["gpt-a"])

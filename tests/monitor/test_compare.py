@@ -1,0 +1,72 @@
+"""Runs side by side: which settings differ, the figures of each, and what is refused."""
+
+import time
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.config.load import load, to_yaml
+from nbtrain.monitor.compare import MOST_RUNS, compared
+from tests.jobs.conftest import TINY
+
+
+def made(folder, name, overrides, attempts, **progress):
+    """An ended run with one attempt for each (ranks, seconds)."""
+    (folder / "tiny.yaml").write_text(TINY)
+    run, began = RunDir.named(name), time.time() - 10_000
+    job = run.job(new_job_id(began))
+    job.make_folders()
+    config = load(folder / "tiny.yaml", {"name": name, **overrides})
+    run.config_yaml.write_text(to_yaml(config))
+    record = JobRecord(job.job_id, name, name, "SUCCEEDED", began, attempts[-1][0], "done")
+    for number, (ranks, seconds) in enumerate(attempts):
+        record.attempts.append(
+            AttemptRecord(number, began, ranks, ranks, running_at=began + 5, ended_at=began + 5 + seconds)
+        )
+    record.ended_at = record.attempts[-1].ended_at
+    record.write(job.job_json)
+    alive = ProcessIdentity.of(1)
+    said = TrainingProgress(20, 2560, 2560, **progress)
+    Heartbeat(0, len(attempts) - 1, alive, began, 20, "end", began, said).write(job.heartbeat(0))
+    return run
+
+
+def test_what_differs_and_what_came_of_it(workspace):
+    """Equal settings are left out; hours count each attempt with its own ranks."""
+    one = made(workspace, "one", {}, [(2, 3600), (1, 1800)], loss=2.5, validation_loss=2.0)
+    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 90)], loss=2.25, tokens_per_second=1234.5)
+    found = compared([one, two])
+    assert found["names"] == ["one", "two"] and not found["active"]
+    [row] = found["settings"]["rows"]
+    assert row[0] == "lr_schedule.lr" and row[2] == "0.01" and row[1] != "0.01"
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["loss"] == ["2.5000", "2.2500"]
+    assert figures["validation perplexity"] == ["7.39", "\N{EN DASH}"]
+    assert figures["tokens/s"] == ["\N{EN DASH}", "1,234"]
+    assert figures["steps"] == ["20 / 20", "20 / 20"]
+    assert figures["GPU hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
+    assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
+    assert "test loss" not in figures
+
+
+def test_a_run_whose_configuration_is_damaged_is_compared_by_its_figures(workspace):
+    one = made(workspace, "one", {}, [(1, 60)], loss=2.5)
+    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 60)], loss=2.25)
+    two.config_yaml.write_text("model: [")
+    found = compared([one, two])
+    assert found["settings"]["rows"] == []
+    assert ["loss", "2.5000", "2.2500"] in found["figures"]["rows"]
+
+
+def test_what_is_refused(workspace):
+    one, two = RunDir.named("one"), RunDir.named("two")
+    for runs, words in (
+        ([one], "1 run: a comparison takes 2 to 12."),
+        ([one] * (MOST_RUNS + 1), "13 runs: a comparison takes 2 to 12."),
+        ([one, two, one], "one: named twice; a comparison takes each run once."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            compared(runs)
+        assert str(refused.value) == words

@@ -244,18 +244,18 @@ def runs(
     label: str | Mapping[str, str] | Sequence[str] = (),
     archived: bool = False,
 ) -> "list[RunSummary]":
-    """The runs under the output root, newest first; in a cell, a table.
+    """The runs under the output root, newest first; in a cell, a table that stays live.
 
     `name` is a part of the name or a pattern (gpt-*); `state` e.g. "failed", "active" or a list; ages are
     "12h", "2d" or seconds since the submission; `sort` is submitted, ended, name, state, step, loss,
     validation or restarts; `label` is {"team": "nlp"} or rules: "team=nlp,stage!=trial"; `archived` lists
     archived runs too.
     """
+    from nbtrain.api.shown_runs import shown_runs
     from nbtrain.monitor.run_filter import run_filter
-    from nbtrain.monitor.runs import list_runs
 
     wanted = run_filter(name, state, newer_than, older_than, sort, reverse, limit, label, archived)
-    return list_runs(wanted=wanted)
+    return shown_runs(wanted)
 
 
 def queue(name: str = "", restart: bool = False) -> "QueueList":

@@ -9,11 +9,11 @@ from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME, tensorboard_page
 from nbtrain.lab.ui.script import script
 
 # {name of a script: the module of lab/ui that it ends with}
-SCRIPTS = {"panel": "panel", "form": "form_widget"}
+SCRIPTS = {"panel": "panel", "form": "form_widget", "runs": "runs_widget"}
 
 
 class ScriptHandler(JupyterHandler):
-    """GET static/panel.js, static/form.js: the same module that a widget carries."""
+    """GET static/panel.js, static/form.js, static/runs.js: the same module that a widget carries."""
 
     auth_resource = "nbtrain"
 

@@ -1,0 +1,23 @@
+"""What nb.runs() returns: a list of runs that prints as a table, and in a cell is one that stays live."""
+
+from nbtrain.monitor.run_filter import RunFilter
+from nbtrain.monitor.runs import RunList, list_runs
+
+
+class ShownRuns(RunList):
+    """A RunList; the widgets are imported when a cell shows it."""
+
+    everything = False
+    """Whether nothing was asked of the runs: the live table then has new runs too."""
+
+    def _ipython_display_(self) -> None:
+        from nbtrain.lab.widgets.run_table import display_runs
+
+        display_runs(self, self.everything)
+
+
+def shown_runs(wanted: RunFilter) -> ShownRuns:
+    """The runs under the output root that are `wanted`."""
+    found = ShownRuns(list_runs(wanted=wanted))
+    found.everything = wanted == RunFilter()
+    return found

@@ -1,0 +1,136 @@
+"""nb.runs() in a cell: a live table, an anywidget whose script (lab/ui/runs_widget.js) asks the server.
+
+live front end    table + rescue    rows and actions by REST: works while a cell runs
+no server half    table             rows by the trait `rows`, filled by a thread while the table is open
+papermill, HTML   static picture    runs_html()
+"""
+
+import html
+import json
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nbtrain.base.html_table import html_table
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import output_root
+from nbtrain.lab.ui.script import script
+from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.watched import is_watched
+from nbtrain.monitor.runs import RunSummary, runs_table
+from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
+
+PUSH_SECONDS = 2.0
+MOST_STATIC_ROWS = 200
+HEADS = ("run", "state", "step", "loss", "validation", "submitted (UTC)", "tags", "notes and cause")
+
+RESCUE = """<div class="nbtrain-rescue" data-runs="{table}" style="display:none">\
+</div><script>
+(() => {{
+  const place = document.currentScript.previousElementSibling;
+  const node = document.getElementById("jupyter-config-data");
+  const base = node && JSON.parse(node.textContent).baseUrl;
+  if (base) import(base + "nbtrain/static/runs.js").then((runs) => runs.rescueRuns(place), () => {{}});
+}})();
+</script>"""
+
+
+class RunTable(anywidget.AnyWidget):
+    """The list of runs. A thread fills `rows` from the script's "push" to its "rest"."""
+
+    _esm = script("runs_widget")
+    table_id = traitlets.Unicode().tag(sync=True)
+    root_id = traitlets.Unicode().tag(sync=True)
+    names = traitlets.List().tag(sync=True)
+    """The only runs to show, in their order; none: all runs under the output root, new ones too."""
+    rows = traitlets.List().tag(sync=True)
+
+    def __init__(self, runs: Sequence[RunSummary], everything: bool):
+        self.root: Path = output_root()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        super().__init__(
+            table_id=uuid.uuid4().hex,
+            root_id=root_id(self.root),
+            names=[] if everything else [run.name for run in runs],
+            rows=[row_of(run) for run in runs],
+        )
+        self.on_msg(self._on_message)
+
+    def close(self) -> None:
+        """Take the table away and end its thread."""
+        self._closed.set()
+        super().close()
+
+    def _push(self, closed: threading.Event) -> None:
+        watched = WatchedRuns(self.root)
+        # Only the trait is set here: printing from a thread would land in whichever cell runs.
+        while not closed.is_set():
+            rows = json.loads(watched.answer(None))["runs"]
+            if self.names:
+                rows = [row for row in rows if row["name"] in self.names]
+            else:
+                rows = [row for row in rows if not row["archived"] or row["active"]]
+            if not closed.is_set() and rows != self.rows:
+                self.rows = rows
+            closed.wait(PUSH_SECONDS)
+
+    def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        kind = content.get("kind")
+        if kind == "push" and (self._thread is None or not self._thread.is_alive()):
+            self._closed = threading.Event()
+            self._thread = threading.Thread(
+                target=self._push, args=[self._closed], name="nbtrain-runs", daemon=True
+            )
+            self._thread.start()
+        elif kind == "rest":
+            self._closed.set()
+            self._thread = None
+        elif kind == "stop":
+            self._stop(content.get("name"))
+
+    def _stop(self, name: Any) -> None:
+        from nbtrain.jobs.control import cancel
+
+        if name not in [row["name"] for row in self.rows]:
+            return
+        if (job := RunDir(self.root / name).newest_job()) is not None:
+            # It waits for the job's end, which the kernel must not.
+            threading.Thread(target=cancel, args=[job], daemon=True).start()
+
+
+def runs_html(runs: Sequence[RunSummary]) -> str:
+    """The list as a picture: words only, each of them escaped."""
+    if not runs:
+        return f"<p>{html.escape(runs_table(runs))}</p>"
+    rows = []
+    for run in runs[:MOST_STATIC_ROWS]:
+        words = row_of(run)["words"]
+        submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created_at))
+        tags = ", ".join(f"{key}={value}" for key, value in run.labels.items())
+        about = ". ".join(text.strip().rstrip(".") for text in (run.notes, run.cause or "") if text.strip())
+        figures = (words["step"], words["loss"], words["validation_loss"])
+        rows.append((run.name, run.state, *figures, submitted, tags, about))
+    more = len(runs) - MOST_STATIC_ROWS
+    caption = f"Runs (the first {MOST_STATIC_ROWS:,} of {len(runs):,})" if more > 0 else ""
+    return html_table(HEADS, rows, caption)
+
+
+def display_runs(runs: Sequence[RunSummary], everything: bool) -> None:
+    """Show runs in the cell that runs: the live table with its rescue, or the static picture."""
+    from IPython.display import display
+
+    words = {"text/html": runs_html(runs), "text/plain": runs_table(runs)}
+    if not is_watched() or not (runs or everything):
+        display(words, raw=True)
+        return
+    table = RunTable(runs, everything)
+    display(bundle(table, words["text/html"], words["text/plain"]), raw=True)
+    kept = json.dumps({"id": table.table_id, "root_id": table.root_id, "names": table.names})
+    display({"text/html": RESCUE.format(table=html.escape(kept)), "text/plain": ""}, raw=True)

@@ -1,0 +1,78 @@
+"""nb.runs() in a cell: the picture without a front end, what the live table holds, its thread."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.api.shown_runs import ShownRuns
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.widgets import run_table
+from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
+from nbtrain.monitor.runs import RunSummary, runs_table
+from tests.lab.widgets.fake_run import FakeJob
+
+
+def summary(name: str, **more: Any) -> RunSummary:
+    return RunSummary(name, "FAILED", "rank 1 failed", 1, 0.0, step=5, total_steps=10, loss=2.5, **more)
+
+
+def test_the_picture_has_words_and_no_html_of_others() -> None:
+    runs = [summary("gpt-a", labels={"team": "<b>nlp</b>"}, notes="<script>x</script>")]
+    page = runs_html(runs)
+    for words in ("gpt-a", "FAILED", "5 / 10", "2.5000", "1970-01-01 00:00", "team=&lt;b&gt;nlp&lt;/b&gt;"):
+        assert words in page
+    assert "&lt;script&gt;x&lt;/script&gt;. rank 1 failed" in page
+    assert "<script" not in page and "<b>" not in page
+
+
+def test_a_long_list_says_how_much_is_left_out() -> None:
+    page = runs_html([summary(f"gpt-{number}") for number in range(MOST_STATIC_ROWS + 50)])
+    assert "Runs (the first 200 of 250)" in page
+    assert page.count("rank 1 failed") == MOST_STATIC_ROWS
+
+
+def test_without_a_front_end_a_cell_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under papermill; `nb.runs()` stays a list that prints as before."""
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    runs = ShownRuns([summary("gpt-a")])
+    runs._ipython_display_()
+    assert shown == [{"text/html": runs_html(runs), "text/plain": runs_table(runs)}]
+    assert (isinstance(runs, list), repr(runs), len(runs)) == (True, runs_table(runs), 1)
+
+
+def test_a_live_table_has_new_runs_unless_some_were_asked_for(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread works from "push" to "rest" only, and never after close()."""
+    monkeypatch.setattr(run_table, "PUSH_SECONDS", 0.02)
+    FakeJob(RunDir(workspace / "output" / "gpt-fake"), steps=10).tensorboard.close()
+    every, some = nb.runs(), nb.runs(name="fake")
+    assert (every.everything, some.everything) == (True, False)
+    table = RunTable(every, every.everything)
+    assert (table.names, RunTable(some, some.everything).names) == ([], ["gpt-fake"])
+    assert [row["name"] for row in table.rows] == ["gpt-fake"]
+    renewed = threading.Event()
+    table.observe(lambda change: len(change["new"]) == 2 and renewed.set(), names="rows")
+    (workspace / "output" / "gpt-more").mkdir()
+    (workspace / "output" / "gpt-more" / "run.json").write_text('{"schema_version": 1, "run_id": "ab"}')
+    table._on_message(None, {"kind": "push"}, None)
+    assert renewed.wait(60)
+    thread = table._thread
+    table._on_message(None, {"kind": "rest"}, None)
+    assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive()
+    table.close()
+
+
+def test_nothing_found_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that no run fits must not show all of them."""
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr(run_table, "is_watched", lambda: True)
+    display_runs([], everything=False)
+    assert shown == [{"text/html": runs_html([]), "text/plain": runs_table([])}]

@@ -70,7 +70,16 @@ ALLOWED = {
     "proof": ({"config", "dataset", "jobs"}, set()),
     "lab": (
         {"monitor", "jobs", "planner", "config", "dataset"},
-        {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython", "jupyter_server", "tornado"},
+        {
+            "pydantic",
+            "ipywidgets",
+            "anywidget",
+            "traitlets",
+            "IPython",
+            "jupyter_server",
+            "tornado",
+            "nbconvert",
+        },
     ),
     "api": (NOTEBOOK_BOXES, set()),
     "cli": (NOTEBOOK_BOXES | {"api"}, set()),

@@ -1,5 +1,6 @@
 """`Run`: what a notebook holds of a run."""
 
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ class Run:
             time.sleep(WAIT_POLL_SECONDS)
         self._print_resume(printed)
         print(self.progress_line(), flush=True)
+        if (panel := sys.modules.get("nbtrain.lab.widgets.panel")) is not None:
+            panel.finish_pictures(self.view)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
         if waited and self.unfinished:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 from nbtrain.base.version import PACKAGE
 from nbtrain.base.workspace import workspace
+from nbtrain.lab import jupyter
 
+# JupyterLab asks "Would you like to get notified about Jupyter news?" even if it has no address for them: the
+# answer is a setting.
+SETTINGS = Path(jupyter.__file__).parent
 # docs/network.md says what each would contact. Options after `nbtrain lab` come later and win.
 LAB_STAYS_AT_HOME = (
     "--LabApp.news_url=None",
@@ -40,4 +44,10 @@ def lab_command(rest: list[str]) -> list[str]:
 def open_lab(rest: list[str]) -> int:
     """Become JupyterLab; does not return."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.execve(sys.executable, lab_command(rest), {**os.environ, "PATH": path})
+    os.execve(sys.executable, lab_command(rest), {**os.environ, "PATH": path, **lab_settings()})
+
+
+def lab_settings() -> dict[str, str]:
+    """Variables that add nbtrain's settings to those that JupyterLab reads; a person's own win."""
+    folders = filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(SETTINGS)])
+    return {"JUPYTER_CONFIG_PATH": os.pathsep.join(folders)}

@@ -127,15 +127,12 @@ def write_html(notebook: Path) -> Path:
     import nbformat
     from nbconvert import HTMLExporter
 
+    from nbtrain.lab.export import without_widgets
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = nbformat.read(notebook, as_version=4)
-        content.metadata.pop("widgets", None)
-        for cell in content.cells:
-            for output in cell.get("outputs", []):
-                data = output.get("data", {})
-                if "text/html" in data or "image/png" in data:
-                    data.pop("application/vnd.jupyter.widget-view+json", None)
+        without_widgets(content)
         exporter = HTMLExporter()
         # Libraries that nbconvert's page would load from a CDN if its reader had a network.
         exporter.mathjax_url = exporter.require_js_url = ""

@@ -74,6 +74,20 @@ def training_curves(source: Source) -> "Figure":
     return themed(figure)
 
 
+def loss_png(view: RunView) -> bytes:
+    """Training and validation loss alone, small and quickly drawn: for readers that show no HTML."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.4), dpi=80)
+    axes = figure.add_axes((0.08, 0.2, 0.9, 0.68))
+    _curve(axes, view.scalars("loss"), BLUE, "training", smooth=True)
+    _curve(axes, view.scalars("validation_loss"), ORANGE, "validation", marker="o")
+    _dress(axes, f"Loss of {view.name}", "")
+    buffer = io.BytesIO()
+    themed(figure).savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
 def timing(source: Source) -> "Figure":
     """Where each step's time goes, and how long the slowest, the median and the fastest rank compute."""
     series = scalars_of(source)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from nbtrain.cli import notebook_runner
-from nbtrain.cli.jupyterlab import LAB_STAYS_AT_HOME, lab_command
+from nbtrain.cli.jupyterlab import LAB_STAYS_AT_HOME, lab_command, lab_settings
 from tests.corpus.wiki.conftest import Mirror, dump_xml, mirror, multistream, page  # noqa: F401 (a fixture)
 
 REPOSITORY = Path(__file__).parents[2]
@@ -211,10 +211,11 @@ def test_modules_that_open_connections_are_known():
 
 
 @pytest.mark.slow
-def test_lab_asks_nobody():
+def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The options are JupyterLab's, and docs/network.md names each."""
     from jupyterlab.handlers.announcements import NeverCheckForUpdate
     from jupyterlab.labapp import LabApp
+    from jupyterlab_server.settings_utils import _get_overrides
 
     app = LabApp()
     app.parse_command_line(list(LAB_STAYS_AT_HOME))
@@ -223,6 +224,12 @@ def test_lab_asks_nobody():
     assert app.extension_manager == "readonly"
     command = lab_command(["--LabApp.extension_manager=pypi"])
     assert command[-1] == "--LabApp.extension_manager=pypi"
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/of/a/person")
+    assert lab_settings()["JUPYTER_CONFIG_PATH"] == f"/of/a/person:{PACKAGE / 'lab' / 'jupyter'}"
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(PACKAGE / "lab" / "jupyter"))
+    # The question whether one wants news comes up unless this setting answers it.
+    settings, _ = _get_overrides(str(tmp_path))
+    assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
     for option in LAB_STAYS_AT_HOME:
         assert option in command
         assert f"`{option}`" in PAGE

@@ -9,8 +9,11 @@ during a long cell, JupyterLab shows "Loading widget..." until the cell ends; af
 found". The rescue then shows a panel that needs no kernel. Only trusted notebooks run it.
 """
 
+import base64
 import html
 import threading
+import uuid
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -28,6 +31,9 @@ from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB
 
 PUSH_SECONDS = 1.0
+
+# Outputs without a panel that show an active run, by the run's folder.
+_PICTURES: dict[Path, list[Any]] = {}
 
 RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none">\
 </div><script>
@@ -54,6 +60,8 @@ class RunPanel(anywidget.AnyWidget):
     def __init__(self, view: RunView, **arguments: Any):
         self.view = view
         snapshot = run_shown(view)
+        self.handle: Any = None
+        """Of the output that shows it."""
         super().__init__(name=view.name, run_id=snapshot["run_id"] or "", snap=snapshot, **arguments)
         self._closed = threading.Event()
         self.on_msg(self._on_message)
@@ -66,6 +74,13 @@ class RunPanel(anywidget.AnyWidget):
         super().close()
 
     def _push(self) -> None:
+        self._follow()
+        if self.handle is not None and not self._closed.is_set() and self.view.state not in ACTIVE:
+            # The output keeps this picture for readers without its kernel.
+            self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
+
+    def _follow(self) -> None:
+        """Until the job has ended or the panel is closed."""
         from nbtrain.lab.engine_watch import look_after
 
         while not self._closed.wait(PUSH_SECONDS):
@@ -101,12 +116,29 @@ class RunPanel(anywidget.AnyWidget):
         return bundle(self, run_html(snapshot, _kept(self.view)), run_text(snapshot)), {}
 
 
+def finish_pictures(view: RunView) -> None:
+    """Cells of this kernel that show a picture of the run, while it was active, show its end from now on."""
+    if handles := _PICTURES.pop(view.run.path, []):
+        picture = _picture(view)
+        for handle in handles:
+            handle.update(picture, raw=True)
+
+
 def mimebundle(view: RunView) -> dict[str, Any]:
     """What one output of a run holds: the panel and a picture; without a live front end the picture alone."""
     if is_watched():
         return RunPanel(view)._repr_mimebundle_()[0]
-    snapshot = view.snapshot()
-    return {"text/html": report_html(view), "text/plain": run_text(snapshot)}
+    return _picture(view)
+
+
+def _picture(view: RunView) -> dict[str, Any]:
+    """The static picture; for GitHub, which shows neither SVG nor styles, the loss as PNG too."""
+    bundle = {"text/html": report_html(view), "text/plain": run_text(view.snapshot())}
+    if "loss" in view.scalar_names():
+        from nbtrain.monitor.pictures import loss_png
+
+        bundle["image/png"] = base64.b64encode(loss_png(view)).decode()
+    return bundle
 
 
 def report_html(view: RunView) -> str:
@@ -123,11 +155,21 @@ def _kept(view: RunView) -> dict[str, Any] | None:
 
 
 def display_run(view: RunView) -> None:
-    """Show a run in the cell that runs: the live panel with its rescue, or the static picture."""
+    """Show a run in the cell that runs: the live panel with its rescue, or the static picture.
+
+    The picture becomes that of the end: a saved or exported notebook must not say STARTING for ever.
+    """
     from IPython.display import display
 
-    display(mimebundle(view), raw=True)
-    if is_watched():
+    watched = is_watched()
+    panel = RunPanel(view) if watched else None
+    bundle = panel._repr_mimebundle_()[0] if panel is not None else mimebundle(view)
+    handle = display(bundle, raw=True, display_id=f"nbtrain-{uuid.uuid4()}")
+    if panel is not None:
+        panel.handle = handle
+    elif handle is not None and view.state in ACTIVE:
+        _PICTURES.setdefault(view.run.path, []).append(handle)
+    if watched:
         run_id = (view.run.record() or {}).get("run_id") or ""
         script = RESCUE.format(name=html.escape(view.name), run_id=html.escape(run_id))
         display({"text/html": script, "text/plain": ""}, raw=True)

@@ -65,9 +65,8 @@ def test_it_ends_when_nobody_looks_and_the_next_look_starts_it_again() -> None:
         door = Door(COMMAND, 0.02)
         task, port = await opened(door)
         first = await look(port)
-        while door._process is not None:
+        while psutil.pid_exists(int(first)):
             await asyncio.sleep(0.01)
-        assert not psutil.pid_exists(int(first))
         assert await look(port) != first
         await closed(task)
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime, panel
-from nbtrain.lab.widgets.panel import RunPanel, display_run, mimebundle
+from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mimebundle
 from nbtrain.monitor import run_view
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
@@ -109,7 +109,7 @@ def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pyt
 def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:
     """papermill and a plain script get HTML and text, and no widget that would hide them."""
     bundle = mimebundle(RunView(job.run))
-    assert set(bundle) == {"text/html", "text/plain"}
+    assert set(bundle) == {"text/html", "text/plain", "image/png"}
     assert "RUNNING" in bundle["text/html"]
     display_run(RunView(job.run))
     assert "gpt-fake: RUNNING, step 1 / 100" in capsys.readouterr().out
@@ -122,6 +122,53 @@ def test_bundle_is_widget_and_picture_in_a_live_front_end(job: FakeJob, watched:
     assert bundle[mime.WIDGET_MIME]["model_id"]
 
 
+class Handle:
+    """What IPython's display() returns: the output, to be written again."""
+
+    def __init__(self):
+        self.shown: list[dict] = []
+
+    def update(self, data, raw):
+        self.shown.append(data)
+
+
+@pytest.fixture
+def handles(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+    import IPython.display
+
+    made: list[Handle] = []
+    monkeypatch.setattr(IPython.display, "display", lambda *_, **__: made.append(Handle()) or made[-1])
+    return made
+
+
+def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, handles: list[Handle]) -> None:
+    """A notebook that nobody watches: each output of the run once, and nothing after the run has ended."""
+    view = RunView(job.run)
+    display_run(view)
+    display_run(view)
+    finish_before = [len(handle.shown) for handle in handles]
+    job.finish("SUCCEEDED", "all done")
+    finish_pictures(RunView(job.run))
+    finish_pictures(RunView(job.run))
+    display_run(RunView(job.run))
+    finish_pictures(RunView(job.run))
+    assert finish_before == [0, 0] and [len(handle.shown) for handle in handles] == [1, 1, 0]
+    final = handles[0].shown[0]
+    assert ">SUCCEEDED<" in final["text/html"]
+    assert final["image/png"].startswith("iVBOR")
+
+
+def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
+    job: FakeJob, watched: None, handles: list[Handle]
+) -> None:
+    """With the widget, for the live view; the thread that follows the run writes it."""
+    display_run(RunView(job.run))
+    job.finish("SUCCEEDED", "all done")
+    until(lambda: handles[0].shown)
+    (final,) = handles[0].shown
+    assert "SUCCEEDED" in final["text/html"] and mime.WIDGET_MIME in final
+
+
 def test_rescue_is_published_beside_the_widget(
     job: FakeJob, watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +176,7 @@ def test_rescue_is_published_beside_the_widget(
     import IPython.display
 
     published = []
-    monkeypatch.setattr(IPython.display, "display", lambda data, raw: published.append(data))
+    monkeypatch.setattr(IPython.display, "display", lambda data, **_: published.append(data))
     display_run(RunView(job.run))
     widget, rescue = published
     assert mime.WIDGET_MIME in widget

@@ -1,0 +1,62 @@
+"""nbconvert's HTML of notebooks that use nbtrain: complete without a network, and asking none.
+
+    the widget of an output with a picture    left out: a widget manager from a CDN would hide the picture
+    require.js, MathJax, Mermaid              not asked for if nothing on the page needs them
+
+`jupyter nbconvert --to html` uses it by lab/jupyter/jupyter_nbconvert_config.json, which the wheel installs;
+JupyterLab's export by the server extension. A notebook that does not import nbtrain is left as it is.
+"""
+
+import re
+from typing import Any
+
+from nbconvert.preprocessors import Preprocessor
+
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+SCRIPT_MIMES = ("application/javascript", "application/vnd.bokehjs_load.v0+json", WIDGET_MIME)
+USES_NBTRAIN = re.compile(r"^\s*(?:import|from)\s+nbtrain\b", re.MULTILINE)
+# $...$ with a word or a command in it, $$, \( and \[: what MathJax would typeset.
+MATH = re.compile(r"\$\$|\\\(|\\\[|\\begin\{|\$[^\s$](?:[^$\n]*[^\s$])?\$")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+class OfflinePage(Preprocessor):
+    """Takes what needs a network out of a notebook and out of the page around it."""
+
+    def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
+        """The notebook and nbconvert's resources, changed in place."""
+        if any(cell.cell_type == "code" and USES_NBTRAIN.search(cell.source) for cell in nb.cells):
+            without_widgets(nb)
+            for name in unneeded(nb):
+                resources[name] = ""
+        return nb, resources
+
+
+def without_widgets(nb: Any) -> None:
+    """Outputs with a picture lose their widget; without any widget left, its saved state goes too."""
+    outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
+    for data in outputs:
+        if "text/html" in data or "image/png" in data:
+            data.pop(WIDGET_MIME, None)
+    if not any(WIDGET_MIME in data for data in outputs):
+        nb.metadata.pop("widgets", None)
+
+
+def unneeded(nb: Any) -> list[str]:
+    """nbconvert's names of the libraries that nothing in the notebook uses."""
+    outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
+    texts = [CODE.sub("", cell.source) for cell in nb.cells if cell.cell_type == "markdown"]
+    names = []
+    if not any(mime in data for data in outputs for mime in SCRIPT_MIMES) and not any(
+        "require" in data.get("text/html", "") and "<script" in data.get("text/html", "") for data in outputs
+    ):
+        names += ["require_js_url", "jquery_url"]
+    if not any(MATH.search(text) for text in texts) and not any(
+        "text/latex" in data or "text/markdown" in data for data in outputs
+    ):
+        names.append("mathjax_url")
+    if not any("mermaid" in text for text in (cell.source for cell in nb.cells)) and not any(
+        "text/vnd.mermaid" in data for data in outputs
+    ):
+        names += ["mermaid_js_url", "mermaid_layout_elk_js_url"]
+    return names

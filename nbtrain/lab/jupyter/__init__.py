@@ -1,0 +1,1 @@
+"""Settings for Jupyter's programs, as files in the places where they look."""

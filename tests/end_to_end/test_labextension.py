@@ -46,7 +46,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         assert page.locator(".jp-LauncherCard", has_text="TensorBoard").count() == 1
         screenshot(page, "extension-launcher")
 
-        page.locator(".nbtrain-Sidebar [data-run=gpt-sidebar] .nbtrain-Open").click()
+        page.locator(".nbtrain-Sidebar [data-run=gpt-sidebar] .nbt-open").click()
         page.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
         assert_step_advances(page)
         screenshot(page, "extension-run")
@@ -85,13 +85,15 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
 @pytest.mark.soak
 def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
     """The form keeps what it is about, TensorBoard its run; a cell goes into the notebook used last."""
-    with fake_job(lab, "gpt-tabs", "--steps", "4000"):
+    with fake_job(lab, "gpt-tabs", "--steps", "4000"), fake_job(lab, "gpt-other", "--steps", "40"):
         write_notebook(lab, "tabs.ipynb", "1 + 1")
         open_notebook(page, lab, "tabs.ipynb")
         page.evaluate("() => window.nbtrainHost.insertCell('x = 1\\ny = 2')")
         wait_for(lambda: "y = 2" in page.locator(".jp-Notebook").inner_text(), lambda: "no cell was inserted")
         page.evaluate("() => window.nbtrainHost.openForm({yaml: 'gpt-125m-2xdp'})")
         page.locator(".nbtrain-FormView .nbtrain-form").wait_for()
+        page.evaluate("() => window.nbtrainHost.openCompare(['gpt-tabs', 'gpt-other'])")
+        page.locator(".nbtrain-CompareView").get_by_text("gpt-other").first.wait_for()
         page.evaluate("() => window.nbtrainHost.openTensorBoard('gpt-tabs')")
         board = page.frame_locator(".nbtrain-TensorBoard iframe").frame_locator("iframe[title=TensorBoard]")
         board.locator("card-view").first.wait_for()
@@ -104,7 +106,12 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
         page.reload()
         board.locator("card-view").first.wait_for()
         tabs = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tabLabel")
-        assert tabs.all_inner_texts() == ["tabs.ipynb", "New run", "TensorBoard: gpt-tabs"]
+        assert tabs.all_inner_texts() == [
+            "tabs.ipynb",
+            "New run",
+            "Compare gpt-tabs, gpt-other",
+            "TensorBoard: gpt-tabs",
+        ]
         page.evaluate(
             "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
         )

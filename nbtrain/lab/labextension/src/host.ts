@@ -16,7 +16,7 @@ export interface FormArguments {
 export interface Host {
   openRun(name: string): void;
   openRuns(): void;
-  openCompare: ((names: string[]) => void) | null;
+  openCompare(names: string[]): void;
   openForm(start?: FormArguments): void;
   openTensorBoard(name?: string): void;
   insertCell: ((text: string) => Promise<void>) | null;
@@ -28,7 +28,7 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
   return {
     openRun: (name) => execute(ids.openRun, { name }),
     openRuns: () => execute(ids.openRuns),
-    openCompare: null,
+    openCompare: (names) => execute(ids.compare, { names }),
     openForm: (start = {}) => execute(ids.newRun, start),
     openTensorBoard: (name) => execute(ids.tensorBoard, name ? { name } : {}),
     insertCell: notebooks && ((text) => insertCell(app, notebooks, text)),

@@ -12,13 +12,12 @@ import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { Server, pageConfig } from "../../ui/server.js";
 import { makeHost, notify } from "./host";
 import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
-import { runList } from "./list";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
 import { makeSidebar } from "./sidebar";
 import { Status } from "./status";
 import { Tabs, only, tensorBoardFrame } from "./tabs";
-import { View, formView, runView } from "./views";
+import { compareView, formView, runView, runsView } from "./views";
 import { RunsWatch, type RunEntry } from "./watch";
 
 const BAD_ENDS = ["FAILED", "LOST"];
@@ -59,6 +58,7 @@ function activate(
   (window as any).nbtrainHost = host;
 
   const text = (args: ReadonlyPartialJSONObject, key: string) => String(args[key] ?? "");
+  const names = (args: ReadonlyPartialJSONObject) => ((args.names as string[] | undefined) ?? []).map(String);
   const act = async (name: string, action: "stop" | "resume") => {
     try {
       await server.call(`run/${encodeURIComponent(name)}/${action}`, "POST");
@@ -68,7 +68,6 @@ function activate(
     watch.refresh();
   };
 
-  const list = runList(watch, host, (name) => void act(name, "stop"));
   const runs = new Tabs(app, {
     command: ids.openRun,
     namespace: "nbtrain-run",
@@ -83,7 +82,7 @@ function activate(
     icon: runsIcon,
     label: () => "Runs",
     own: () => ({}),
-    content: () => new View("Runs", list),
+    content: () => runsView(server, host, false),
   });
   const forms = new Tabs(app, {
     command: ids.newRun,
@@ -92,6 +91,14 @@ function activate(
     label: (args) => (args.clone ? `Clone of ${text(args, "clone")}` : "New run"),
     own: (args) => only(args, "yaml", "overrides", "clone"),
     content: (args, id) => formView(server, host, args, id),
+  });
+  const comparisons = new Tabs(app, {
+    command: ids.compare,
+    namespace: "nbtrain-compare",
+    icon: runsIcon,
+    label: (args) => `Compare ${names(args).join(", ")}`,
+    own: (args) => only(args, "names"),
+    content: (args) => compareView(server, host, names(args)),
   });
   const boards = new Tabs(app, {
     command: ids.tensorBoard,
@@ -129,6 +136,13 @@ function activate(
     icon: newRunIcon,
     execute: (args) => forms.open(args as any),
   });
+  commands.addCommand(ids.compare, {
+    label: "Compare Runs",
+    caption: "Curves, settings that differ and figures of several runs",
+    icon: runsIcon,
+    isVisible: (args) => names(args).length > 0,
+    execute: (args) => (names(args).length ? comparisons.open(args as any) : lists.open({})),
+  });
   for (const [command, action, label, open] of [
     [ids.stopRun, "stop", "Stop Run...", (run: RunEntry) => run.active],
     [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && run.state !== "SUCCEEDED"],
@@ -147,17 +161,16 @@ function activate(
     execute: (args) => boards.open(args as any),
   });
 
-  const sidebar = makeSidebar(new View("List", list), {
+  const sidebar = makeSidebar(runsView(server, host, true), {
     newRun: () => host.openForm(),
     openRuns: host.openRuns,
     tensorBoard: () => host.openTensorBoard(),
-    refresh: () => watch.refresh(),
   });
   shell.add(sidebar, "left", { rank: 350 });
 
   if (restorer) {
     restorer.add(sidebar, SIDEBAR_ID);
-    [runs, lists, forms, boards].forEach((tabs) => tabs.restore(restorer));
+    [runs, lists, forms, comparisons, boards].forEach((tabs) => tabs.restore(restorer));
   }
   const offered = [ids.showRuns, ids.openRuns, ids.openRun, ids.newRun, ids.stopRun, ids.resumeRun, ids.tensorBoard];
   offered.forEach((command) => palette?.addItem({ command, category: CATEGORY }));
@@ -173,7 +186,7 @@ function activate(
     const bad = BAD_ENDS.includes(run.state);
     if (notifyWhen === "never" || (notifyWhen === "failed" && !bad)) return;
     const kind = bad ? "error" : run.state === "SUCCEEDED" ? "success" : "info";
-    notify(`${run.name}: ${run.state}${run.cause ? `. ${run.cause}` : ""}`, kind, () => host.openRun(run.name));
+    notify(`${run.name}: ${run.state}${run.cause ? `, ${run.cause}` : ""}`, kind, () => host.openRun(run.name));
   });
 
   const begin = (settings: ISettingRegistry.ISettings | null) => {

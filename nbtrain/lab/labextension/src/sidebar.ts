@@ -1,6 +1,6 @@
 // The left sidebar: buttons above the list of runs.
 
-import { Toolbar, ToolbarButton, refreshIcon, type LabIcon } from "@jupyterlab/ui-components";
+import { Toolbar, ToolbarButton, type LabIcon } from "@jupyterlab/ui-components";
 import { PanelLayout, Widget } from "@lumino/widgets";
 
 import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
@@ -10,7 +10,6 @@ export interface SidebarActions {
   newRun(): void;
   openRuns(): void;
   tensorBoard(): void;
-  refresh(): void;
 }
 
 export function makeSidebar(list: Widget, actions: SidebarActions): Widget {
@@ -28,8 +27,6 @@ export function makeSidebar(list: Widget, actions: SidebarActions): Widget {
   add("new-run", newRunIcon, "New run...", actions.newRun);
   add("open-runs", runsIcon, "Show the runs in a tab", actions.openRuns);
   add("tensorboard", tensorBoardIcon, "TensorBoard of all runs", actions.tensorBoard);
-  toolbar.addItem("spacer", Toolbar.createSpacerItem());
-  add("refresh", refreshIcon, "Look again now", actions.refresh);
   const layout = new PanelLayout();
   layout.addWidget(toolbar);
   layout.addWidget(list);

@@ -8,10 +8,24 @@ declare module "*/ui/server.js" {
   export function pageConfig(): { base: string; token: string } | null;
 }
 
+declare module "*/ui/compare.js" {
+  export function mountCompare(
+    root: HTMLElement,
+    options: { server: unknown; host: unknown; names: string[] },
+  ): () => void;
+}
+
 declare module "*/ui/form.js" {
   export function mountForm(
     root: HTMLElement,
     options: { server: unknown; host: unknown; start: object; id: string },
+  ): () => void;
+}
+
+declare module "*/ui/runs.js" {
+  export function mountRuns(
+    root: HTMLElement,
+    options: { server: unknown; host: unknown; compact?: boolean },
   ): () => void;
 }
 

@@ -3,8 +3,10 @@
 import { Widget } from "@lumino/widgets";
 import type { Message } from "@lumino/messaging";
 
+import { mountCompare } from "../../ui/compare.js";
 import { mountForm } from "../../ui/form.js";
 import { mountRun } from "../../ui/run.js";
+import { mountRuns } from "../../ui/runs.js";
 import type { Server } from "../../ui/server.js";
 import type { Host } from "./host";
 
@@ -37,8 +39,15 @@ export class View extends Widget {
   private _end: (() => void) | null = null;
 }
 
+export const compareView = (server: Server, host: Host, names: string[]) =>
+  new View("Compare", (root) => mountCompare(root, { server, host, names }));
+
 export const formView = (server: Server, host: Host, start: object, id: string) =>
   new View("Form", (root) => mountForm(root, { server, host, start, id }));
+
+/** `compact`: for the sidebar. */
+export const runsView = (server: Server, host: Host, compact: boolean) =>
+  new View("Runs", (root) => mountRuns(root, { server, host, compact }));
 
 export const runView = (server: Server, host: Host, name: string) =>
   new View("Run", (root) => {

@@ -1,5 +1,5 @@
-// The runs of this server, looked at by one poll for the sidebar, the Running panel, the status bar and the
-// notifications. A page that is hidden does not look.
+// The runs of this server, looked at by one poll for the Running panel, the status bar and the notifications. A
+// page that is hidden does not look.
 
 import { Poll } from "@lumino/polling";
 import { Signal, type ISignal } from "@lumino/signaling";
@@ -18,7 +18,6 @@ export interface RunEntry {
 // An idle server is looked at so many times more rarely.
 const IDLE_FACTOR = 4;
 const LONGEST_MS = 300_000;
-const ACTIVE = ["QUEUED", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "STOPPING"];
 
 export class RunsWatch {
   constructor(readonly server: Server) {
@@ -30,23 +29,13 @@ export class RunsWatch {
     });
   }
 
-  /** The newest list; empty until the server has answered. */
+  /** The newest list; empty until the server has answered, and while it does not. */
   get runs(): readonly RunEntry[] {
     return this._runs;
   }
 
   get active(): RunEntry[] {
     return this._runs.filter((run) => run.active);
-  }
-
-  /** Why there is no list, in words for the page; "" if there is one. */
-  get problem(): string {
-    return this._problem;
-  }
-
-  /** Whether there was an answer. */
-  get looked(): boolean {
-    return this._looked;
   }
 
   /** After each look. */
@@ -69,43 +58,28 @@ export class RunsWatch {
   }
 
   private async _look(): Promise<void> {
+    let failure: unknown = null;
     try {
-      const answer = await this.server.call("runs");
-      const runs: RunEntry[] = answer.runs.map((run: RunEntry) => ({
-        ...run,
-        active: run.active ?? ACTIVE.includes(run.state),
-      }));
-      const before = new Set(this.active.map((run) => run.name));
-      this._runs = runs;
-      this._looked = true;
-      this._problem = "";
-      for (const run of runs) if (before.has(run.name) && !run.active) this._ended.emit(run);
+      this._runs = (await this.server.call("runs")).runs as RunEntry[];
+      const ended = this._runs.filter((run) => this._wasActive.has(run.name) && !run.active);
+      // Kept while the server does not answer: what ends meanwhile is noticed afterwards.
+      this._wasActive = new Set(this.active.map((run) => run.name));
+      ended.forEach((run) => this._ended.emit(run));
     } catch (error) {
       this._runs = [];
-      this._problem = inWords(error as Error & { status?: number });
+      failure = error;
     }
     const interval = this._interval * (this._runs.some((run) => run.active) ? 1 : IDLE_FACTOR);
     this._poll.frequency = { interval, backoff: true, max: LONGEST_MS };
     this._changed.emit();
-    // The poll waits longer and longer while there is no server half.
-    if (this._problem) throw new Error(this._problem);
+    // The poll waits longer and longer while there is no server half; the list of runs says so.
+    if (failure) throw failure;
   }
 
   private _runs: RunEntry[] = [];
-  private _problem = "";
-  private _looked = false;
+  private _wasActive = new Set<string>();
   private _interval = 5000;
   private readonly _changed = new Signal<this, void>(this);
   private readonly _ended = new Signal<this, RunEntry>(this);
   private readonly _poll: Poll;
-}
-
-function inWords(error: Error & { status?: number }): string {
-  if (error.status === 404)
-    return (
-      "This Jupyter server does not have the server half of nbtrain. Install nbtrain in the environment that " +
-      "runs the server (pip install nbtrain), then restart the server."
-    );
-  if (error.status === 403) return "This Jupyter server asks for a login: reload the page.";
-  return `The Jupyter server does not answer (${error.message}); trying again.`;
 }

@@ -18,9 +18,12 @@ RULE = f"border:0;border-bottom:1px solid {LINE}"
 ROW = "background-color:transparent"
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+def html_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", whole: bool = False
+) -> str:
     """A <table>; every cell is escaped. A column of figures stands to the right.
 
+    `whole`: only the last column breaks its lines.
     Without a heading (all of them ""), the rows are facts: names, dimmed, and what is said of them.
     """
     rows = [[str(cell) for cell in row] for row in rows]
@@ -34,7 +37,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str 
         for title, side in zip(head, sides)
     )
     lines = "".join(
-        f'<tr style="{ROW}">{"".join(_cell(row, at, sides, facts) for at in range(len(row)))}</tr>'
+        f'<tr style="{ROW}">{"".join(_cell(row, at, sides, facts, whole) for at in range(len(row)))}</tr>'
         for row in rows
     )
     above = "" if facts else f'<thead><tr style="{ROW}">{titles}</tr></thead>'
@@ -75,6 +78,7 @@ def is_number(cell: str) -> bool:
     return bool(cell) and all(character in "0123456789.,%-" for character in cell)
 
 
-def _cell(row: Sequence[str], at: int, sides: Sequence[str], facts: bool) -> str:
+def _cell(row: Sequence[str], at: int, sides: Sequence[str], facts: bool, whole: bool) -> str:
+    unbroken = ";white-space:nowrap" if whole and at < len(row) - 1 else ""
     dim = f";{DIM}" if facts and at == 0 else ""
-    return f'<td style="text-align:{sides[at]};{CELL}{dim}">{html.escape(row[at])}</td>'
+    return f'<td style="text-align:{sides[at]};{CELL}{unbroken}{dim}">{html.escape(row[at])}</td>'

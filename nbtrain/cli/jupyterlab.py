@@ -10,7 +10,7 @@ from nbtrain.lab import jupyter
 
 # JupyterLab asks "Would you like to get notified about Jupyter news?" even if it has no address for them: the
 # answer is a setting.
-SETTINGS = Path(jupyter.__file__).parent
+SETTINGS = jupyter.FOLDER
 # docs/network.md says what each would contact. Options after `nbtrain lab` come later and win.
 LAB_STAYS_AT_HOME = (
     "--LabApp.news_url=None",

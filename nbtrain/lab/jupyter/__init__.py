@@ -1,1 +1,6 @@
 """Settings for Jupyter's programs, as files in the places where they look."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("labconfig").parent
+"""For the variable JUPYTER_CONFIG_PATH."""

@@ -45,7 +45,7 @@ def load(server_app: Any) -> None:
     """Add the routes to a running ServerApp."""
     application = server_app.web_app
     start_after_boot(say=server_app.log.warning)
-    server_app.config.HTMLExporter.preprocessors.append("nbtrain.lab.export.OfflinePage")
+    server_app.config.HTMLExporter.preprocessors.append(".".join(("nbtrain.lab.export", "OfflinePage")))
     base = url_path_join(application.settings["base_url"], "nbtrain")
     application.add_handlers(".*$", [(url_path_join(base, path), kind) for path, kind in ROUTES.items()])
     server_app.log.info("nbtrain: serving the runs under %s", output_root())

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbtrain.lab.widgets.static_charts import COLORS, GREY, LINE, chart_image
+from nbtrain.base.html_table import ROW, html_table
+from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
+from nbtrain.lab.widgets.static_charts import chart_image
 from nbtrain.monitor.snapshot import in_sight
 
-TONE_COLORS = {"good": "#2e9e4f", "wait": COLORS["b"], "bad": "#d32f2f", "calm": GREY}
+TONE_COLORS = {"good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
 LEFT = "text-align:left"
@@ -97,15 +99,10 @@ def _bar(snapshot: dict[str, Any]) -> str:
     shown = snapshot["shown"]
     if not shown["line"]:
         return ""
-    color = COLORS["a"] if snapshot["active"] else TONE_COLORS[shown["pill"][1]]
+    color = BLUE if snapshot["active"] else TONE_COLORS[shown["pill"][1]]
     pairs = ((html.escape(label), html.escape(value)) for label, value in shown["line"])
     words = " &nbsp; ".join(f"{label} <strong>{value}</strong>".strip() for label, value in pairs)
-    bar, percent = "height:6px;border-radius:3px", 100 * shown["fraction"]
-    return (
-        f'<div style="{bar};background-color:{LINE};margin:8px 0 4px 0">'
-        f'<div style="{bar};width:{percent:.2f}%;background-color:{color}"></div></div>'
-        f'<div style="color:{GREY};font-size:12px">{words}</div>'
-    )
+    return f'{progress_bar(shown["fraction"], color)}<div style="color:{GREY};font-size:12px">{words}</div>'
 
 
 def _figures(tiles: Sequence[Sequence[str]]) -> str:
@@ -117,7 +114,7 @@ def _figures(tiles: Sequence[Sequence[str]]) -> str:
         for label, value, unit in tiles
     ]
     rows = ("".join(cells[at : at + TILES_IN_A_ROW]) for at in range(0, len(cells), TILES_IN_A_ROW))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    body = "".join(f'<tr style="{ROW}">{row}</tr>' for row in rows)
     return f'<table style="margin:8px 0 4px 0">{body}</table>'
 
 
@@ -131,7 +128,7 @@ def _curves(snapshot: dict[str, Any]) -> str:
         return ""
     marks = "".join(f"<div>{html.escape(mark['words'])}</div>" for mark in shown["marks"])
     return (
-        f'<table style="margin:4px 0"><tr>'
+        f'<table style="margin:4px 0"><tr style="{ROW}">'
         f'<td style="{LEFT};vertical-align:top;padding:0 16px 0 0">{images[0]}</td>'
         f'<td style="{LEFT};vertical-align:top;padding:0">{images[1]}{images[2]}</td></tr></table>'
         + (f'<div style="color:{GREY};font-size:11px">{marks}</div>' if marks else "")
@@ -146,7 +143,7 @@ def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
         cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{picture}</td>')
     # A table for each row: JupyterLab paints every second row of a table grey.
     rows = ("".join(cells[at : at + USAGE_IN_A_ROW]) for at in range(0, len(cells), USAGE_IN_A_ROW))
-    tables = "".join(f'<table style="margin:4px 0"><tr>{row}</tr></table>' for row in rows)
+    tables = "".join(f'<table style="margin:4px 0"><tr style="{ROW}">{row}</tr></table>' for row in rows)
     return _title("Resources over time") + tables if tables else ""
 
 
@@ -187,17 +184,5 @@ def _title(words: str) -> str:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cell = f"{LEFT};padding:1px 14px 1px 0;font-size:12px;vertical-align:top"
-    whole = f"{cell};white-space:nowrap"
-
-    def line(row: Sequence[str]) -> str:
-        styles = [*[whole] * (len(row) - 1), cell]
-        cells = (f'<td style="{style}">{html.escape(str(one))}</td>' for style, one in zip(styles, row))
-        return f"<tr>{''.join(cells)}</tr>"
-
-    body = "".join(map(line, rows))
-    if not body:
-        return ""
-    titles = "".join(f'<th style="{cell};color:{GREY};font-weight:500">{title}</th>' for title in heads)
-    head = f"<tr>{titles}</tr>" if any(heads) else ""
-    return f'{_title(caption)}<table style="margin:0">{head}{body}</table>'
+    rows = list(rows)
+    return _title(caption) + html_table(heads, rows, whole=True) if rows else ""

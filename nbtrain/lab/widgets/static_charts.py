@@ -9,16 +9,13 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.chart_data import smoothed
 
-COLORS = {"a": "#1976d2", "b": "#e8710a"}
-_USAGE = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f9fb0", "#9a9a1a")
-COLORS |= {f"c{number}": color for number, color in enumerate(_USAGE)}
+COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
 """Of a chart's lines."""
-BOUND_COLORS = {"request": "#2e9e4f", "limit": "#d32f2f"}
-MARK_COLORS = {"restart": "#e8710a", "rollback": "#e8710a", "resume": "#7a828e"}
-# Readable on white and on black.
-GREY, LINE = "#7a828e", "#9aa2ad"
+BOUND_COLORS = {"request": GREEN, "limit": RED}
+MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY}
 RIGHT, TOP, BOTTOM = 10, 16, 18
 # Pixels of a letter on an axis.
 LETTER = 5.6

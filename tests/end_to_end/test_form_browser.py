@@ -28,17 +28,9 @@ from tests.end_to_end.jupyterlab import (
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 OPENED = 'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", "batch.max_steps=400", "full")\nform'
-NEXT = (
-    "config = form.config\n"
-    'print("HELD", config.batch.max_steps, config.batch.micro_batch_size, form.mode)\n'
-    'print("WHILE BUSY", heard)'
-)
-# A cell that notes when a change arrives while it runs.
-BUSY = (
-    "import threading, time\n\nheard = []\nbegin = time.time()\nbefore = form.heard\n"
-    'form.observe(lambda change: heard.append(threading.current_thread().name), "heard")\n'
-    "time.sleep({seconds})"
-)
+NEXT = 'config = form.config\nprint("HELD", config.batch.max_steps, config.batch.micro_batch_size, form.mode)'
+# A cell that runs until the test lets it go.
+BUSY = 'import pathlib, time\n\nwhile not pathlib.Path("go").exists():\n    time.sleep(0.05)'
 
 
 class FormPage:
@@ -71,7 +63,7 @@ class FormPage:
 
 def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any) -> None:
     """Hover, problems at their fields, Reset, YAMLs, mode; then a new kernel, and a reload without one."""
-    write_notebook(lab, "form.ipynb", OPENED, NEXT.replace("heard", "None"))
+    write_notebook(lab, "form.ipynb", OPENED, NEXT, BUSY)
     open_notebook(page, lab, "form.ipynb")
     run_cell(page, 0)
     form = FormPage(page)
@@ -131,6 +123,19 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.shows(".nbf-line", 'nb.submit("gpt-125m", {"batch.max_steps": 400})')
     form.button("Take along").click()
     form.shows(".nbf-line", '"batch.micro_batch_size": 4')
+
+    # While a cell runs, the server checks; the kernel hears all of it before the next cell.
+    run_cell(page, 2)
+    wait_for(lambda: kernel_busy(lab), lambda: "the waiting cell did not start")
+    for steps in ("75", "76", "77"):
+        form.type("batch.max_steps", steps)
+        form.shows(".nbf-line", f'"batch.max_steps": {steps}')
+    form.shows(".nbf-kernel", "The kernel has not heard of the last change yet")
+    assert kernel_busy(lab)
+    run_cell(page, 1)
+    (lab.root / "notebooks" / "go").touch()
+    page.locator(".jp-OutputArea-output pre", has_text="HELD 77 4 full").wait_for()
+    form.shows(".nbf-kernel", "The notebook's next cell gets these values")
     command(page, "docmanager:save")
     wait_for(lambda: "nbtrain-rescue" in saved(lab, "form.ipynb"), lambda: "the notebook was not saved")
 
@@ -172,7 +177,7 @@ def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab
     page.route("**/nbtrain/form*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/form/**", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
     page.route("**/nbtrain/submit*", lambda route: route.fulfill(status=404, json={"message": "Not Found"}))
-    write_notebook(lab, "kernel.ipynb", OPENED, NEXT.replace("heard", "None"))
+    write_notebook(lab, "kernel.ipynb", OPENED, NEXT)
     open_notebook(page, lab, "kernel.ipynb")
     run_cell(page, 0)
     form = FormPage(page)
@@ -209,11 +214,11 @@ SUBMITTED = (
 
 @pytest.mark.soak
 def test_a_form_submits_while_a_cell_runs(lab: Lab, page: Any) -> None:
-    """Its run appears below it, advances and stops; a cell that runs does not hear of changes, or does."""
+    """Its run appears below it and is stopped, while the cell goes on."""
     prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(SUBMITTED)]
     subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
     opened = f'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", """{SUBMITTED}""")\nform'
-    write_notebook(lab, "submit.ipynb", opened, BUSY.format(seconds=BUSY_SECONDS))
+    write_notebook(lab, "submit.ipynb", opened, f"import time\n\ntime.sleep({BUSY_SECONDS})")
     open_notebook(page, lab, "submit.ipynb")
     run_cell(page, 0)
     form = FormPage(page)

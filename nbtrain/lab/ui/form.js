@@ -42,6 +42,8 @@ class Form extends FormFrame {
     Object.assign(this, { root, server, host, start, model, id, below });
     this.ofKernel = Boolean(model) || orphaned;
     this.lost = orphaned;
+    /** The number of the last change that the kernel is known to have. */
+    this.heard = 0;
     this.ended = false;
     this.asked = 0;
     this.timer = null;
@@ -103,7 +105,8 @@ class Form extends FormFrame {
     if (this.id) keepDraft(this.id, this.startKey, this.state, this.lost);
     if (this.model && !this.lost) {
       // A changed trait waits for the answer to the one before: a cell run meanwhile would get the first.
-      this.model.send({ kind: "hold", held: this.copy() });
+      const status = ({ content }) => content.execution_state === "idle" && this.look();
+      this.model.send({ kind: "hold", held: this.copy() }, { iopub: { status } });
       clearTimeout(this.looking);
       this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
     }
@@ -345,7 +348,7 @@ class Form extends FormFrame {
   }
 
   unheardNow() {
-    return Boolean(this.model) && !this.lost && this.model.get("heard") < this.state.seq;
+    return Boolean(this.model) && !this.lost && this.heard < this.state.seq;
   }
 
   /** Whether the kernel that has the model is there still: by its comm, and by what the kernel says of it. */
@@ -356,10 +359,14 @@ class Form extends FormFrame {
       const found = await manager.get_model(key);
       if (!found.comm_live) return this.lose();
       // A kernel that was restarted from elsewhere; one that runs a cell answers after it.
-      const { kernel } = manager;
-      if (!kernel || !kernel.requestCommInfo) return;
-      const { content } = await kernel.requestCommInfo({ target_name: "jupyter.widget" });
-      if (content.comms && !(key in content.comms)) this.lose();
+      const { kernel } = manager, { seq } = this.state;
+      if (kernel && kernel.requestCommInfo) {
+        const { content } = await kernel.requestCommInfo({ target_name: "jupyter.widget" });
+        if (content.comms && !(key in content.comms)) return this.lose();
+      }
+      // It answers in order: what was sent before is heard.
+      this.heard = Math.max(this.heard, seq);
+      this.sayKernel();
     } catch {
       if (!this.ended) this.lose();
     }
@@ -369,18 +376,15 @@ class Form extends FormFrame {
     const kept = this.id ? draftOf(this.id) : null;
     if (this.model) {
       this.onHeld = () => this.adopt(this.model.get("held"));
-      this.onHeard = () => this.sayKernel();
       this.onLive = () => this.look();
       this.model.on("change:held", this.onHeld);
-      this.model.on("change:heard", this.onHeard);
       this.model.on("comm_live_update", this.onLive);
-      // What the kernel answers from a subshell, it hears there from then on: also while a cell runs.
-      this.model.send({ kind: "hello" });
       this.look();
       const held = this.model.get("held");
       if (held && held.seq !== undefined) this.state = { ...this.state, ...held };
     }
     const newer = kept && kept.start === this.startKey && kept.state.seq > this.state.seq;
+    this.heard = this.state.seq;
     if (newer) this.state = { ...this.state, ...kept.state };
     this.say("Reading\u2026");
     this.describe().then((done) => {
@@ -417,6 +421,7 @@ class Form extends FormFrame {
     if (!held || !(held.seq > this.state.seq)) return;
     const same = held.yaml === this.state.yaml && held.given === this.state.given;
     this.state = { ...this.state, ...held, typed: { ...held.typed } };
+    this.heard = held.seq;
     if (same && this.described) {
       this.refill();
       this.assess();
@@ -429,7 +434,6 @@ class Form extends FormFrame {
     clearTimeout(this.looking);
     if (this.model) {
       this.model.off("change:held", this.onHeld);
-      this.model.off("change:heard", this.onHeard);
       this.model.off("comm_live_update", this.onLive);
     }
     this.asks.dispose();

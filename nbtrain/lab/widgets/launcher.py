@@ -58,8 +58,6 @@ class LaunchForm(anywidget.AnyWidget):
     held = traitlets.Dict().tag(sync=True)
     """What it holds: yaml, given (whether the overrides of the start count), typed, mode, and seq, a number
     that rises with each change on either side."""
-    heard = traitlets.Int(0).tag(sync=True)
-    """The seq that was heard here."""
 
     def __init__(self, run: str = "gpt-tiny", overrides: Overrides = None, mode: str = "full"):
         if mode not in MODES:
@@ -71,7 +69,6 @@ class LaunchForm(anywidget.AnyWidget):
         super().__init__(form_id=uuid.uuid4().hex, start=start, held=held)
         self._draft = self.held, draft
         self.key = self.model_id or ""
-        self.observe(self._on_held, names="held")
         self.on_msg(self._on_message)
 
     @property
@@ -106,15 +103,13 @@ class LaunchForm(anywidget.AnyWidget):
         typed = {**self.held["typed"], key: one.text(value)}
         self.held = {**self.held, "typed": typed, "seq": self.held["seq"] + 1}
 
-    def _on_held(self, change: dict[str, Any]) -> None:
-        # Nothing that takes time: on a subshell, the next cell may begin meanwhile.
-        self.heard = change["new"]["seq"]
-
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if content.get("kind") == "hold":
-            self.held = content["held"]
-        elif content.get("kind") == "hello":
-            self.send({"kind": "hello"})
+            # Without an answer: ipykernel hears a widget where it last answered it, and it answers JupyterLab
+            # from a subshell. There a change could come after the cell that is run next, and its end would
+            # count as the kernel's: a server that culls idle kernels would end a cell that runs.
+            with self._lock_property(held=content["held"]):
+                self.held = content["held"]
         if content.get("kind") != "ask":
             return
         reply = {"kind": "answer", "id": content.get("id")}

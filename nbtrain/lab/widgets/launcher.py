@@ -68,8 +68,13 @@ class LaunchForm(anywidget.AnyWidget):
         held = {"yaml": yaml, "given": True, "typed": {}, "mode": mode, "seq": 0}
         super().__init__(form_id=uuid.uuid4().hex, start=start, held=held)
         self._draft = self.held, draft
-        self.key = self.model_id or ""
+        self.key = self.comm.comm_id if self.comm is not None else ""
         self.on_msg(self._on_message)
+
+    def open(self) -> None:
+        """Nothing if nobody watches: a saved notebook would hold the widget, and its HTML page ask a CDN."""
+        if is_watched():
+            super().open()
 
     @property
     def draft(self) -> Draft:

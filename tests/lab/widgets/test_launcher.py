@@ -109,7 +109,10 @@ def test_static_picture_where_nobody_watches(form: LaunchForm, monkeypatch: pyte
     assert "<s>8</s></td>" in bundle["text/html"]
     assert bundle["text/plain"] == 'nb.submit("gpt-tiny", {"batch.micro_batch_size": 4})'
     monkeypatch.setattr(mime, "is_watched", lambda: True)
-    assert form._repr_mimebundle_()[0][mime.WIDGET_MIME]["model_id"] == form.model_id
+    monkeypatch.setattr(launcher, "is_watched", lambda: True)
+    live = LaunchForm("gpt-tiny")
+    assert live.key == live.model_id == live._repr_mimebundle_()[0][mime.WIDGET_MIME]["model_id"]
+    live.close()
 
 
 def test_the_rescue_knows_what_the_form_was_opened_with(
@@ -126,6 +129,17 @@ def test_the_rescue_knows_what_the_form_was_opened_with(
     attribute = script.partition('data-form="')[2].partition('"')[0]
     assert json.loads(html.unescape(attribute)) == {"id": form.form_id, "start": form.start}
     assert "nbtrain/static/form.js" in script
+
+
+def test_where_nobody_watches_there_is_no_widget(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """papermill would save its state, and HTML made of that asks a CDN for the widget."""
+    opened = []
+    monkeypatch.setattr(launcher.anywidget.AnyWidget, "open", lambda self: opened.append(self))
+    LaunchForm("gpt-tiny").close()
+    assert opened == []
+    monkeypatch.setattr(launcher, "is_watched", lambda: True)
+    LaunchForm("gpt-tiny").close()
+    assert len(opened) == 1
 
 
 def test_the_script_is_one_module() -> None:

@@ -33,6 +33,7 @@ from nbtrain.config.placeholders import placeholders_of, with_placeholders
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.parameters import check_parameters as check_parameters
 from nbtrain.lab.parameters import with_source
+from nbtrain.lab.widgets import bar
 from nbtrain.lab.widgets.watched import is_watched
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+bar.install()
 
 
 def load(

@@ -1,7 +1,8 @@
 """Progress of long work: one bar that reads well in a notebook, a terminal and a log.
 
 On a terminal tqdm redraws one line. Elsewhere (papermill, a file, a pipe) a carriage return would make one
-endless line, so a whole line with rate and ETA is written every few seconds instead.
+endless line, so a whole line with rate and ETA is written every few seconds instead. In a notebook that
+somebody watches, `painter` shows a bar that looks like all of nbtrain's (base/look.py).
 """
 
 import sys
@@ -13,6 +14,13 @@ from typing import TextIO
 from nbtrain.base.amounts import count, elapsed
 
 LOG_INTERVAL_SECONDS = 5.0
+PAINT_INTERVAL_SECONDS = 0.5
+
+Paint = Callable[[str, float | None, str], None]
+"""Shows a bar again: its name, the fraction that is done, the words after the name."""
+
+painter: Callable[[], Paint | None] | None = None
+"""Gives what shows a bar in place of lines, if anything does; the notebook side puts its own here."""
 
 
 class Progress:
@@ -29,6 +37,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._lines = 0
         self._bar = None
+        self._paint: Paint | None = None
 
     def __enter__(self) -> "Progress":
         if self._stream.isatty():
@@ -37,6 +46,8 @@ class Progress:
             self._bar = tqdm(
                 desc=self.description, total=self.total, unit=self.unit, unit_scale=True, file=self._stream
             )
+        else:
+            self._paint = painter() if painter is not None else None
         return self
 
     def __exit__(
@@ -55,7 +66,9 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(self.figures, refresh=False)
             self._bar.update(amount)
-        elif time.monotonic() - self._last_line >= LOG_INTERVAL_SECONDS:
+        elif time.monotonic() - self._last_line >= (
+            PAINT_INTERVAL_SECONDS if self._paint else LOG_INTERVAL_SECONDS
+        ):
             self._write_line()
 
     def say(self, text: str) -> None:
@@ -74,7 +87,7 @@ class Progress:
         amount = count(self.done)
         if self.total:
             amount += f"/{count(self.total)}"
-        parts = [f"{self.description}: {amount}{unit}", f"{count(round(rate, 1))}{unit}/s"]
+        parts = [f"{amount}{unit}", f"{count(round(rate, 1))}{unit}/s"]
         if self.total and not final:
             parts[0] += f" ({self.done / self.total:.0%})"
         if final:
@@ -83,7 +96,12 @@ class Progress:
             parts.append(f"ETA {elapsed((self.total - self.done) / rate)}")
         if self.figures:
             parts.append(self.figures)
-        print(", ".join(parts), file=self._stream, flush=True)
+        words = ", ".join(parts)
+        if self._paint is not None:
+            fraction = self.done / self.total if self.total else None
+            self._paint(self.description, 1.0 if final else fraction, words)
+        else:
+            print(f"{self.description}: {words}", file=self._stream, flush=True)
 
 
 def _in_notebook() -> bool:

@@ -37,3 +37,20 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
     with progress.Progress("join", 2e6, "B", stream) as bar:
         bar.done = 2e6
     assert stream.getvalue() == "join: 2M/2MB, 200kB/s, 10 s in all\n"
+
+
+def test_a_painter_shows_the_bar_in_place_of_lines(monkeypatch):
+    """Twice a second, with the fraction; the end is 1 even if less was counted. A terminal keeps tqdm's."""
+    clock = iter([0.0, 0.4, 0.6, 0.6, 2.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    shown = []
+    monkeypatch.setattr(progress, "painter", lambda: lambda *bar: shown.append(bar))
+    stream = io.StringIO()
+    with progress.Progress("encode", 10, "docs", stream) as bar:
+        bar.update(3)
+        bar.update(3)
+    assert shown == [
+        ("encode", 0.6, "6/10 docs (60%), 10 docs/s, ETA 0 s"),
+        ("encode", 1.0, "6/10 docs, 3 docs/s, 2 s in all"),
+    ]
+    assert stream.getvalue() == ""

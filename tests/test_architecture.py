@@ -392,8 +392,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         arguments = {{
             "load": ("gpt-tiny",), "plan": ("gpt-tiny",), "launcher": ("gpt-tiny",), "runs": (),
             "generate": ("no-such-run", "x"), "data_card": ("no-such-data",), "verify": ("no-such-data",),
-            "check_parameters": (), "plan_picture": ("gpt-tiny",), "deepspeed_config": ("gpt-tiny",),
-            "export_run": ("no-such-run", "no-such-program"),
+            "check_parameters": (), "compare": (["no-such-run", "b"],), "plan_picture": ("gpt-tiny",),
+            "deepspeed_config": ("gpt-tiny",), "export_run": ("no-such-run", "no-such-program"),
         }}
         answer = {{}}
         for name in nb.__all__:
@@ -409,9 +409,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "advise baselines calibrate check check_parameters curves data_card deepspeed_config export_run "
-        "generate import_run largest launch launcher load open_run plan plan_picture prepare queue runs "
-        "scalars search submit tensorboard twin verify what_if"
+        "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config "
+        "export_run generate import_run largest launch launcher load open_run plan plan_picture prepare "
+        "queue runs scalars search submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -148,8 +148,9 @@ def _read(run: RunDir, now: float) -> Compared:
     seconds = device_seconds = 0.0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
-            record = JobRecord.read(run.job(job_id).job_json)
-            for attempt in record.attempts if record else ():
+            if (record := JobRecord.read(run.job(job_id).job_json)) is None:
+                continue
+            for attempt in record.attempts:
                 lasted = _seconds(attempt, record, now)
                 seconds += lasted
                 device_seconds += lasted * attempt.world_size

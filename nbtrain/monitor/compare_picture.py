@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ def comparison_html(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> str:
     figure = comparison_figure(runs)
     picture = ""
     if figure is not None:
-        data = base64.b64encode(figure._repr_png_()).decode()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        data = base64.b64encode(buffer.getvalue()).decode()
         title = html.escape(f"curves of {', '.join(tables['names'])}")
         picture = f'<img alt="{title}" style="max-width:100%" src="data:image/png;base64,{data}">'
     figures, settings = tables["figures"], tables["settings"]

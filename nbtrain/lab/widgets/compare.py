@@ -31,7 +31,7 @@ class ComparePage(anywidget.AnyWidget):
     """The live comparison; its look is lab/ui/compare.js."""
 
     _esm = script("compare_widget")
-    names = traitlets.List().tag(sync=True)
+    names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     """A server that shows another output root is not asked."""
     value = traitlets.Dict().tag(sync=True)

@@ -47,9 +47,9 @@ class RunTable(anywidget.AnyWidget):
     _esm = script("runs_widget")
     table_id = traitlets.Unicode().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
-    names = traitlets.List().tag(sync=True)
+    names: Any = traitlets.List().tag(sync=True)
     """The only runs to show, in their order; none: all runs under the output root, new ones too."""
-    rows = traitlets.List().tag(sync=True)
+    rows: Any = traitlets.List().tag(sync=True)
 
     def __init__(self, runs: Sequence[RunSummary], everything: bool):
         self.root: Path = output_root()

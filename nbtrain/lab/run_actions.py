@@ -6,6 +6,9 @@ key names the REST route, but for clone, which opens the form. `ask` is asked be
 """
 
 import functools
+import math
+import time
+import weakref
 from typing import Any
 
 from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
@@ -20,8 +23,20 @@ from nbtrain.monitor.runs import NO_JOB
 
 def run_shown(view: RunView) -> dict[str, Any]:
     """RunView.snapshot() and the actions that its state allows."""
-    snapshot = view.snapshot()
-    return {**snapshot, "actions": actions(view.run, snapshot["state"], snapshot["asked"])}
+    snapshot, now = view.snapshot(), time.monotonic()
+    key = (snapshot["state"], snapshot["asked"])
+    at, kept, found = _kept.get(view, (-math.inf, None, []))
+    if kept != key or now - at > KEPT_SECONDS:
+        found = actions(view.run, *key)
+        _kept[view] = (now, key, found)
+    return {**snapshot, "actions": found}
+
+
+# Their titles name checkpoints, which are looked for on disk.
+KEPT_SECONDS = 5.0
+_kept: "weakref.WeakKeyDictionary[RunView, tuple[float, Any, list[dict[str, Any]]]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""A job of a run over REST: its pages in the panel's words, or one part as `nbtrain job --json` has it."""
+"""A job of a run over REST: its pages in the panel's words, or one part as `nbtrain job --json` has it.
+
+The schema of run YAMLs, which a page names its settings by, is loaded at the first request.
+"""
 
 import json
 import math
@@ -10,8 +13,6 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of
-from nbtrain.monitor.job_page import job_of, job_page
-from nbtrain.monitor.job_shown import job_shown
 from nbtrain.monitor.snapshot import finite
 
 PARTS = ("conditions", "events", "replicas", "resources")
@@ -21,6 +22,8 @@ def job_named(run: RunDir, job_id: str | None) -> JobDir:
     """The run's job of that id, by default the newest. Raises NoRun, and OutsideError for a link."""
     ids = run.job_ids()
     if not ids or (job_id is not None and job_id not in ids):
+        from nbtrain.monitor.job_page import job_of
+
         try:
             job_of(run, job_id)
         except JobError as error:
@@ -43,6 +46,8 @@ _kept: dict[str, tuple[float, str]] = {}
 
 
 def _page(name: str, job_id: str | None) -> str:
+    from nbtrain.monitor.job_shown import job_shown
+
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
     at, text = _kept.get(key := str(job.path), (-math.inf, ""))
@@ -68,6 +73,8 @@ class JobPartHandler(NbtrainHandler):
 
 
 def _part(run: RunDir, job: JobDir, part: str, since: float | None) -> dict[str, Any]:
+    from nbtrain.monitor.job_page import job_page
+
     page = job_page(run, job.job_id).to_dict()
     found = page[part]
     if since is not None and part == "events":

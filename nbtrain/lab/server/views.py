@@ -5,6 +5,7 @@ Nothing outside of the output root is shown: a link that leads out of it is refu
 
 import functools
 import os
+import time
 from pathlib import Path
 
 from nbtrain.base.errors import ConfigError, JobError
@@ -18,6 +19,7 @@ from nbtrain.monitor.watched_runs import WatchedRuns
 MOST_VIEWS = 16
 # A look at the run in the meantime waits so long at most.
 CATCH_UP_SECONDS = 0.1
+HAND_OVER_SECONDS = 0.01
 # Folders of a job whose files are read.
 FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
 
@@ -104,6 +106,8 @@ def catch_up(view: RunView) -> None:
         while view.reader.behind_bytes:
             with view.lock:
                 view.reader.refresh(CATCH_UP_SECONDS)
+            # A lock that is taken again at once is not handed over to who waits for it.
+            time.sleep(HAND_OVER_SECONDS)
     finally:
         _catching_up.discard(folder)
 

@@ -13,6 +13,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
+from tests.lab.server.described import check_answer
 from tests.lab.widgets.fake_run import FakeJob
 
 
@@ -23,6 +24,7 @@ class Answer:
     status: int
     content: bytes
     headers: Any
+    address: str
 
     @property
     def json(self) -> Any:
@@ -50,7 +52,19 @@ class Server:
         opener: Any = None,
         **headers: str,
     ) -> Answer:
-        """A request to nbtrain/<path>, or to another path that begins with a slash."""
+        """A request to nbtrain/<path>, or to another path that begins with a slash.
+
+        An answer of nbtrain's must be one that openapi.yaml describes.
+        """
+        answer = self._ask(path, method, body, token, opener, headers)
+        kind = answer.headers.get("Content-Type", "").partition(";")[0]
+        if not path.startswith("/") and answer.status != 405 and "/login" not in answer.address:
+            check_answer(method, path, answer.status, kind, answer.json if "json" in kind else None)
+        return answer
+
+    def _ask(
+        self, path: str, method: str, body: Any, token: str | None, opener: Any, headers: dict[str, str]
+    ) -> Answer:
         if token:
             headers["Authorization"] = f"token {token}"
         if body is not None and not isinstance(body, bytes):
@@ -60,9 +74,9 @@ class Server:
         opener = opener or urllib.request.build_opener()
         try:
             with opener.open(request, timeout=600) as response:
-                return Answer(response.status, response.read(), response.headers)
+                return Answer(response.status, response.read(), response.headers, response.url)
         except urllib.error.HTTPError as error:
-            return Answer(error.code, error.read(), error.headers)
+            return Answer(error.code, error.read(), error.headers, address)
 
     def get(self, path: str) -> Any:
         """The JSON of a GET that succeeds."""

@@ -58,3 +58,17 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[{'module': 'nbtrain.lab.server'}] False\n"
+
+
+def test_routes_are_loaded_without_the_schema_and_the_planner() -> None:
+    """A server starts without what only a plan, a form or a page of a job needs, such as the planner."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, jupyter_server.serverapp; before = {*sys.modules}; import nbtrain.lab.server.extension;"
+        "names = ('pydantic', 'numpy', 'nbtrain.config', 'nbtrain.planner', 'nbtrain.jobs.submit', 'google');"
+        "print([name for name in names if name in {*sys.modules} - before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

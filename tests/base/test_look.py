@@ -31,7 +31,10 @@ def test_words_of_a_figure_read_on_white_and_on_black() -> None:
     assert (contrast(WHITE, DARK)) ** 0.5 < 4.5
 
 
-@pytest.mark.parametrize("color", {*look.SERIES, *look.PARTS, *look.TIME_PARTS, look.RED, look.LINE})
+COLORS = sorted({*look.SERIES, *look.PARTS, *look.TIME_PARTS, look.RED, look.LINE})
+
+
+@pytest.mark.parametrize("color", COLORS)
 def test_lines_and_areas_read_on_every_ground(color: str) -> None:
     """3.0, WCAG's least for what is no text."""
     assert min(contrast(color, ground) for ground in (WHITE, DARK, DARK_PANEL)) >= 3.0, color

@@ -4,12 +4,14 @@ Also the list of those that lie on the nodes' own disks (checkpoint.local_dir), 
 counts once it has been copied to the run directory, or when a resume has found all of its parts.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.records import Heartbeat, Record, Rollback
+from nbtrain.base.records import Heartbeat, Record, Rollback, TrainingProgress
 from nbtrain.base.rundir import MANIFEST, RunDir
 
 # In place of the manifest, once the trainer has read the contents and refused them.
@@ -89,6 +91,24 @@ def newest_saved_step(run: RunDir) -> int | None:
     """The step that a resume goes on from if every node still has its part; None if nothing is saved."""
     save = only_on_nodes(run)
     return newest_checkpoint_step(run) if save is None else save.step
+
+
+def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
+    """`reached` with the losses of its checkpoint_step, as far as manifest and heartbeats hold them."""
+    assert reached.checkpoint_step is not None
+    known: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        known = files.read_json(run.checkpoint_manifest(reached.checkpoint_step)) or {}
+    beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in reversed(run.job_ids()))
+    at_step = (beat.progress for beat in beats if beat and beat.step == reached.checkpoint_step)
+    newest = next((progress for progress in at_step if progress), None)
+    return replace(
+        reached,
+        consumed_tokens=known.get("consumed_tokens", reached.consumed_tokens),
+        consumed_samples=known.get("consumed_samples", reached.consumed_samples),
+        loss=newest.loss if newest else None,
+        validation_loss=known.get("validation_loss"),
+    )
 
 
 def measured_save_seconds(run: RunDir) -> float:

@@ -182,53 +182,6 @@ class AttemptRecord(Record):
 
 
 @dataclass
-class JobRecord(Stamped):
-    """job.json. States and who may set them: jobstate.py."""
-
-    job_id: str
-    run_id: str
-    name: str
-    state: str
-    created_at: float
-    world_size: int
-    cause: str | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    attempt: int = 0
-    restarts: int = 0
-    resumed_from_step: int | None = None
-    """The step of the checkpoint that the newest attempt started from; None if it began at step 0."""
-    supervisor: ProcessIdentity | None = None
-    backend: str = "local"
-    command: list[str] = field(default_factory=list)
-    """What a rank runs: arguments of Python, to which the run directory is added."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Of the run, when the job was submitted."""
-    autotune: str = "none"
-    """tune: the engine runs DeepSpeed's autotuner, and no supervisor; run: a supervisor after it."""
-    attempts: list[AttemptRecord] = field(default_factory=list)
-    """Oldest first."""
-    schema_version: int = SCHEMA_VERSION
-
-    def attempt_record(self, attempt: int) -> AttemptRecord | None:
-        """The record of that attempt; None if it has none."""
-        return next((one for one in self.attempts if one.attempt == attempt), None)
-
-    @property
-    def first_step(self) -> int | None:
-        """The step of the checkpoint that the newest attempt is to load; None if there is none."""
-        return self.attempts[-1].first_step if self.attempts else None
-
-    def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
-        newest = self.attempts[-1] if self.attempts else None
-        if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
-            return beat
-        progress = beat.progress and replace(beat.progress, consumed_tokens=newest.first_tokens)
-        return replace(beat, step=newest.first_step, progress=progress)
-
-
-@dataclass
 class TrainingProgress(Record):
     """What rank 0 knows about the training; part of its heartbeat. None: not known yet."""
 
@@ -256,6 +209,57 @@ class TrainingProgress(Record):
     """Peak memory of rank 0's device; on a CPU the process's most resident memory."""
     pipeline_fraction: float | None = None
     """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
+
+
+@dataclass
+class JobRecord(Stamped):
+    """job.json. States and who may set them: jobstate.py."""
+
+    job_id: str
+    run_id: str
+    name: str
+    state: str
+    created_at: float
+    world_size: int
+    cause: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 0
+    restarts: int = 0
+    resumed_from_step: int | None = None
+    """The step of the checkpoint that the newest attempt started from; None if it began at step 0."""
+    supervisor: ProcessIdentity | None = None
+    backend: str = "local"
+    command: list[str] = field(default_factory=list)
+    """What a rank runs: arguments of Python, to which the run directory is added."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the run, when the job was submitted."""
+    autotune: str = "none"
+    """tune: the engine runs DeepSpeed's autotuner, and no supervisor; run: a supervisor after it."""
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    """Oldest first."""
+    goes_on_from: TrainingProgress | None = None
+    """What was known of the newest checkpoint at the submission; None if there was none."""
+    schema_version: int = SCHEMA_VERSION
+
+    def attempt_record(self, attempt: int) -> AttemptRecord | None:
+        """The record of that attempt; None if it has none."""
+        return next((one for one in self.attempts if one.attempt == attempt), None)
+
+    @property
+    def first_step(self) -> int | None:
+        """The step of the checkpoint that the newest attempt, or the first one, is to load; None if none."""
+        if self.attempts:
+            return self.attempts[-1].first_step
+        return self.goes_on_from.checkpoint_step if self.goes_on_from else None
+
+    def placed(self, beat: "Heartbeat") -> "Heartbeat":
+        """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
+            return beat
+        progress = beat.progress and replace(beat.progress, consumed_tokens=newest.first_tokens)
+        return replace(beat, step=newest.first_step, progress=progress)
 
 
 @dataclass

@@ -21,15 +21,21 @@ import os
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.addresses import without_secrets
-from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step, only_on_nodes
+from nbtrain.base.checkpoint_files import (
+    newest_checkpoint_step,
+    newest_saved_step,
+    only_on_nodes,
+    saved_progress,
+)
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
-from nbtrain.base.records import JobRecord
+from nbtrain.base.records import JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config import autotune
@@ -378,7 +384,7 @@ def _write_job(
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         autotune.write_files(job, config)
         events = EventWriter(job, "submit")
-        step = newest_saved_step(run)
+        step, schedule = newest_saved_step(run), config.batch_schedule
         start = f"from the checkpoint of step {step}" if step else "from the beginning"
         if only_on_nodes(run):
             start += ", if the nodes that hold it are here again"
@@ -412,6 +418,10 @@ def _write_job(
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)
         record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
+        if step:
+            tokens, samples = (of(step) for of in (schedule.tokens_after, schedule.samples_after))
+            reached = TrainingProgress(config.train_steps, config.train_tokens, tokens, samples)
+            record.goes_on_from = saved_progress(run, replace(reached, checkpoint_step=step))
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:

@@ -141,10 +141,12 @@ def _read(run: RunDir, now: float) -> Compared:
     # A run that is damaged or of a later version still has its state and its figures.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
-    beat = None
+    progress = None
     with contextlib.suppress(RecordError):
         job = run.newest_job()
         beat = Heartbeat.read(job.heartbeat(0)) if job else None
+        newest = JobRecord.read(job.job_json) if job and beat is None else None
+        progress = beat.progress if beat else newest.goes_on_from if newest else None
     seconds = device_seconds = 0.0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
@@ -154,7 +156,7 @@ def _read(run: RunDir, now: float) -> Compared:
                 lasted = _seconds(attempt, record, now)
                 seconds += lasted
                 device_seconds += lasted * attempt.world_size
-    return Compared(summary, config, beat.progress if beat else None, seconds, device_seconds)
+    return Compared(summary, config, progress, seconds, device_seconds)
 
 
 def _seconds(attempt: AttemptRecord, record: JobRecord, now: float) -> float:

@@ -65,7 +65,13 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
         if heartbeat.phase != "train" and working:
             parts.append(heartbeat.phase)
     elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
-        parts.append(f"step {record.first_step:,}")
+        saved = record.goes_on_from
+        parts.append(f"step {record.first_step:,}" + (f"/{saved.total_steps:,}" if saved else ""))
+        if saved:
+            consumed, target = amounts.count(saved.consumed_tokens), amounts.count(saved.train_tokens)
+            parts.append(f"tokens {consumed}/{target}")
+            losses = {"loss": saved.loss, "validation": saved.validation_loss}
+            parts += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
     why = [one_line(view.cause)] if view.cause and state not in RUNS_BY_ITSELF else []
     if state == LOST and view.job:
         why.append(lost_words(view.job, time.time()))

@@ -158,7 +158,8 @@ class RunView:
         resources = self._resources(job, record, heartbeats, active)
         events = self.events()
         config = self._config_summary()
-        progress = progress_part(heartbeats.get(0), config, now, active)
+        saved = record.goes_on_from if record else None
+        progress = progress_part(heartbeats.get(0), config, now, active, saved)
         jobs = self._jobs(now)
         value = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,

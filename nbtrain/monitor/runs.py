@@ -151,13 +151,13 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             beat = _read(f"{job}/heartbeat/0.json")
         except FileNotFoundError:
             beat = {}
-        attempts = record.get("attempts")
-        first_step = attempts[-1]["first_step"] if attempts else None
+        attempts, saved = record.get("attempts"), record.get("goes_on_from") or {}
+        first_step = attempts[-1]["first_step"] if attempts else saved.get("checkpoint_step")
         step = beat.get("step")
-        if first_step and beat and not (step and beat["attempt"] == attempts[-1]["attempt"]):
+        if attempts and first_step and beat and not (step and beat["attempt"] == attempts[-1]["attempt"]):
             # JobRecord.placed() has more to say.
             return None
-        progress = beat.get("progress") or {}
+        progress = beat.get("progress") or {} if beat else saved
         notes = f"{folder}/notes.json"
         # Few runs have notes, and an open() that fails takes five times as long.
         said = RunNotes.of_json(_read(notes)) if os.access(notes, os.F_OK) else NOTHING_SAID
@@ -209,7 +209,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
     record = record_with_end(job, state) if job else None
     beat = Heartbeat.read(job.heartbeat(0)) if job else None
     beat = record.placed(beat) if record and beat else beat
-    progress = beat.progress if beat else None
+    progress = beat.progress if beat else record.goes_on_from if record else None
     said = notes_of(run)
     return RunSummary(
         name=run.name,

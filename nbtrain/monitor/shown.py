@@ -99,7 +99,7 @@ def _line(snapshot: Mapping[str, Any]) -> list[list[str]]:
         found.append(["tokens", f"{amounts.count(tokens)} / {amounts.count(target)}"])
         if progress["fraction"] is not None:
             found.append(["", f"{100 * progress['fraction']:.1f} %"])
-        if snapshot["active"] and progress["phase"] != "train":
+        if snapshot["active"] and progress["phase"] not in ("train", None):
             since = amounts.elapsed(progress["phase_seconds"] or 0.0)
             found.append(["phase", f"{progress['phase']}, {since}"])
     if job:

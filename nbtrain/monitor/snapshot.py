@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.records import Heartbeat, JobRecord
+from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
 PARTS = (
@@ -61,24 +61,28 @@ def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
 
 
 def progress_part(
-    heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float, active: bool
+    heartbeat: Heartbeat | None,
+    config: Mapping[str, Any] | None,
+    now: float,
+    active: bool,
+    saved: TrainingProgress | None = None,
 ) -> dict[str, Any] | None:
-    """How far the training is, by rank 0's heartbeat; None before its first."""
-    if heartbeat is None or heartbeat.progress is None:
+    """How far the training is, by rank 0's heartbeat, before its first by the checkpoint; None without it."""
+    known = heartbeat.progress if heartbeat else saved
+    if known is None:
         return None
-    known, loss = heartbeat.progress, heartbeat.progress.validation_loss
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
-    target = config["target_tokens"] if config else known.train_tokens
+    loss, target = known.validation_loss, config["target_tokens"] if config else known.train_tokens
     return {
         **vars(known),
-        "step": heartbeat.step,
-        "phase": heartbeat.phase,
-        "phase_seconds": heartbeat.seconds_since("phase_since", now) if active else None,
+        "step": heartbeat.step if heartbeat else known.checkpoint_step or 0,
+        "phase": heartbeat.phase if heartbeat else None,
+        "phase_seconds": heartbeat.seconds_since("phase_since", now) if heartbeat and active else None,
         "target_tokens": target,
         "fraction": min(1.0, known.consumed_tokens / target) if target else None,
         "eta_seconds": known.eta_seconds if active else None,
         "validation_perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
-        "heartbeat_age_seconds": heartbeat.seconds_since("time", now),
+        "heartbeat_age_seconds": heartbeat.seconds_since("time", now) if heartbeat else None,
     }
 
 

@@ -13,7 +13,7 @@ from nbtrain.base import files
 from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import read_events
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved
@@ -24,7 +24,10 @@ from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.refusals import refuse_foreign
 from nbtrain.jobs.submit import clone, resume, submit
-from nbtrain.monitor.runs import list_runs, runs_table
+from nbtrain.jobs.supervisor.summary import write_summary
+from nbtrain.monitor.lines import progress_line
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import list_runs, runs_table, summary_of
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +232,34 @@ def test_less_than_what_is_done_is_refused(tiny):
         "step 5. "
         "Ask for more, or train anew under another `name:`."
     )
+
+
+@pytest.mark.parametrize("reached, loss", [(5, 4.5), (7, None)])
+def test_a_resumed_job_without_an_attempt_is_at_its_checkpoint(tiny, reached, loss):
+    """While it waits in the queue and after it was cancelled there; the loss is that of step 5 or unknown."""
+    before = submit(tiny())
+    end(before, "LOST")
+    beat = Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), time.time(), reached, "train", time.time())
+    beat.progress = TrainingProgress(10, 1280, 128 * reached, 8 * reached, loss=4.5)
+    beat.write(before.heartbeat(0))
+    run = before.run
+    run.checkpoint(5).mkdir(parents=True)
+    known = {"schema_version": 2, "files": {}, "consumed_tokens": 640, "validation_loss": 5.25}
+    files.write_json(run.checkpoint_manifest(5), known)
+    job = resume(run)
+    words = f"step 5/10 | tokens 640/1.28k | {'loss 4.5000 | ' if loss else ''}validation 5.2500"
+    assert progress_line(run) == f"tiny RUNNING | {words}"
+    shown = RunView(run).snapshot()["progress"]
+    assert (shown["step"], shown["fraction"], shown["loss"], shown["phase"]) == (5, 0.5, loss, None)
+    assert ["step", "5 / 10"] in RunView(run).snapshot()["shown"]["line"]
+    end(job, "CANCELLED")
+    assert progress_line(run) == f"tiny CANCELLED | {words} | it ended"
+    [line] = list_runs()
+    assert line == summary_of(run, time.time())
+    assert (line.step, line.total_steps, line.loss, line.validation_loss) == (5, 10, loss, 5.25)
+    summary = write_summary(run, tiny(), JobRecord.read(job.job_json), None)
+    assert [summary[key] for key in ("steps", "consumed_tokens", "consumed_samples")] == [5, 640, 40]
+    assert (summary["loss"], summary["last_validation_loss"]) == (loss, 5.25)
 
 
 def test_perf_is_not_measured_within_a_training(tiny):

@@ -32,8 +32,11 @@ def summarize(
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
     assert record.ended_at is not None
-    progress = beat.progress if beat else None
+    progress = beat.progress if beat else record.goes_on_from
     progress = progress or TrainingProgress(config.train_steps, config.train_tokens)
+    # Of a job without a heartbeat: its checkpoint, else the job before.
+    known = beat or record.goes_on_from
+    steps = beat.step if beat else record.first_step
 
     def newest(name: str, value: Any) -> Any:
         return before.get(name) if value is None else value
@@ -51,11 +54,11 @@ def summarize(
         "job_id": record.job_id,
         "state": record.state,
         "cause": record.cause,
-        "steps": beat.step if beat else before.get("steps", 0),
+        "steps": before.get("steps", 0) if steps is None else steps,
         "total_steps": config.train_steps,
-        "consumed_tokens": progress.consumed_tokens if beat else before.get("consumed_tokens", 0),
+        "consumed_tokens": progress.consumed_tokens if known else before.get("consumed_tokens", 0),
         "train_tokens": config.train_tokens,
-        "consumed_samples": progress.consumed_samples if beat else before.get("consumed_samples", 0),
+        "consumed_samples": progress.consumed_samples if known else before.get("consumed_samples", 0),
         "num_parameters": newest("num_parameters", progress.num_parameters),
         "seq_length": config.model.seq_length,
         "global_batch_size": config.batch.global_batch_size,

@@ -7,15 +7,17 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, JobError
-from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.jobstate import ACTIVE, QUEUED, read_state
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.backend_section import MOST_PRIORITY
-from nbtrain.jobs.queue.folder import Queue, Ticket
+from nbtrain.jobs.queue.folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
+# A cause names so many of the jobs before.
+NAMED_JOBS = 4
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,20 @@ def list_queue(name: str = "") -> QueueList:
     queue = Queue()
     now = time.time()
     lost = queue.lost() if queue.path.is_dir() else []
-    alive = [ticket for ticket in queue.tickets() if ticket.supervisor.alive()]
+    tickets = queue.tickets()
+    alive = [ticket for ticket in tickets if ticket.supervisor.alive()]
     having = [ticket for ticket in alive if not ticket.waits]
     found = QueueList(_entry(ticket, None, now) for ticket in having)
     waiting = [ticket for ticket in alive if ticket.waits]
-    found += [_entry(ticket, place, now) for place, ticket in enumerate(waiting, 1)]
+    # Its supervisor's words are as old as its last look: the order may have changed since.
+    taken = {slot for ticket in tickets for slot in ticket.holds}
+    for place, ticket in enumerate(waiting, 1):
+        free = len(set(ticket.slots) - taken)
+        entry = _entry(ticket, place, now)
+        if entry.state == QUEUED:
+            said = waiting_words(ticket, tickets, waiting_before(ticket, tickets), free)
+            entry = replace(entry, cause=said)
+        found.append(entry)
     found += [_entry(ticket, None, now) for ticket in lost]
     return QueueList(entry for entry in found if name in entry.name)
 
@@ -85,6 +96,31 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
         ticket.queued_at,
         cause,
     )
+
+
+def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Those that wait too, come first, and may have a device that this one may have."""
+    return [
+        one
+        for one in tickets
+        if one.waits and one.order < mine.order and not set(one.slots).isdisjoint(mine.slots)
+    ]
+
+
+def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Ticket], free: int) -> str:
+    """What a job waits for: devices, and the jobs that have them or come first."""
+    said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
+    if len(mine.slots) < mine.count:
+        said += f", and it may have {len(mine.slots)} in all"
+    others = []
+    for one in tickets:
+        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
+            state = read_state(one.job, time.time())[0]
+            others.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
+    others += [f"{one.name} ({QUEUED})" for one in before]
+    more = len(others) - NAMED_JOBS
+    named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
+    return said + (f"; before it: {named}" if others else "")
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> str:

@@ -12,12 +12,13 @@ import time
 
 from nbtrain.base import amounts, nvml
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import CANCELLED, QUEUED, read_state
+from nbtrain.base.jobstate import CANCELLED, QUEUED
 from nbtrain.base.records import ProcessIdentity
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control import asked_pause
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
-from nbtrain.jobs.queue.folder import Queue, Ticket, devices, system_start
+from nbtrain.jobs.queue.folder import Queue, Ticket, system_start
+from nbtrain.jobs.queue.listing import waiting_before, waiting_words
 from nbtrain.jobs.queue.needs import gpus_of_hosts_job, needs_of
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
@@ -26,8 +27,6 @@ from nbtrain.jobs.supervisor.verdict import Verdict
 
 # Who is not first looks more seldom: many may wait.
 LATER_LOOK_SECONDS = 0.5
-# A cause names so many of the jobs before.
-NAMED_JOBS = 4
 
 
 class Place:
@@ -131,17 +130,13 @@ class Place:
                 self._queue.write(self._ticket)
             mine = self._ticket
             tickets = self._queue.tickets()
-            before = [
-                one
-                for one in tickets
-                if one.waits and one.order < mine.order and not set(one.slots).isdisjoint(mine.slots)
-            ]
+            before = waiting_before(mine, tickets)
             self._first = not before
             free = {} if mine.at_once else self._free(tickets)
             if not mine.at_once and (before or len(free) < mine.count):
                 for descriptor in free.values():
                     os.close(descriptor)
-                return words(mine, tickets, before, len(free))
+                return waiting_words(mine, tickets, before, len(free))
             self._shares = mine.at_once
             chosen = sorted(free, key=_memory_used)[: mine.count]
             for slot in free.keys() - set(chosen):
@@ -190,19 +185,3 @@ def _memory_used(slot: str) -> int:
     if not slot.startswith("gpu-"):
         return 0
     return (nvml.memory_used_bytes(slot.removeprefix("gpu-")) or 0) >> 30
-
-
-def words(mine: Ticket, tickets: list[Ticket], before: list[Ticket], free: int) -> str:
-    """What a job waits for: devices, and the jobs that have them or come first."""
-    said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
-    if len(mine.slots) < mine.count:
-        said += f", and it may have {len(mine.slots)} in all"
-    others = []
-    for one in tickets:
-        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
-            state = read_state(one.job, time.time())[0]
-            others.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
-    others += [f"{one.name} ({QUEUED})" for one in before]
-    more = len(others) - NAMED_JOBS
-    named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
-    return said + (f"; before it: {named}" if others else "")

@@ -185,6 +185,25 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 
+def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
+    """A new priority counts at once; what the supervisors have written is of before."""
+    alive, jobs, now = ProcessIdentity.of(os.getpid()), {}, time.time()
+    for number, name in enumerate(("qa", "qb", "qc")):
+        jobs[name] = job = holders.job(name, now)
+        ticket = Ticket(
+            job.job_id, str(job.run.path), name, ["cpu-0", "cpu-1"], 2, 0, float(number), alive, ""
+        )
+        ticket.holds = ["cpu-0"] if name == "qa" else []
+        holders.queue.write(ticket)
+    assert cause_of(jobs["qb"]) == ""
+    move(jobs["qc"], priority=9)
+    said = "waits for 2 cores; 1 is free; before it: qa (QUEUED, 1 core)"
+    assert [(one.name, one.cause) for one in list_queue()[1:]] == [
+        ("qc", said),
+        ("qb", f"{said}, qc (QUEUED)"),
+    ]
+
+
 def test_cores_are_threads_times_ranks(holders):
     """By default a job has all cores; resources.cpus_per_node or OMP_NUM_THREADS make it smaller."""
     holders.machine(cores=8)

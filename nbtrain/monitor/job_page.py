@@ -141,6 +141,8 @@ class JobPage:
     name: str
     job_id: str
     run_id: str | None
+    parent: str | None
+    """The run id of the run that this one was cloned from."""
     backend: str
     state: str
     phase: str
@@ -148,6 +150,7 @@ class JobPage:
     engine: dict[str, Any] | None
     """The last word of Slurm, Kubernetes or a host (engine.json); None without an engine."""
     labels: dict[str, str]
+    """The user's alone, so that none of them reads as nbtrain's own word."""
     notes: str
     """Of the run, as is `archived`."""
     archived: bool
@@ -232,6 +235,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         name=run.name,
         job_id=job.job_id,
         run_id=record.run_id,
+        parent=(run.record() or {}).get("parent"),
         backend=record.backend,
         state=state,
         phase=PHASES.get(state, state),
@@ -273,12 +277,9 @@ def job_of(run: RunDir, job_id: str | None) -> JobDir:
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
-    """What nbtrain knows the job by, and its labels, which count: the newest job has those of the run."""
-    labels = {"run": run.name, "job": job.job_id, "backend": record.backend}
-    if parent := (run.record() or {}).get("parent"):
-        labels["parent"] = str(parent)
+    """The user's; the newest job has those of the run."""
     newest = job.job_id == run.job_ids()[-1]
-    return labels | (said.applied(record.labels) if newest else record.labels)
+    return said.applied(record.labels) if newest else dict(record.labels)
 
 
 def _limits(usage: list[NodeUsage]) -> dict[str, float]:

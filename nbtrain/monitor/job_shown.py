@@ -115,6 +115,7 @@ def basics(page: JobPage) -> list[list[str]]:
     rows = [
         ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
         ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
+        ("cloned from", f"run {page.parent}" if page.parent else ""),
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
         ("submitted", f"{moment(page.created_at)} UTC"),
         ("ended", f"{moment(page.ended_at)} UTC" if page.ended_at else ""),

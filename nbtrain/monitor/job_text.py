@@ -75,7 +75,10 @@ def _basics(page: "JobPage") -> list[str]:
         lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
     if page.image:
         lines.append(f"image {page.image}")
-    lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
+    if page.parent:
+        lines.append(f"cloned from run {page.parent}")
+    if page.labels:
+        lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
     if page.archived:
         lines.append("archived: not in `nbtrain runs` without --archived")
     if page.notes:

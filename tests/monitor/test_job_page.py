@@ -63,7 +63,6 @@ rank 1 failed
 submitted MOMENT UTC, ended MOMENT UTC, 0 s
 1 replica, 2 ranks, attempt 1, 1 restart
 each replica asks for nothing in particular; may use 4 cores, 8.0 GiB of memory
-labels: run=gpt-fake, job=JOB, backend=local
 
 Conditions
   TYPE        STATUS  SINCE (UTC) REASON     MESSAGE
@@ -110,6 +109,18 @@ def test_page_of_a_failed_job_as_text(failed: FakeJob) -> None:
 def squeezed(text: str) -> list[str]:
     """Lines with single blanks: hosts have names of any length."""
     return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
+    """A user's label may be called as a field of the page is."""
+    failed.record.labels = {"backend": "x", "job": "y"}
+    failed.record.write(failed.job.job_json)
+    write_json(failed.job.run.run_json, {**(failed.job.run.record() or {}), "parent": "older"})
+    page = job_page(failed.job.run)
+    said = page.to_dict()
+    assert (said["backend"], said["job_id"], said["parent"]) == ("local", failed.job.job_id, "older")
+    assert said["labels"] == {"backend": "x", "job": "y"}
+    assert "\ncloned from run older\nlabels: backend=x, job=y\n" in job_text(page)
 
 
 def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:

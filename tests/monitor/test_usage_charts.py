@@ -83,7 +83,7 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
         ["1", 0, "rank 1, attempt 0"],
         ["supervisor", None, "supervisor"],
     ]
-    assert dict(shown["basics"])["labels"] == f"run=gpt-fake, job={newest}, backend=local, team=nlp"
+    assert dict(shown["basics"])["labels"] == "team=nlp"
     assert shown["active"] and dict(shown["basics"])["size"] == "1 replica, 2 ranks, attempt 0, 0 restarts"
     assert [row["kind"] for row in shown["events"]["rows"]] == ["", "warning"]
     assert shown["events"]["rows"][1]["cells"] == ["Warning", "Alert", "rank 0", "memory"]

@@ -111,6 +111,18 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
     return changes
 
 
+def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfig) -> None:
+    """Raises SubmitError if the run's active job is on another backend than `config` asks for."""
+    if backend != config.backend.kind:
+        raise SubmitError(
+            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}, but {display(run.path)} "
+            f"is {state} on backend {backend}, and a run has one job at a time. Nothing was submitted. "
+            f"`nbtrain cancel {run.name}` stops it; submitted again, it goes on from its newest checkpoint "
+            f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
+            "would be sent."
+        )
+
+
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError if the newest checkpoint lies beyond the run's last step."""
     # mode: eval and perf look at the nodes' own disks too, whether or not they are still there.

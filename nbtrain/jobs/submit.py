@@ -59,6 +59,7 @@ from nbtrain.jobs.refusals import (
     refuse_finished,
     refuse_foreign,
     refuse_less_than_done,
+    refuse_other_backend,
     refuse_other_data,
     refuse_other_training,
     refuse_without_whole_checkpoint,
@@ -218,7 +219,8 @@ def _refuse_taken(target: RunDir) -> None:
 def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
     """The run's active job, with a warning for every change that it does not get; None if none is active.
 
-    A paused job goes on, or is ended if `config` has other settings.
+    A paused job goes on, or is ended if `config` has other settings. One on another backend is not joined:
+    SubmitError.
     """
     active = active_job(run)
     if active and end_cut_off(active):
@@ -227,6 +229,8 @@ def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
     if active and (asked_pause(active) or (record and at_rest(record))):
         return _after_pause(active, config)
     if active:
+        if record:
+            refuse_other_backend(run, status_of(active)[0], record.backend, config)
         _tell_changes(run, config, "is active")
         _tell_silence(active)
     return active

@@ -427,6 +427,25 @@ def test_a_notebook_opens_a_finished_run_with_its_own_settings_only(tiny):
     assert job.run.job_ids() == [job.job_id]
 
 
+def test_an_active_run_is_not_joined_from_another_backend(tiny):
+    """Notebook 06 with backend slurm would wait for the job of this machine; a dry run shows the script."""
+    job = submit(tiny())
+    elsewhere = tiny(**{"backend.kind": "slurm"})
+    said = (
+        "backend.kind = slurm, but output/tiny is RUNNING on backend local, and a run has one job at a time. "
+        "Nothing was submitted. `nbtrain cancel tiny` stops it; submitted again, it goes on from its newest "
+        "checkpoint on slurm. Another `name:` trains it there as a new run; a dry run shows what would be "
+        "sent."
+    )
+    for start in (nb.launch, submit, lambda config: resume(job.run, {"backend.kind": "slurm"})):
+        with pytest.raises(SubmitError) as refused:
+            start(elsewhere)
+        assert str(refused.value).partition(": ")[2] == said
+    assert "#SBATCH" in str(nb.launch(elsewhere, dry_run=True))
+    assert nb.launch(tiny()).job.job_id == job.job_id
+    assert job.run.job_ids() == [job.job_id]
+
+
 def test_a_launch_explains_a_shortage_and_refuses_a_mistake(tiny, monkeypatch):
     """A batch job's notebook ends well without the devices; a mistake beside that is an error."""
     problems = [shortage("the run needs 8 GPUs.", "")]

@@ -147,6 +147,6 @@ def test_the_page_of_a_job_shows_them(workspace):
     change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
     text = str(job_page(fake.run))
     assert (
-        ", team=nlp\narchived: not in `nbtrain runs` without --archived\nnotes: first line\n  second\n"
+        "\nlabels: team=nlp\narchived: not in `nbtrain runs` without --archived\nnotes: first line\n  second\n"
         in text
     )

@@ -17,6 +17,7 @@ from nbtrain.base.workspace import display, output_root, resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
+from nbtrain.lab.widgets.watched import note_unfinished
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
@@ -153,9 +154,14 @@ class Run:
         return made
 
     def wait_if(self, wait: str) -> None:
-        """wait() for "yes"; for "auto" only if nobody watches (papermill); nothing for "no"."""
+        """wait() for "yes"; for "auto" only if nobody watches (papermill); nothing for "no".
+
+        If the run was stopped meanwhile, the cells after this one run, and `nbtrain notebook` exits with 7.
+        """
         if wait_wanted(wait):
             self.wait()
+            if words := self.unfinished:
+                note_unfinished(words)
 
     def report(self) -> Any:
         """The state as a static picture that stays in a saved notebook."""

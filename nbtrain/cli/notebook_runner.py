@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import bundled, display, output_root, resolve, valid_name, workspace
 from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.parameters import annotated_types, assigned_names
+from nbtrain.lab.widgets.watched import noted_unfinished
 
 # On a machine that trains on every core a kernel may need minutes; papermill's own limit is one.
 KERNEL_START_SECONDS = 600
@@ -26,6 +27,8 @@ class ExecutedNotebook:
 
     notebook: Path
     html: Path
+    unfinished: str | None = None
+    """One sentence, if the run that the notebook waited for was stopped before its end."""
 
 
 def find_notebook(name: str) -> Path:
@@ -47,13 +50,15 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
 
     Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
     parameter that the notebook does not have and for a run that does not exist, before a folder is made for
-    it; and JobError, which names the cell and ends with its error, if a cell fails.
+    it; and JobError, which names the cell and ends with its error, if a cell fails: JobFailed for that of a
+    job.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
     if output is None:
         output = folder_of(parameters.get("run")) / source.name
     output.parent.mkdir(parents=True, exist_ok=True)
+    import nbformat
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import execute_notebook
 
@@ -64,13 +69,14 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
             limits = {"kernel_name": "python3", "start_timeout": KERNEL_START_SECONDS}
             execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
     except PapermillExecutionError as error:
-        raise JobError(
+        kind = JobFailed if error.ename == JobFailed.__name__ else JobError
+        raise kind(
             f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
             f"  The executed notebook, up to the failure: {display(output)}"
         ) from error
     finally:
         html = write_html(output) if output.is_file() else output.with_suffix(".html")
-    return ExecutedNotebook(output, html)
+    return ExecutedNotebook(output, html, noted_unfinished(nbformat.read(output, as_version=4)))
 
 
 def folder_of(run: Any) -> Path:

@@ -1,6 +1,7 @@
 """Verbs about notebooks: notebook, demo, lab."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,19 @@ def add_verbs(under: Any) -> None:
     add_verb(under, "lab", lab, text)
 
 
-def notebook(options: argparse.Namespace) -> None:
+def notebook(options: argparse.Namespace) -> int:
+    """0, or the exit code that `nbtrain wait` gives for the run that the notebook waited for."""
+    from nbtrain.base.errors import JobFailed
     from nbtrain.cli.notebook_runner import run_notebook, typed_parameters
 
     parameters = typed_parameters(options.notebook, options.parameter)
     started = time.monotonic()
     executed = run_notebook(options.notebook, parameters, options.output)
     print(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
+    if executed.unfinished is None:
+        return 0
+    print(executed.unfinished, file=sys.stderr)
+    return JobFailed.exit_code
 
 
 def demo(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
 import pytest
 
@@ -291,6 +292,31 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
     assert cli.main(["demo", "mine"]) == 7
     assert [Path(name).stem[:2] for name in executed] == ["01", "02", "03", "04", "05", "03", "04", "05"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "code", "last"), [("CANCELLED", 7, "done"), ("FAILED", 7, ""), ("SUCCEEDED", 0, "done")]
+)
+def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, state, code, last):
+    """A stopped run fails the batch job after all cells, one that failed at its cell: as `nbtrain wait`."""
+    record = JobRecord.read(cancelled.job.job_json)
+    record.state = state
+    record.write(cancelled.job.job_json)
+    cells = [
+        nbformat.v4.new_code_cell('run = ""', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell('import nbtrain as nb\n\nnb.open_run(run).wait_if("auto")'),
+        nbformat.v4.new_code_cell('print("done")'),
+    ]
+    source, output = tmp_path / "waits.ipynb", tmp_path / "out.ipynb"
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), source)
+    assert cli.main(["notebook", str(source), "-p", "run", "mine", "-o", str(output)]) == code
+    assert cli.main(["wait", "mine"]) == code
+    said = capfd.readouterr().err
+    assert (UNFINISHED in said) == (state == "CANCELLED")
+    assert ("JobFailed: waits.ipynb, cell 3: JobFailed: mine is FAILED: " in said) == (state == "FAILED")
+    assert str(nbformat.read(output, as_version=4).cells[-1].outputs).count("done") == bool(last)
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):

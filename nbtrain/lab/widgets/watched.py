@@ -1,6 +1,10 @@
 """Who watches this kernel: a person in a live front end, or nobody (papermill, nbclient, nbconvert)."""
 
 import sys
+from typing import Any
+
+# Type of an output that no front end shows: what `nbtrain notebook` ends with another exit code for.
+UNFINISHED = "application/vnd.nbtrain.unfinished+json"
 
 
 def is_watched() -> bool:
@@ -20,3 +24,21 @@ def is_watched() -> bool:
     if message.get("header", {}).get("msg_type", "").startswith("comm_"):
         return True
     return bool(message.get("content", {}).get("allow_stdin"))
+
+
+def note_unfinished(words: str) -> None:
+    """Leave in an executed notebook, if nobody watches, that the run it waited for was stopped."""
+    if "ipykernel" not in sys.modules or is_watched():
+        return
+    from IPython import get_ipython
+    from IPython.display import publish_display_data
+
+    if get_ipython() is not None:
+        publish_display_data({UNFINISHED: {"words": words}})
+
+
+def noted_unfinished(notebook: Any) -> str | None:
+    """What note_unfinished() left in a notebook (nbformat); None if nothing."""
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    noted = (output.get("data", {}).get(UNFINISHED) for output in outputs)
+    return next((found["words"] for found in noted if found), None)

@@ -43,6 +43,16 @@ MOST_PRIORITY = 1000
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
+def without_slurm_conf(program: str, said: str) -> str | None:
+    """What is wrong, if one of Slurm's programs has said that it knows no cluster; None for other words.
+
+    Its own words are four lines about DNS.
+    """
+    if "Could not establish a configuration source" not in said:
+        return None
+    return f"{program} finds no cluster: no slurm.conf is where it looks ($SLURM_CONF, /etc/slurm)"
+
+
 class HostsConfig(ConfigModel):
     """Machines reached by ssh, which see the workspace under the same path; one node agent runs on each."""
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import data_home, display, resolve
+from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.config.rules.data import is_loopback
 from nbtrain.config.workers_section import WorkersConfig
 from nbtrain.corpus.dask_pool import DaskPool
@@ -59,7 +60,7 @@ class DaskCluster:
         self._heard = self._stack.enter_context(_heard())
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self.refused = ""
-        """What sbatch said when it did not take a job of workers; Dask does not try that job again."""
+        """Why sbatch did not take a job of workers, in a sentence; Dask does not try that job again."""
         self._jobs: list[str] = []
         try:
             if config.cluster is not None:
@@ -232,6 +233,15 @@ class DaskCluster:
         cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
         return cluster
 
+    def _why_refused(self, error: str) -> str:
+        said = " ".join(error.partition("stderr:")[2].split()) or error
+        if away := without_slurm_conf("sbatch", said):
+            return f"cluster is slurm, but {away}. Run it on a login node, or set cluster: local."
+        return (
+            f"Slurm did not take a job of workers: {said}. Change data.workers.slurm or "
+            "data.workers.memory_bytes. What is done is kept: run it again."
+        )
+
     def _job_class(self, plain: Any) -> Any:
         """A job whose refusal by sbatch is kept; dask-jobqueue itself prints a traceback and waits."""
         from distributed.core import Status
@@ -245,7 +255,7 @@ class DaskCluster:
                     cluster._jobs.append(self._job_id_from_submit_output(said))
                 except (RuntimeError, ValueError, OSError) as error:
                     self.status = Status.failed
-                    cluster.refused = " ".join(str(error).partition("stderr:")[2].split()) or str(error)
+                    cluster.refused = cluster._why_refused(str(error))
                     raise
                 return said
 

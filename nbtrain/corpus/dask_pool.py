@@ -159,10 +159,7 @@ class DaskPool(Executor):
             self._alone_since = None
             return
         if self.cluster.refused:
-            raise DataError(
-                f"{self.cluster.where}: Slurm did not take a job of workers: {self.cluster.refused}. Change "
-                "data.workers.slurm or data.workers.memory_bytes. What is done is kept: run it again."
-            )
+            raise DataError(f"{self.cluster.where}: {self.cluster.refused}")
         if self._alone_since is None:
             self._alone_since, self._reminded = now, now
         waited, limit = now - self._alone_since, 60 * self.cluster.config.wait_minutes

@@ -263,6 +263,29 @@ def test_slurm_without_sbatch(monkeypatch):
     )
 
 
+@pytest.mark.slow
+def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
+    """The client packages alone: one sentence in place of sbatch's four lines, as submit has."""
+    needs_dask()
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        "#!/bin/sh\n"
+        'echo "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host" >&2\n'
+        'echo "sbatch: fatal: Could not establish a configuration source" >&2\nexit 1\n'
+    )
+    sbatch.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    given = {"kind": "dask", "cluster": "slurm", "num_workers": 1, "memory_bytes": 2_000_000_000}
+    config = make_config(data={"workers": {**given, "slurm": {"interface": "lo"}}})
+    monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
+    with pytest.raises(DataError) as caught:
+        prepare(config)
+    assert str(caught.value) == (
+        "data.workers: cluster is slurm, but sbatch finds no cluster: no slurm.conf is where it looks "
+        "($SLURM_CONF, /etc/slurm). Run it on a login node, or set cluster: local."
+    )
+
+
 def test_without_the_extra(make_config, monkeypatch):
     """The error names the extra and the way without it; no dataset's folder is left."""
     monkeypatch.setitem(sys.modules, "distributed", None)

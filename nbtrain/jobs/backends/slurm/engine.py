@@ -19,6 +19,7 @@ from pathlib import Path
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
 from nbtrain.base.node_records import EngineWord
+from nbtrain.config.backend_section import without_slurm_conf
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm.words import STATES, reason_words
 
@@ -68,10 +69,8 @@ def call(*arguments: str, folder: Path | None = None) -> str:
     if answer.returncode == 0:
         return answer.stdout
     said = " ".join((answer.stderr or answer.stdout).split())
-    if "Could not establish a configuration source" in said:
-        raise EngineAway(
-            f"{arguments[0]} finds no cluster: no slurm.conf is where it looks ($SLURM_CONF, /etc/slurm)"
-        )
+    if away := without_slurm_conf(arguments[0], said):
+        raise EngineAway(away)
     if re.search(r"Unable to contact slurm|Connection (refused|timed out)|Socket timed out|Zero Bytes", said):
         raise EngineUnseen(said)
     said = said.removeprefix(f"{arguments[0]}: ")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.jobstate import ACTIVE, MEANING
-from nbtrain.base.terminal import nearest
+from nbtrain.base.terminal import nearest, shortened
 
 if TYPE_CHECKING:
     from nbtrain.monitor.runs import RunSummary
@@ -34,6 +34,8 @@ SORTS = {
     "validation": ("validation_loss", False),
     "restarts": ("restarts", True),
 }
+# A comma between rules; those in brackets are of one rule, which an error quotes whole.
+RULE_END = re.compile(r",(?![^(]*\))")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -138,10 +140,13 @@ def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRu
         return tuple(LabelRule(str(key), str(value), True) for key, value in given.items())
     words = [given] if isinstance(given, str) else given
     found = []
-    for word in (part.strip() for text in words for part in str(text).split(",") if part.strip()):
+    for word in (part.strip() for text in words for part in RULE_END.split(str(text)) if part.strip()):
         match = re.fullmatch(r"(!?)([^\s=!]+)(?:(!?==?)([^\s=!]*))?", word)
         if match is None or (match[1] and match[3]):
-            raise ConfigError(f"label = {word!r} must be key=value, key!=value, key or !key.")
+            raise ConfigError(
+                f"label = {shortened(word)!r} must be key=value, key!=value, key or !key. Rules with commas "
+                "between them must all hold; other forms, such as kubectl's `in (a, b)`, are not known."
+            )
         wanted = not match[1] and not (match[3] or "").startswith("!")
         found.append(LabelRule(match[2], match[4], wanted))
     return tuple(found)

@@ -52,3 +52,18 @@ def test_python_checks_alike():
         "gpt-tiny: it is refused; findings, the dearest first:",
         f"error, cannot run: {bad.findings[0].place}: batch.global_batch_size",
     ]
+
+
+def test_a_hostfile_is_read_as_submit_reads_it(workspace, capsys):
+    """The line that is no machine, too few of them; nothing of a file that is on another machine."""
+    hosts = ("gpt-tiny", "backend.kind=hosts", "backend.hosts.hostfile=hosts.txt")
+    assert checked(capsys, *hosts) == (0, [])
+    (workspace / "hosts.txt").write_text("node-a slots=8\nnode-b slots\n")
+    code, [found] = checked(capsys, *hosts)
+    assert (code, found["level"], found["key"]) == (2, "error", "backend.hosts.hostfile")
+    assert found["message"].startswith(
+        f"{workspace}/hosts.txt:2: 'node-b slots' is no machine. A line is `name "
+    )
+    assert found["place"] == "override backend.hosts.hostfile=hosts.txt"
+    (workspace / "hosts.txt").write_text("node-a slots=8\n")
+    assert checked(capsys, *hosts) == (0, [])

@@ -146,7 +146,5 @@ def test_the_page_of_a_job_shows_them(workspace):
     fake = FakeJob(RunDir.named("gpt-fake"), steps=40)
     change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
     text = str(job_page(fake.run))
-    assert (
-        "\nlabels: team=nlp\narchived: not in `nbtrain runs` without --archived\nnotes: first line\n  second\n"
-        in text
-    )
+    archived = "archived: not in `nbtrain runs` without --archived"
+    assert f"\nlabels: team=nlp\n{archived}\nnotes: first line\n  second\n" in text

@@ -25,7 +25,7 @@ const changesCounted = (number) => `${number} ${number === 1 ? "change" : "chang
  * start    {yaml, overrides, mode, clone, place}: what the form is opened with
  * model    the anywidget model of lab/widgets/launcher.py, or null
  * id       under which the browser keeps what is typed; "" keeps nothing
- * orphaned the form was a kernel's that is gone
+ * isGone   of a kernel's form that lost its widget: whether the kernel is gone, and not only out of reach
  * below    whether a submitted run is shown below the form
  */
 export function mountForm(root, options) {
@@ -38,10 +38,11 @@ class Form extends FormFrame {
   constructor(root, options) {
     super();
     const { server = null, host = makeHost(), start = {}, model = null, id = "" } = options;
-    const { orphaned = false, below = false } = options;
+    const { isGone = null, below = false } = options;
     Object.assign(this, { root, server, host, start, model, id, below });
-    this.ofKernel = Boolean(model) || orphaned;
-    this.lost = orphaned;
+    this.ofKernel = Boolean(model || isGone);
+    this.lost = Boolean(isGone);
+    this.isGone = isGone || (() => true);
     /** The number of the last change that the kernel is known to have. */
     this.heard = 0;
     this.ended = false;
@@ -134,7 +135,7 @@ class Form extends FormFrame {
     this.submitButton.disabled = true;
     if (error.status) return this.say(error.message, "bad");
     const kept = this.id ? " What you type is kept in this browser." : "";
-    const kernel = this.lost ? " The kernel that made it is gone too." : "";
+    const kernel = this.lost && this.isGone() ? " The kernel that made it is gone too." : "";
     const words = `Nothing is checked or submitted now: ${error.message}${kernel}${kept}`;
     this.say(words, "bad", [["Try again", again]]);
     this.unheard = true;
@@ -329,7 +330,9 @@ class Form extends FormFrame {
   sayKernel() {
     if (!this.ofKernel) return;
     let words = "The notebook's next cell gets these values: form.config.";
-    if (this.lost)
+    if (this.lost && !this.isGone())
+      words = "The kernel that made this form is not in reach: it runs a cell, and hears this later.";
+    else if (this.lost)
       words = "The kernel that made this form is gone: the next cells do not get these values. Run the "
         + "form's cell again, which offers them, or take them over as a cell.";
     else if (this.unheardNow())
@@ -386,6 +389,7 @@ class Form extends FormFrame {
     const newer = kept && kept.start === this.startKey && kept.state.seq > this.state.seq;
     this.heard = this.state.seq;
     if (newer) this.state = { ...this.state, ...kept.state };
+    if (this.lost) this.watching = setInterval(() => this.sayKernel(), AGAIN_MS);
     this.say("Reading\u2026");
     this.describe().then((done) => {
       if (!done || this.ended) return;
@@ -432,6 +436,7 @@ class Form extends FormFrame {
     this.ended = true;
     clearTimeout(this.timer);
     clearTimeout(this.looking);
+    clearInterval(this.watching);
     if (this.model) {
       this.model.off("change:held", this.onHeld);
       this.model.off("comm_live_update", this.onLive);

@@ -18,7 +18,7 @@ function mountHere(root, options) {
 export function rescueForm(place) {
   const { id, start } = JSON.parse(place.dataset.form);
   const isMine = (node) => node.dataset.form === id;
-  standIn(place, ".nbtrain-form", isMine, (own) => mountHere(own, { id, start, orphaned: true }));
+  standIn(place, ".nbtrain-form", isMine, (own, isGone) => mountHere(own, { id, start, isGone }));
 }
 
 export default {

@@ -7,11 +7,19 @@ const FAILED = /^(Loading widget|Error displaying widget|Error creating widget)/
 
 /**
  * Watch the output beside `place`; while no living view is there, `mountOwn(node)` fills a node of ours.
+ * `mountOwn` also gets a function that says if the widget is gone for good, not only out of reach.
  *
  * views    the selector of living views; `isMine(node)` whether one is the view that is meant
  */
 export function standIn(place, views, isMine, mountOwn) {
   let end = null, own = null, hidden = null;
+  const failed = () => {
+    const area = place.closest(".jp-OutputArea") || place.parentElement.parentElement;
+    return [...area.querySelectorAll(".jp-OutputArea-output")].filter((node) =>
+      FAILED.test(node.textContent.trim()),
+    );
+  };
+  const isGone = () => place.isConnected && failed().some((node) => !/^\s*Loading/.test(node.textContent));
 
   function look() {
     const area = place.closest(".jp-OutputArea") || place.parentElement.parentElement;
@@ -22,13 +30,11 @@ export function standIn(place, views, isMine, mountOwn) {
         own.remove();
         own = end = null;
       } else if (!living && !own) {
-        hidden = [...area.querySelectorAll(".jp-OutputArea-output")].find((node) =>
-          FAILED.test(node.textContent.trim()),
-        );
+        [hidden] = failed();
         if (hidden) {
           own = element("div");
           place.append(own);
-          end = mountOwn(own);
+          end = mountOwn(own, isGone);
         }
       }
       if (hidden) hidden.style.display = own ? "none" : "";

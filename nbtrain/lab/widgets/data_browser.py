@@ -18,7 +18,7 @@ import ipywidgets as widgets
 from nbtrain.base.errors import NbtrainError
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import BlendCard, DataCard
-from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.mime import bundle, show
 
 
 class DocumentBrowser(widgets.VBox):
@@ -121,11 +121,15 @@ class LiveDataCard(DataCard):
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(CardPanel(self), self.to_html(), str(self)), {}
 
+    def _ipython_display_(self) -> None:
+        show(self._repr_mimebundle_()[0])
+
 
 class LiveBlendCard(BlendCard):
     """A blend's data card that does so."""
 
     _repr_mimebundle_ = LiveDataCard._repr_mimebundle_
+    _ipython_display_ = LiveDataCard._ipython_display_
 
 
 def live(card: DataCard | BlendCard) -> DataCard | BlendCard:

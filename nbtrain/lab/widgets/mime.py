@@ -2,8 +2,14 @@
 
 live front end    the widget, and a picture for whoever opens the notebook without its kernel
 nobody watches    the picture alone: in exported HTML, a widget would hide it until a CDN answers
+
+A trusted notebook without its kernel shows "Error displaying widget" and not the picture. So a second output,
+invisible, has the picture once more, and a script that puts it in the place of such an error. It stands in a
+script element, which every reader that shows no scripts drops whole. Widgets that need no kernel have their
+own rescue (lab/ui/rescue.js).
 """
 
+import json
 from typing import Any
 
 from ipywidgets import DOMWidget
@@ -11,6 +17,41 @@ from ipywidgets import DOMWidget
 from nbtrain.lab.widgets.watched import is_watched
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+
+
+KEPT = """<script type="application/json" class="nbtrain-kept">{picture}</script><script>
+(() => {{
+  const kept = document.currentScript.previousElementSibling;
+  let looks = 0;
+  const look = () => {{
+    const area = kept.closest(".jp-OutputArea");
+    if (!area) {{
+      if (looks++ < 20) setTimeout(look, 500);
+      return;
+    }}
+    for (const output of area.querySelectorAll(".jp-OutputArea-output")) {{
+      if (output.contains(kept) || !/Error displaying widget/.test(output.textContent)) continue;
+      const place = document.createElement("div");
+      place.className = "jp-RenderedHTMLCommon nbtrain-picture";
+      place.innerHTML = JSON.parse(kept.textContent);
+      output.replaceChildren(place);
+      return;
+    }}
+    if (looks++ < 240) setTimeout(look, 500);
+  }};
+  look();
+}})();
+</script>"""
+
+
+def show(bundle: dict[str, Any]) -> None:
+    """Show a bundle in the cell that runs; if it has a widget, with what stands in for it later."""
+    from IPython.display import display
+
+    display(bundle, raw=True)
+    if WIDGET_MIME in bundle:
+        picture = json.dumps(bundle["text/html"]).replace("<", "\\u003c")
+        display({"text/html": KEPT.format(picture=picture), "text/plain": ""}, raw=True)
 
 
 def bundle(widget: DOMWidget, picture_html: str, text: str) -> dict[str, Any]:

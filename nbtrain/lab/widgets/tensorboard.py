@@ -15,7 +15,7 @@ import anywidget
 import traitlets
 
 from nbtrain.base.workspace import output_root
-from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.monitor.run_view import RunView
 
 HEIGHT_PIXELS = 720
@@ -42,6 +42,9 @@ class TensorBoardPanel(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self, self.static_html(), self.help), {}
+
+    def _ipython_display_(self) -> None:
+        show(self._repr_mimebundle_()[0])
 
     def static_html(self) -> str:
         """The curves of the run as a picture, and how to see them live."""

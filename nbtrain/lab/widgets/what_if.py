@@ -15,7 +15,7 @@ import traitlets
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.html_table import DIM, ROW, html_table, words_row
 from nbtrain.base.look import PARTS, TIME_PARTS
-from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.what_if import WhatIf
 
@@ -69,6 +69,9 @@ class WhatIfPage(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self, static_html(self.shown), static_text(self.shown)), {}
+
+    def _ipython_display_(self) -> None:
+        show(self._repr_mimebundle_()[0])
 
 
 def static_text(shown: dict[str, Any]) -> str:

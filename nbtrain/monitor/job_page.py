@@ -8,7 +8,7 @@ is one machine or pod with its ranks.
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
@@ -24,9 +24,12 @@ from nbtrain.config.autotune import found_words
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
+from nbtrain.monitor.job_place import place_of, restart_policy
+from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of
+from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.runs import lost_words, record_with_end
 from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
@@ -58,26 +61,6 @@ class LogFile:
     """Below the run directory."""
     size_bytes: int
     attempt: int | None = None
-
-
-@dataclass(frozen=True)
-class Use:
-    """A figure of a replica or rank over the job's life. None: not known."""
-
-    newest: float | None
-    mean: float | None
-    peak: float | None
-    request: float | None = None
-    limit: float | None = None
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU of a replica."""
-
-    name: str
-    memory_bytes: int | None
-    use: dict[str, Use]
 
 
 @dataclass(frozen=True)
@@ -143,7 +126,12 @@ class JobPage:
     run_id: str | None
     parent: str | None
     """The run id of the run that this one was cloned from."""
+    parent_name: str | None
+    """The name of that run, if it is there still."""
     backend: str
+    place: dict[str, str]
+    """Where it is in the words of its engine, job_place.py; {} on kind: local."""
+    restart_policy: str
     state: str
     phase: str
     cause: str | None
@@ -169,6 +157,8 @@ class JobPage:
     limits: dict[str, float]
     """Of each replica: the most that it may use, the least of all replicas."""
     command: list[str]
+    """What each rank runs: arguments of Python, to which `folder` is added."""
+    folder: str
     yaml: str
     """The resolved configuration with which it was submitted."""
     conditions: list[Condition]
@@ -228,6 +218,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     requests = {name: float(value) for name, value in asked.items() if value is not None}
     if config.resources.device == "gpu":
         requests["gpus"] = float(config.resources.gpus_per_node)
+    parent = (run.record() or {}).get("parent")
     reason = failure_reason(
         state, [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
     )
@@ -235,8 +226,11 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         name=run.name,
         job_id=job.job_id,
         run_id=record.run_id,
-        parent=(run.record() or {}).get("parent"),
+        parent=parent,
+        parent_name=name_of(parent, run.path.parent) if parent else None,
         backend=record.backend,
+        place=place_of(job, config),
+        restart_policy=restart_policy(config),
         state=state,
         phase=PHASES.get(state, state),
         cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,
@@ -256,8 +250,9 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         image=config.resources.image,
         requests=requests,
         autotuner=found_words(run, config, record.autotune, active),
-        limits=_limits(usage),
+        limits=limits(usage),
         command=record.command,
+        folder=display(run.path),
         yaml=config_yaml.read_text(encoding="utf-8"),
         conditions=conditions(events, record.created_at, (state, cause, since, reason)),
         events=job_events(sorted(events + cluster_events(job), key=lambda event: event["time"])),
@@ -280,14 +275,6 @@ def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict
     """The user's; the newest job has those of the run."""
     newest = job.job_id == run.job_ids()[-1]
     return said.applied(record.labels) if newest else dict(record.labels)
-
-
-def _limits(usage: list[NodeUsage]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for node in usage:
-        for name, value in (node.about.get("limits") or {}).items():
-            found[name] = min(value, found.get(name, value))
-    return found
 
 
 def _replicas(
@@ -325,8 +312,8 @@ def _replicas(
                 image=config.resources.image,
                 ranks=rows,
                 logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
-                use=_uses(node, "replica") | _uses(node, "node", OF_NODES),
-                gpus=_gpus(node),
+                use=uses(node, "replica") | uses(node, "node", OF_NODES),
+                gpus=gpus(node),
                 pod=pod,
             )
         )
@@ -388,7 +375,7 @@ def _rank(
         message=message,
         earlier=[_end(one) for one in before if one],
         logs=[_log(job, job.log(rank, number), number) for number in logs.get(rank, [])],
-        use=_uses(node, "replica" if single else rank_subject(rank)),
+        use=uses(node, "replica" if single else rank_subject(rank)),
     )
 
 
@@ -417,33 +404,3 @@ def _host(job: JobDir, rows: list[RankRow]) -> str:
 def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
     size = path.stat().st_size if path.exists() else 0
     return LogFile(path.relative_to(job.run.path).as_posix(), size, attempt)
-
-
-def _uses(node: NodeUsage | None, subject: str, beginnings: tuple[str, ...] = ("",)) -> dict[str, Use]:
-    """{figure: its use} of what was measured of a subject, of figures whose names begin so."""
-    if node is None:
-        return {}
-    names = [name for name in node.figures(subject) if name.startswith(beginnings)]
-    replica = subject == "replica"
-    requests = node.about.get("requests") or {} if replica else {}
-    limits = node.about.get("limits") or {} if replica else {}
-    return {
-        name: Use(
-            node.points(subject, name).newest,
-            node.mean(subject, name),
-            node.peak(subject, name),
-            requests.get(name),
-            limits.get(name),
-        )
-        for name in names
-    }
-
-
-def _gpus(node: NodeUsage | None) -> dict[str, Gpu]:
-    found = {}
-    for subject, said in ((node.about.get("gpus") if node else None) or {}).items():
-        memory, use = said.get("memory_bytes"), _uses(node, subject)
-        if memory and (known := use.get("gpu_memory_bytes")):
-            use["gpu_memory_bytes"] = replace(known, limit=float(memory))
-        found[subject] = Gpu(str(said.get("name")), memory, use)
-    return found

@@ -3,6 +3,7 @@
 job_shown(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,16 @@ from nbtrain.base import amounts
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.job_page import JobPage, RankRow, Replica, job_page
-from nbtrain.monitor.job_text import UNKNOWN, amounts_text, engine_words, moment, resource_rows, use_of_limit
+from nbtrain.monitor.job_text import (
+    UNKNOWN,
+    amounts_text,
+    cloned_from,
+    engine_words,
+    moment,
+    replicas_words,
+    resource_rows,
+    use_of_limit,
+)
 from nbtrain.monitor.logs import SUPERVISOR
 from nbtrain.monitor.usage_charts import drawn, usage_charts
 
@@ -115,7 +125,8 @@ def basics(page: JobPage) -> list[list[str]]:
     rows = [
         ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
         ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
-        ("cloned from", f"run {page.parent}" if page.parent else ""),
+        *page.place.items(),
+        ("cloned from", cloned_from(page)),
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
         ("submitted", f"{moment(page.created_at)} UTC"),
         ("ended", f"{moment(page.ended_at)} UTC" if page.ended_at else ""),
@@ -127,8 +138,10 @@ def basics(page: JobPage) -> list[list[str]]:
         ("each replica asks for", amounts_text(page.requests) or "nothing in particular"),
         ("and may use", amounts_text(page.limits) or "what there is"),
         ("image", page.image or ""),
+        ("replicas", replicas_words(page)),
+        ("restart policy", page.restart_policy),
         ("engine", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
-        ("command", " ".join(page.command)),
+        ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
     ]
     return [[label, text] for label, text in rows if text]
 

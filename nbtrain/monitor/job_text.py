@@ -1,6 +1,7 @@
 """The page of a job as text: `nbtrain job RUN`."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
 
 if TYPE_CHECKING:
-    from nbtrain.monitor.job_page import JobPage, Replica, Use
+    from nbtrain.monitor.job_page import JobPage, Replica
+    from nbtrain.monitor.job_use import Use
 
 NUM_EVENTS = 20
 # More ranks than this are not listed one by one unless they have failed.
@@ -66,7 +68,10 @@ def _basics(page: "JobPage") -> list[str]:
         f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
         f"each replica asks for {amounts_text(page.requests) or 'nothing in particular'}; "
         f"may use {amounts_text(page.limits) or 'what there is'}",
+        f"restarts {page.restart_policy}",
     ]
+    if page.place:
+        lines.insert(1, ", ".join(f"{label} {text}" for label, text in page.place.items()))
     if page.cause:
         lines.insert(1, page.cause)
     if page.engine:
@@ -76,7 +81,7 @@ def _basics(page: "JobPage") -> list[str]:
     if page.image:
         lines.append(f"image {page.image}")
     if page.parent:
-        lines.append(f"cloned from run {page.parent}")
+        lines.append(f"cloned from {cloned_from(page)}")
     if page.labels:
         lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
     if page.archived:
@@ -84,6 +89,21 @@ def _basics(page: "JobPage") -> list[str]:
     if page.notes:
         lines.append("notes: " + page.notes.strip().replace("\n", "\n  "))
     return lines
+
+
+def cloned_from(page: "JobPage") -> str:
+    """The parent run by its name, if it is there still; "" without one."""
+    if page.parent is None:
+        return ""
+    return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
+
+
+def replicas_words(page: "JobPage") -> str:
+    """How many replicas of which role, in which phases: "2 x worker: 2 Running"."""
+    roles = Counter(one.labels.get("role", "") for one in page.replicas)
+    phases = Counter(one.phase for one in page.replicas)
+    states = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    return ", ".join(f"{count} x {role}" for role, count in roles.items()) + f": {states}" if roles else ""
 
 
 def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:

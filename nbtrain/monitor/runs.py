@@ -53,6 +53,8 @@ class RunSummary:
     job_id: str | None = None
     ended_at: float | None = None
     world_size: int | None = None
+    nodes: int | None = None
+    """Machines or pods of the newest attempt; None before the first."""
     backend: str | None = None
     restarts: int = 0
     step: int | None = None
@@ -172,6 +174,7 @@ def _ended_summary(folder: str, name: str) -> RunSummary | None:
             created_at=record["created_at"],
             ended_at=record["ended_at"],
             world_size=record["world_size"],
+            nodes=attempts[-1].get("nodes") if attempts else None,
             backend=record["backend"],
             restarts=record["restarts"],
             step=step if beat else first_step,
@@ -222,6 +225,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         created_at=record.created_at if record else identity.get("created_at", 0.0),
         ended_at=getattr(record, "ended_at", None),
         world_size=getattr(record, "world_size", None),
+        nodes=record.attempts[-1].nodes if record and record.attempts else None,
         backend=getattr(record, "backend", None),
         restarts=record.restarts if record else 0,
         labels=said.applied(record.labels if record else {}),

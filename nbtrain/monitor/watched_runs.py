@@ -122,12 +122,14 @@ def row_of(run: RunSummary) -> dict[str, Any]:
         key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
     }
     eta = "" if run.eta_seconds is None else amounts.elapsed(run.eta_seconds)
+    size = [(run.nodes, "replica"), (run.world_size, "rank")]
+    counts = ", ".join(amounts.counted(number, word) for number, word in size if number)
     meaning = MEANING.get(run.state, "no job was submitted" if run.cause is None else "cannot be read")
     return value | {
         "meaning": meaning,
         "active": run.state in ACTIVE,
         "pill": list(pill(run.state)),
-        "words": {"step": step, **losses, "eta": eta},
+        "words": {"step": step, **losses, "eta": eta, "size": counts},
     }
 
 

@@ -63,6 +63,7 @@ rank 1 failed
 submitted MOMENT UTC, ended MOMENT UTC, 0 s
 1 replica, 2 ranks, attempt 1, 1 restart
 each replica asks for nothing in particular; may use 4 cores, 8.0 GiB of memory
+restarts after a failure from the newest checkpoint, at most 3 times
 
 Conditions
   TYPE        STATUS  SINCE (UTC) REASON     MESSAGE
@@ -121,6 +122,33 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
     assert (said["backend"], said["job_id"], said["parent"]) == ("local", failed.job.job_id, "older")
     assert said["labels"] == {"backend": "x", "job": "y"}
     assert "\ncloned from run older\nlabels: backend=x, job=y\n" in job_text(page)
+
+
+def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
+    """Kind, name, project and UID of a cluster's object; Slurm's job; what starts it again."""
+    run = RunDir(tmp_path / "gpt-fake")
+    job = FakeJob(run, steps=4)
+    job.tensorboard.close()
+    of_kind = {
+        "kubernetes": {"kind": "TrainJob", "namespace": "team-a", "name": "gpt-fake-0a90", "uid": "12-34"},
+        "slurm": {"numbers": ["401", "402"], "cluster": "alpha"},
+        "hosts": {"hosts": ["node-a", "node-b"]},
+    }
+    found = {}
+    for kind, handle in of_kind.items():
+        write_json(job.job.handle_json, handle)
+        changes = {"backend.kind": kind, "backend.max_restarts": 0, "backend.slurm.partition": "gpu"}
+        config = load(load_resolved(run.config_yaml), changes, check=False)
+        write_text(job.job.config_yaml, to_yaml(config))
+        page = job_page(run)
+        found[kind] = ", ".join(f"{label} {text}" for label, text in page.place.items())
+        assert page.restart_policy.startswith("never: a failure ends the job")
+        assert found[kind] in job_text(page)
+    assert found == {
+        "kubernetes": "object TrainJob gpt-fake-0a90, namespace team-a, uid 12-34",
+        "slurm": "Slurm job 401, 402, cluster alpha, partition gpu",
+        "hosts": "hosts node-a, node-b",
+    }
 
 
 def test_page_as_json_holds_logs_and_thinned_curves(failed: FakeJob) -> None:

@@ -60,6 +60,12 @@ def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     """The words beside them are in UTC, for the static picture."""
     shown = job_shown(job.run)
     assert shown["times"] == {"submitted": job.record.created_at}
-    assert dict(shown["basics"])["submitted"].endswith(" UTC")
+    basics = dict(shown["basics"])
+    assert basics["submitted"].endswith(" UTC")
+    assert basics["command"].startswith("python ") and basics["command"].endswith(f" {job.run.path}")
+    assert (basics["replicas"], basics["restart policy"]) == (
+        "1 x worker: 1 Running",
+        "after a failure from the newest checkpoint, at most 3 times",
+    )
     job.finish("SUCCEEDED", "done")
     assert set(job_shown(job.run)["times"]) == {"submitted", "ended"}

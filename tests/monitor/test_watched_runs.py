@@ -99,7 +99,7 @@ def test_rows_are_in_words_and_by_archive(root):
     rows = json.loads(WatchedRuns(root).answer())["runs"]
     assert [row["name"] for row in rows] == ["new", "old", "fresh"]
     words = dict.fromkeys(("step", "loss", "validation_loss"), UNKNOWN)
-    assert rows[0]["words"] == {**words, "eta": ""}
+    assert rows[0]["words"] == {**words, "eta": "", "size": "1 rank"}
     assert [row["meaning"] for row in rows] == [
         "rank 0 trains",
         "stopped on request; can be resumed",

@@ -3,7 +3,6 @@
 The planner is loaded at the first such request: a server that only shows runs does without it.
 """
 
-import json
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
@@ -11,6 +10,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import OutsideError, confined
+from nbtrain.monitor.run_ids import name_of
 
 
 class PlanHandler(NbtrainHandler):
@@ -33,7 +33,7 @@ def _plan(run: RunDir) -> dict[str, Any]:
         {"title": title, "heads": ["figure", "value"], "rows": [[*row] for row in rows.items()]}
         for title, rows in made.sections().items()
     ]
-    findings = [finding.to_dict() for finding in made.findings]
+    findings = [{**finding.to_dict(), "label": finding.label} for finding in made.findings]
     return {"headline": headline, "kind": kind, "tables": tables, "findings": findings}
 
 
@@ -55,7 +55,7 @@ def _config(run: RunDir) -> dict[str, Any]:
     from nbtrain.jobs.changes import changes_between
 
     value: dict[str, Any] = {"yaml": run.config_yaml.read_text(encoding="utf-8"), "parent": None}
-    parent = _run_with((run.record() or {}).get("parent"))
+    parent = _parent_of(run)
     differences = []
     if parent is not None:
         changes = changes_between(load_resolved(parent.config_yaml), load_resolved(run.config_yaml))
@@ -64,21 +64,17 @@ def _config(run: RunDir) -> dict[str, Any]:
     return {**value, "differences": differences}
 
 
-def _run_with(run_id: str | None) -> RunDir | None:
-    """The run of that id under the output root, if its configuration can be read."""
-    if run_id is None:
+def _parent_of(run: RunDir) -> RunDir | None:
+    """The run that this one was cloned from, if its configuration can be read."""
+    parent = (run.record() or {}).get("parent")
+    if not parent or (name := name_of(parent, output_root())) is None:
         return None
-    for path in output_root().glob("[!.]*/run.json"):
-        try:
-            # Most files are of other runs, and searching one is quicker than parsing it.
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if run_id in text and json.loads(text).get("run_id") == run_id:
-                run = RunDir(path.parent)
-                confined(run.config_yaml)
-                return run if run.config_yaml.exists() else None
-        except (OSError, ValueError, AttributeError, OutsideError):
-            continue
-    return None
+    found = RunDir.named(name)
+    try:
+        confined(found.config_yaml)
+    except OutsideError:
+        return None
+    return found if found.config_yaml.exists() else None
 
 
 class CheckHandler(NbtrainHandler):

@@ -28,11 +28,12 @@ export class Plan {
     }
   }
 
-  show({ headline, tables = [], findings = [] }) {
+  show({ headline, kind = "", tables = [], findings = [] }) {
     const tiles = element("div", "nbt-tiles");
     for (const [label, value] of Object.entries(headline || {})) {
-      const tile = element("div", "nbt-tile");
-      tile.append(element("span", "", label), element("strong", "", value));
+      const tile = element("div", "nbt-tile"), words = element("strong", "", value);
+      if (label === "fits") words.className = `nbt-kind-${kind}`;
+      tile.append(element("span", "", label), words);
       tiles.append(tile);
     }
     const parts = [tiles];
@@ -43,8 +44,12 @@ export class Plan {
     }
     if (findings.length) {
       const list = element("ul");
-      findings.forEach((one) => list.append(element("li", "", one.message || one)));
-      parts.push(element("h4", "", "Findings"), list);
+      findings.forEach(({ label, message, fix }) => {
+        const row = element("li");
+        row.append(element("b", "", `${label}: `), `${message} ${fix}`);
+        list.append(row);
+      });
+      parts.splice(1, 0, element("h4", "", "Findings"), list);
     }
     this.node.replaceChildren(...parts);
   }

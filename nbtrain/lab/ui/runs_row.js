@@ -8,6 +8,7 @@ import { age, button, element, known, moment, stamp } from "./words.js";
 export const RUN_COLUMNS = [
   ["name", "Run", "nbt-name-cell"],
   ["state", "State", ""],
+  ["backend", "Backend", ""],
   ["step", "Step", "nbt-num"],
   ["loss", "Loss", "nbt-num"],
   ["validation_loss", "Validation", "nbt-num"],
@@ -56,6 +57,11 @@ export class RunRow {
       this.cells[key] = cell;
       if (key === "name") cell.append(this.open, this.tags, this.under);
       if (key === "state") cell.append(this.state);
+      if (key === "backend" || key === "created") {
+        const lines = [element("div"), element("div", "nbt-about")];
+        this[key] = lines;
+        cell.append(...lines);
+      }
       if (key === "about") {
         this.notes = element("div", "nbt-about");
         this.cause = element("div", "nbt-about");
@@ -83,7 +89,7 @@ export class RunRow {
     this.run = run;
     this.box.checked = chosen;
     // An age moves on with each minute, everything else with the run.
-    const state = JSON.stringify([run, busy, this.list.compact && Math.floor(now / 60)]);
+    const state = JSON.stringify([run, busy, Math.floor(now / 60)]);
     if (state === this.drawn) return;
     this.drawn = state;
     this.node.dataset.state = run.state;
@@ -107,7 +113,9 @@ export class RunRow {
     this.steps.textContent = run.words.step;
     for (const key of ["loss", "validation_loss"]) this.cells[key].textContent = run.words[key];
     this.cells.eta_seconds.textContent = (run.active && run.words.eta) || "";
-    this.cells.created.textContent = moment(run.created);
+    this.backend.forEach((node, at) => (node.textContent = [run.backend, run.words.size][at] || ""));
+    const ago = `${age(now - run.created)} ago`;
+    this.created.forEach((node, at) => (node.textContent = [moment(run.created), ago][at]));
     this.cells.created.title = known(run.ended)
       ? `submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
       : `submitted ${stamp(run.created)}`;

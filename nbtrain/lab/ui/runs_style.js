@@ -66,6 +66,7 @@ export const RUNS_CSS = `
 @container (max-width:960px){.nbt-root.nbtrain-runs [data-column=about]{display:none}
  .nbtrain-runs:not(.nbt-compact) .nbt-under{display:-webkit-box}
  .nbt-root.nbtrain-runs:not(.nbt-compact) .nbt-name-cell{width:100%}}
+@container (max-width:820px){.nbt-root.nbtrain-runs [data-column=backend]{display:none}}
 @container (max-width:720px){.nbt-root.nbtrain-runs [data-column=eta_seconds]{display:none}
  .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}
 @container (max-width:640px){.nbt-root.nbtrain-runs [data-column=created]{display:none}}

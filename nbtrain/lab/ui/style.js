@@ -108,6 +108,8 @@ const CSS = `
  overflow:hidden;
  text-overflow:ellipsis}
 .nbt-root .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
+.nbt-root .nbt-tile strong.nbt-kind-bad{color:var(--nbt-failed);white-space:normal}
+.nbt-root .nbt-tile strong.nbt-kind-tight{color:var(--nbt-warned);white-space:normal}
 .nbt-root .nbt-tile small{font-size:11px;color:var(--nbt-dim);margin-left:4px;font-weight:400}
 
 .nbt-root .nbt-chart{background:var(--nbt-bg);min-width:0;position:relative}

@@ -28,7 +28,17 @@ from nbtrain.monitor.watched_runs import WatchedRuns, root_id, row_of
 
 PUSH_SECONDS = 2.0
 MOST_STATIC_ROWS = 200
-HEADS = ("run", "state", "step", "loss", "validation", "submitted (UTC)", "tags", "notes and cause")
+HEADS = (
+    "run",
+    "state",
+    "backend",
+    "step",
+    "loss",
+    "validation",
+    "submitted (UTC)",
+    "tags",
+    "notes and cause",
+)
 
 RESCUE = """<div class="nbtrain-rescue" data-runs="{table}" style="display:none">\
 </div><script>
@@ -116,7 +126,8 @@ def runs_html(runs: Sequence[RunSummary]) -> str:
         tags = ", ".join(f"{key}={value}" for key, value in run.labels.items())
         about = ". ".join(text.strip().rstrip(".") for text in (run.notes, run.cause or "") if text.strip())
         figures = (words["step"], words["loss"], words["validation_loss"])
-        rows.append((run.name, run.state, *figures, submitted, tags, about))
+        where = ", ".join(part for part in (run.backend, words["size"]) if part)
+        rows.append((run.name, run.state, where, *figures, submitted, tags, about))
     more = len(runs) - MOST_STATIC_ROWS
     caption = f"Runs (the first {MOST_STATIC_ROWS:,} of {len(runs):,})" if more > 0 else ""
     return html_table(HEADS, rows, caption)

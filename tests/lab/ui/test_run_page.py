@@ -89,6 +89,24 @@ def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
         assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+PLANNED = {
+    "headline": {"fits": "no, 9.1 GiB too much", "time": "3 d", "disk": "2.0 TiB"},
+    "kind": "bad",
+    "tables": [{"title": "Model", "heads": ["figure", "value"], "rows": [["parameters", "1.3B"]]}],
+    "findings": [{"label": "error, cannot run", "message": "It does not fit.", "fix": "Set zero_stage: 3."}],
+}
+
+
+def test_the_plan_says_what_to_do(job: FakeJob, browser: Any) -> None:
+    """Fits, time and disk first, then findings with their fix, then the tables."""
+    routes = routes_of(job.run) | {"run/gpt-fake/plan": lambda query, body: PLANNED}
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'plan'})") as page:
+        panel = page.get_by_role("tabpanel")
+        panel.get_by_text("error, cannot run: It does not fit. Set zero_stage: 3.").wait_for()
+        assert panel.locator(".nbt-kind-bad").inner_text() == "no, 9.1 GiB too much"
+        assert panel.locator("h4").all_inner_texts() == ["Findings", "Model"]
+
+
 def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
     job.one_step()

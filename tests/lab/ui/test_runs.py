@@ -43,6 +43,8 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_text("5 runs, 1 active").wait_for()
         running = page.locator("tr[data-run=gpt-0000]")
         assert all(words in running.inner_text() for words in ("RUNNING", "120 / 600", "3.5000", "12 min"))
+        assert running.locator("[data-column=backend]").inner_text() == "slurm\n2 replicas, 16 ranks"
+        assert running.locator("[data-column=created]").inner_text().endswith("\n10 min ago")
         words = page.get_by_label("only runs with these words")
         words.fill("out of memory")
         assert names(page) == ["gpt-0002"]

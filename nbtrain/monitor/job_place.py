@@ -1,0 +1,52 @@
+"""Where a job is in the words of its engine, and what starts it again when it fails; both for its page."""
+
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schema import RunConfig
+
+# Of many machines, those that are named.
+MOST_HOSTS = 8
+
+
+def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
+    """{label: text}: Kubernetes' object, namespace and UID, Slurm's job, the hosts; {} on kind: local."""
+    said = files.read_json(job.handle_json) or {}
+    found: dict[str, Any] = {}
+    if config.backend.kind == "kubernetes":
+        section = config.backend.kubernetes
+        found = {
+            "object": " ".join([said.get("kind") or section.workload, said.get("name") or ""]).strip(),
+            "namespace": said.get("namespace") or section.namespace,
+            "uid": said.get("uid"),
+            "cluster": said.get("context") or section.context,
+            "queue": section.queue,
+        }
+    elif config.backend.kind == "slurm":
+        slurm = config.backend.slurm
+        found = {
+            "Slurm job": ", ".join(said.get("numbers") or []),
+            "cluster": said.get("cluster"),
+            "partition": slurm.partition,
+            "account": slurm.account,
+        }
+    elif config.backend.kind == "hosts":
+        hosts = said.get("hosts") or []
+        more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
+        found = {"hosts": ", ".join(hosts[:MOST_HOSTS]) + more}
+    return {label: str(text) for label, text in found.items() if text}
+
+
+def restart_policy(config: RunConfig) -> str:
+    """What follows on a failure, as a sentence's part."""
+    most = config.backend.max_restarts
+    words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
+    words = words if most else "never: a failure ends the job"
+    if config.backend.kind == "kubernetes" and (pods := config.backend.kubernetes.restart_policy):
+        words += f"; pods: {pods}"
+    slurm = config.backend.slurm
+    if config.backend.kind == "slurm" and (slurm.requeue or slurm.resubmissions):
+        again = [amounts.counted(slurm.resubmissions, "resubmission")] if slurm.resubmissions else []
+        words += "; Slurm: " + ", ".join(["requeued when a node fails"] * slurm.requeue + again)
+    return words

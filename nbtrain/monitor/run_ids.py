@@ -1,0 +1,34 @@
+"""Runs by their run id: a clone's run.json names its parent by id alone, and a reader wants its name."""
+
+import json
+import time
+from pathlib import Path
+
+# A run that was not there is looked for again after so long: it reads the run.json of every run.
+AGAIN_SECONDS = 60.0
+
+# {(output root, run id): (name or None, when it was looked for)}
+_known: dict[tuple[Path, str], tuple[str | None, float]] = {}
+
+
+def name_of(run_id: str, root: Path) -> str | None:
+    """The name of the run with that id below `root`; None if there is none any more."""
+    name, at = _known.get((root, run_id), (None, 0.0))
+    if name is not None and _is(root / name / "run.json", run_id):
+        return name
+    now = time.monotonic()
+    if name is None and at and now - at < AGAIN_SECONDS:
+        return None
+    found = next((path for path in root.glob("[!.]*/run.json") if _is(path, run_id)), None)
+    name = found.parent.name if found else None
+    _known[root, run_id] = (name, now)
+    return name
+
+
+def _is(path: Path, run_id: str) -> bool:
+    try:
+        # Most files are of other runs, and searching one is quicker than parsing it.
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return run_id in text and json.loads(text).get("run_id") == run_id
+    except (OSError, ValueError, AttributeError):
+        return False

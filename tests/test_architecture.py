@@ -60,7 +60,7 @@ ALLOWED = {
         {"config", "corpus"},
         {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
-    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
+    "monitor": ({"config"}, {"orjson", "psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
     "jobs": (

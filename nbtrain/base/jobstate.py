@@ -172,26 +172,31 @@ def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
 
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     """observed_state of a job on disk. LOST without job.json: its submission never finished."""
+    return read_job(job, now)[1:]
+
+
+def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
+    """(record, state, cause): read_state, and job.json as it was read for it; None without job.json."""
     record = JobRecord.read(job.job_json)
     if record is None:
-        return LOST, "the submission was cut off before job.json was written"
+        return None, LOST, "the submission was cut off before job.json was written"
     if record.backend in ENGINES:
         # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.
         from nbtrain.base.node_records import EngineWord
 
         word, written_at = EngineWord.read(job.engine_json), job.job_json.stat().st_mtime
         asked = job.engine_json.stat().st_mtime - written_at if word else None
-        return state_with_engine(record, word, now - written_at, asked)
+        return record, *state_with_engine(record, word, now - written_at, asked)
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state in ACTIVE and record.supervisor and (why := _given_up(job, record.supervisor)):
-        return LOST, f"{why}, while the job was {state}"
+        return record, LOST, f"{why}, while the job was {state}"
     if state != LOST:
-        return state, cause
+        return record, state, cause
     # Its supervisor may have recorded the end and left between our two reads, or recorded it elsewhere.
     record = JobRecord.read(job.job_json) or record
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state == LOST and (words := last_words.kept(record)) and words.state in FINAL:
-        return words.state, words.cause
+        return words, words.state, words.cause
     if state == LOST and is_read_only(job.path):
-        return state, f"{cause}; {display(job.run.path)} is {READ_ONLY}"
-    return state, cause
+        cause = f"{cause}; {display(job.run.path)} is {READ_ONLY}"
+    return record, state, cause

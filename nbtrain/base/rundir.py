@@ -196,6 +196,15 @@ class JobDir:
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
 
+    def heartbeats(self) -> list[Path]:
+        """The heartbeats that were written, one for each rank."""
+        folder = self.path / "heartbeat"
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+        return [folder / name for name in names if name.endswith(".json")]
+
     def exit_record(self, rank: int, attempt: int) -> Path:
         return self.path / "exit" / f"{rank}.{attempt}.json"
 

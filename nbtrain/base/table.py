@@ -12,5 +12,6 @@ def rows(text: str) -> list[list[str]]:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, its cells in columns to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    form = "  ".join(f"%-{width}s" for width in widths)
+    return [(form % tuple(row)).rstrip() for row in rows]

@@ -15,7 +15,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
-from nbtrain.base.jobstate import ACTIVE, LOST, read_state
+from nbtrain.base.jobstate import ACTIVE, LOST
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
@@ -30,7 +30,7 @@ from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.pods import Pod, cluster_events, pods_of
 from nbtrain.monitor.run_ids import name_of
-from nbtrain.monitor.runs import lost_words, record_with_end
+from nbtrain.monitor.runs import job_with_end, lost_words
 from nbtrain.monitor.snapshot import finite
 from nbtrain.monitor.usage import NodeUsage, read_usage, usage_part
 
@@ -195,8 +195,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     """The page of a run's newest job, or of `job_id`. Raises JobError if there is none."""
     job = job_of(run, job_id)
     now = time.time() if now is None else now
-    state, cause = read_state(job, now)
-    record = record_with_end(job, state)
+    record, state, cause = job_with_end(job, now)
     if record is None:
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
     # A job of an earlier nbtrain kept none of its own.

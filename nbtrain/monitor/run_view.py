@@ -20,7 +20,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
-from nbtrain.monitor.runs import NO_JOB, record_with_end
+from nbtrain.monitor.runs import NO_JOB, job_with_end
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,
@@ -46,6 +46,7 @@ PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pi
 
 LARGEST_NUM_POINTS = 300
 LOG_LINES = 12
+NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
 # Between two heartbeats lies a second at most while a step is short; a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may ask about one run: within this time they get one answer.
@@ -107,10 +108,7 @@ class RunView:
         return self.state in ACTIVE
 
     def _state_and_cause(self) -> tuple[str, str | None]:
-        return self._of(self.job)
-
-    def _of(self, job: JobDir | None) -> tuple[str, str | None]:
-        return read_state(job, time.time()) if job else (NO_JOB, "nothing was submitted yet")
+        return read_state(job, time.time()) if (job := self.job) else NOTHING_SUBMITTED
 
     def events(self) -> list[dict[str, Any]]:
         """All events of the newest job, by time. They are read again when one was written."""
@@ -150,9 +148,8 @@ class RunView:
 
     def _read_snapshot(self) -> dict[str, Any]:
         now, job = time.time(), self.job
-        state, cause = self._of(job)
+        record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
         active = state in ACTIVE
-        record = record_with_end(job, state) if job else None
         heartbeats = self._heartbeats(job, record)
         self.reader.refresh(self._read_seconds)
         resources = self._resources(job, record, heartbeats, active)
@@ -200,7 +197,7 @@ class RunView:
 
     def _heartbeats(self, job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
         found = {}
-        for path in (job.path / "heartbeat").glob("*.json") if job else ():
+        for path in job.heartbeats() if job else ():
             if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
                 found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
         return dict(sorted(found.items()))
@@ -214,8 +211,7 @@ class RunView:
             if job_id in self._ended and self._ended[job_id][0] == stamp:
                 found.append(self._ended[job_id][1])
                 continue
-            state, cause = read_state(job, now)
-            record = record_with_end(job, state)
+            record, state, cause = job_with_end(job, now)
             keys = ("created_at", "ended_at", "resumed_from_step")
             known = {key: getattr(record, key, None) for key in keys}
             found.append(({"job_id": job_id, "state": state, "cause": cause, **known}, record))

@@ -104,7 +104,7 @@ def total_seconds(run: RunDir, record: JobRecord) -> float:
         if other is None or job_id == record.job_id:
             continue
         if other.ended_at is None:
-            beats = [Heartbeat.read(path) for path in run.job(job_id).path.glob("heartbeat/*.json")]
+            beats = [Heartbeat.read(path) for path in run.job(job_id).heartbeats()]
             last = max((beat for beat in beats if beat), key=lambda beat: beat.time, default=None)
             other.ended_at = last.time if last else other.created_at
             if last and "time" in last.stamps:

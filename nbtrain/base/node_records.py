@@ -89,6 +89,7 @@ class LaunchOrder(Record):
     """Additions to the environment of every rank."""
     cpus_per_node: int | None
     shutdown_timeout_seconds: float
+    """How long ranks may take to save and leave, with the saves that were measured before."""
     same_machine: bool
     """All agents are on one machine, so that the ranks meet on the loopback interface."""
     network_interface: str | None = None

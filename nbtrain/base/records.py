@@ -304,6 +304,8 @@ class Heartbeat(Stamped):
     host: str = ""
     dumps_stack: bool = False
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
+    written_bytes: int = 0
+    """Of checkpoints, since the rank began: grows while a save goes on."""
 
     def write(self, path: Path) -> None:
         """Without fsync: it is renewed every second."""
@@ -313,6 +315,8 @@ class Heartbeat(Stamped):
 STACK_SIGNAL = signal.SIGUSR2
 
 PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
+# Of a rank that was asked to stop, and does it.
+LEAVING_PHASES = ("save", "end")
 
 
 @dataclass
@@ -335,6 +339,8 @@ class ExitRecord(Record):
     """For a failure, its traceback, if there is one. For a stop, the limit that caused it, such as
     exit_interval_steps. For a rollback, {"step", "first", "last"} as JSON: the bad step and the positions
     [first, last) that it has read."""
+    said: str = ""
+    """The outcome by the rank's own word, which is the last thing that it does; "" if it gave none."""
 
 
 @dataclass

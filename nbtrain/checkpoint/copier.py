@@ -10,6 +10,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint.torch_files import count_written
 
 # Large, so that the copying thread asks for the interpreter some hundred times a gigabyte.
 CHUNK_BYTES = 8 << 20
@@ -47,6 +48,7 @@ def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) 
                 digest.update(buffer[:count])
                 written.write(buffer[:count])
                 size += count
+                count_written(count)
                 pace.spend(count)
             if digest.hexdigest() != expected["sha256"]:
                 raise CheckpointError(f"{source}: does not have the SHA-256 that its record says")

@@ -4,6 +4,7 @@ import hashlib
 import pickle
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import IO, Any
@@ -16,8 +17,26 @@ from nbtrain.base.workspace import display
 from nbtrain.parallel.startup import prepare_deepspeed
 
 SUFFIX = ".pt"
+# torch hands over a whole tensor at once; who waits for a save looks every second whether it goes on.
+PIECE_BYTES = 64 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
+
+
+_written = 0
+_lock = threading.Lock()
+
+
+def written_bytes() -> int:
+    """Bytes of checkpoints that this process has written so far, in all its threads."""
+    return _written
+
+
+def count_written(count: int) -> None:
+    """Add `count` bytes to written_bytes()."""
+    global _written
+    with _lock:
+        _written += count
 
 
 def write_file(path: Path, state: Any) -> dict[str, Any]:
@@ -93,14 +112,18 @@ class _HashedStream:
         self.failure: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        try:
-            written = self.file.write(content)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-        self.sha256.update(content)
-        self.size += written
-        return written
+        whole = memoryview(content).cast("B")
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = whole[start : start + PIECE_BYTES]
+            try:
+                self.file.write(piece)
+            except OSError as error:
+                self.failure = self.failure or error
+                raise
+            self.sha256.update(piece)
+            self.size += len(piece)
+            count_written(len(piece))
+        return len(whole)
 
     def flush(self) -> None:
         self.file.flush()

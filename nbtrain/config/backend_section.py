@@ -128,7 +128,8 @@ class BackendConfig(ConfigModel):
     """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
     """Time that ranks have to save and end when they are asked to stop, or twice the run's longest save if
-    that is longer; after that they are killed."""
+    that is longer; after that they are killed. Ranks that still write a checkpoint have this time again with
+    each sign of it, up to 10 times this time after the request."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
     node_timeout_seconds: Annotated[float, Field(ge=5, le=YEAR_SECONDS)] = 120.0

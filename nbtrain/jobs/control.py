@@ -5,21 +5,21 @@ How a job is reached is its backend's matter (backends/base.py).
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import measured_save_seconds, newest_checkpoint_step, newest_saved_step
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUSPENDED
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of_job
 from nbtrain.jobs.supervisor import leftovers, processes
-from nbtrain.jobs.supervisor.phases import patience_seconds
+from nbtrain.jobs.supervisor.phases import stop_patience_seconds
+from nbtrain.jobs.supervisor.ranks import Patience
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
@@ -55,14 +55,14 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
     The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds`, or
-    after twice the run's longest save if that is longer, are killed. `now` kills them at once; a supervisor
-    on another host that shows no life for a minute then counts as dead. A job that has ended is left as it
-    is. What is left of a LOST job, whose supervisor is gone, is ended. `wait_seconds` None waits as long as
-    the supervisor may take.
+    after twice the run's longest save if that is longer, are killed, unless they still save. `now` kills them
+    at once; a supervisor on another host that shows no life for a minute then counts as dead. A job that has
+    ended is left as it is. What is left of a LOST job, whose supervisor is gone, is ended in the same way.
+    `wait_seconds` None waits as long as the supervisor may take.
 
     Raises JobError if the job is still there after `wait_seconds`.
     """
-    backend = backend_of_job(job)
+    backend, began = backend_of_job(job), time.monotonic()
     end_cut_off(job)
     state, cause = backend.status(job)
     if state in ACTIVE:
@@ -70,24 +70,36 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
         if backend.cancel(job, now or not backend.capabilities.stop_in_order):
             if now:
                 give_up_silent(job, heard)
-            if wait_seconds is None:
-                config = load_resolved(job.run.config_yaml)
-                wait_seconds = _stop_seconds(job, config) + SUPERVISOR_SECONDS
-            state, cause = wait(job, wait_seconds)
+            state, cause = _until_stopped(job, ACTIVE, wait_seconds)
         else:
             state, cause = backend.status(job)
     if state in ACTIVE:
         raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} was asked to stop and is still {state} after "
-            f"{wait_seconds:g} s; {_harder(job, now)}"
+            f"{display(job.run.path)}: job {job.job_id} was asked to stop {time.monotonic() - began:.0f} s "
+            f"ago and is still {state}; {_harder(job, now)}"
         )
     backend.finish(job, now)
     return state, cause
 
 
-def _stop_seconds(job: JobDir, config: RunConfig) -> float:
-    """How long its supervisor lets the ranks save."""
-    return patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(job.run))
+def _until_stopped(
+    job: JobDir, while_in: Collection[str], wait_seconds: float | None
+) -> tuple[str, str | None]:
+    """(state, cause) once the state is none of `while_in`, or when the time is over.
+
+    None: as long as its supervisor may take to let the ranks save, and longer while they do.
+    """
+    backend, heartbeats = backend_of_job(job), job.heartbeats()
+    if wait_seconds is None:
+        config = load_resolved(job.run.config_yaml)
+        patience = Patience(heartbeats, stop_patience_seconds(job.run, config) + SUPERVISOR_SECONDS)
+    else:
+        patience = Patience((), wait_seconds)
+    while True:
+        state, cause = backend.status(job)
+        if state not in while_in or patience.over():
+            return state, cause
+        time.sleep(POLL_SECONDS)
 
 
 def _harder(job: JobDir, now: bool) -> str:
@@ -183,6 +195,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     JobError if the job is not active, saves nothing (mode: perf, eval) or is not paused in time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
+    began = time.monotonic()
     state, _ = backend.status(job)
     if state not in ACTIVE:
         raise JobError(f"{which} is {state}; only an active job can be paused. {advice_to_resume(job.run)}")
@@ -194,16 +207,14 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     if not backend.capabilities.pause:
         raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")
     ask_pause(job, True)
-    if wait_seconds is None:
-        wait_seconds = _stop_seconds(job, config) + SUPERVISOR_SECONDS
-    deadline = time.monotonic() + wait_seconds
     # In an engine's queue it has no supervisor that could save.
-    gone = (SUSPENDED, QUEUED) if config.backend.kind in ENGINES else (SUSPENDED,)
-    while state in ACTIVE and state not in gone:
-        if time.monotonic() >= deadline:
-            raise JobError(f"{which} was asked to pause and is still {state} after {wait_seconds:g} s.")
-        time.sleep(POLL_SECONDS)
-        state, _ = backend.status(job)
+    gone = {SUSPENDED, QUEUED} if config.backend.kind in ENGINES else {SUSPENDED}
+    state, _ = _until_stopped(job, ACTIVE - gone, wait_seconds)
+    if state in ACTIVE - gone:
+        raise JobError(
+            f"{which} was asked to pause {time.monotonic() - began:.0f} s ago and is still {state}. It "
+            f"pauses once its ranks have saved; {stop}"
+        )
     if state in ACTIVE:
         backend.pause(job)
     return backend.status(job)

@@ -73,10 +73,10 @@ def _stop(run: RunDir) -> dict[str, Any]:
     mode, seconds = _settings(str(run.config_yaml), run.config_yaml.stat().st_mtime_ns)
     if mode != "full":
         return _action("stop", "Stop", f"End the job. mode: {mode} saves nothing.")
+    patience = patience_seconds(seconds, measured_save_seconds(run))
     title = (
         "The ranks save a checkpoint at the next step and leave. Those that are left after "
-        f"{patience_seconds(seconds, measured_save_seconds(run)):.0f} s are killed. Resume goes on from the "
-        "newest checkpoint."
+        f"{patience:.0f} s, and do not save any more, are killed. Resume goes on from the newest checkpoint."
     )
     return _action("stop", "Stop", title)
 

@@ -68,6 +68,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
 
     with heartbeat.phase("start"):
         # torch takes seconds to import: the first sign of life comes before it.
+        from nbtrain.checkpoint.torch_files import written_bytes
         from nbtrain.parallel import startup
         from nbtrain.train.build import refuse_unsupported
         from nbtrain.train.health.collectives import CollectiveWatch
@@ -81,6 +82,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
 
             torch.autograd.set_detect_anomaly(True)
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
+        heartbeat.written = written_bytes
         heartbeat.collectives = CollectiveWatch()
         heartbeat.collectives.install()
     try:

@@ -260,6 +260,6 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
     with pytest.raises(JobError) as refused:
         control.cancel(job, now=True, wait_seconds=0.1)
     assert str(refused.value).endswith(
-        f"still RUNNING after 0.1 s; its supervisor does not answer. `kill -9 {deaf.pid}` on {deaf.host} "
+        f"s ago and is still RUNNING; its supervisor does not answer. `kill -9 {deaf.pid}` on {deaf.host} "
         "ends it; `nbtrain cancel --now run` then ends its ranks."
     )

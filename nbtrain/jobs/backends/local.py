@@ -29,6 +29,8 @@ from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import too_few
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.phases import stop_patience_seconds
+from nbtrain.jobs.supervisor.ranks import Patience
 
 
 class LocalLauncher:
@@ -48,7 +50,7 @@ class LocalLauncher:
         rendezvous = ["--nnodes", "1", "--master-addr", LOOPBACK, "--master-port", str(free_port())]
         cores = int(os.environ.get(HELD_CORES) or usable_cores())
         environment = rank_variables(config, self._job, attempt, cores)
-        seconds = config.backend.shutdown_timeout_seconds
+        seconds = stop_patience_seconds(self._job.run, config)
         self._ranks.start(self._command, rendezvous, config.world_size, seconds, environment)
 
     def poll(self) -> int | None:
@@ -121,7 +123,7 @@ class LocalBackend(SupervisedHere):
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """By the job's marker."""
         processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
-        processes.end_marked([job.job_id], grace_seconds)
+        processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
         # Whoever ends a lost job does not want it started again.
         Queue().remove(job)
 

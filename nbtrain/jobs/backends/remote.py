@@ -22,6 +22,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import network_interface
 from nbtrain.jobs.environment import common_variables
 from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
 
 # An agent renews its record every second; a shared disk may hide that for some seconds more.
@@ -253,7 +254,7 @@ class RemoteLauncher:
             command=self._command,
             environment=common_variables(self._config, self._job, self._attempt),
             cpus_per_node=self._config.resources.cpus_per_node,
-            shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
+            shutdown_timeout_seconds=stop_patience_seconds(self._job.run, self._config),
             same_machine=len(machines) == 1,
             network_interface=network_interface(self._config),
             supervisor=ProcessIdentity.of(os.getpid()),

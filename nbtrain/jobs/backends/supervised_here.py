@@ -16,17 +16,17 @@ from nbtrain.base.node_records import Ask
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
+from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.base import Backend, Capabilities
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.monitor.logs import SUPERVISOR
 
 # From the submission until the supervisor has said who it is.
 SUPERVISOR_START_SECONDS = 60.0
 # From its last word until it is gone, and with it the lock that it holds.
 SUPERVISOR_END_SECONDS = 10.0
-# The kernel told the ranks of a lost job to save and leave.
-LOST_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10
 
@@ -68,7 +68,9 @@ class SupervisedHere(Backend):
     def finish(self, job: JobDir, now: bool) -> None:
         """End the ranks of a LOST job; wait for the supervisor of any other, which outlives its last word."""
         if self.status(job)[0] == LOST:
-            self.end_ranks(job, 0.0 if now else LOST_GRACE_SECONDS)
+            # --now ends a run too whose configuration cannot be read.
+            seconds = 0.0 if now else stop_patience_seconds(job.run, load_resolved(job.run.config_yaml))
+            self.end_ranks(job, seconds)
             return
         record = JobRecord.read(job.job_json)
         deadline = time.monotonic() + self.end_seconds
@@ -78,7 +80,7 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """Ask what is left of a LOST job to save and leave; kill it after `grace_seconds`."""
+        """Ask what is left of a LOST job to save and leave; kill what does not save after `grace_seconds`."""
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, number: int, action: str) -> bool:

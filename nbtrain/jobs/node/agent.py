@@ -35,7 +35,7 @@ from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.rank_wrapper import FORWARDED
-from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS
+from nbtrain.jobs.supervisor.ranks import PAUSE_SECONDS, Patience
 
 LOOK_SECONDS = 0.2
 REPORT_SECONDS = 1.0
@@ -231,9 +231,13 @@ class Agent:
         ]
         self.say(f"attempt {order.attempt}: starts {here} ranks, rendezvous at {address}:{order.port}")
         self._ranks.start(order.command, rendezvous, here, order.shutdown_timeout_seconds, environment)
+        self._sampler = Sampler(
+            self._usage, self._job.job_id, self._ranks_of(order), self._config
+        ).__enter__()
+
+    def _ranks_of(self, order: LaunchOrder) -> range:
         first = sum(order.ranks[: self._number])
-        ranks = range(first, first + here)
-        self._sampler = Sampler(self._usage, self._job.job_id, ranks, self._config).__enter__()
+        return range(first, first + order.ranks[self._number])
 
     def _obey_signals(self) -> None:
         assert self._order is not None
@@ -322,8 +326,9 @@ class Agent:
         if self._order is not None:
             self._ended_by_us = f"node {self._number}: {why}"
             self._ranks.signal(signal.SIGTERM)
-            deadline = time.monotonic() + self._order.shutdown_timeout_seconds
-            while self._ranks.poll() is None and time.monotonic() < deadline:
+            heartbeats = (self._job.heartbeat(rank) for rank in self._ranks_of(self._order))
+            patience = Patience(heartbeats, self._order.shutdown_timeout_seconds)
+            while self._ranks.poll() is None and not patience.over():
                 self._obey_signals()
                 self.report()
                 time.sleep(LOOK_SECONDS)

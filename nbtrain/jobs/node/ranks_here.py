@@ -18,6 +18,7 @@ from pathlib import Path
 from nbtrain.base.records import ProcessIdentity
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.phases import cap_seconds
 from nbtrain.jobs.supervisor.rank_wrapper import EXIT_FD
 
 WRAPPER_GRACE_SECONDS = 3.0
@@ -50,7 +51,7 @@ class RanksHere:
             *(sys.executable, "-m", "torch.distributed.run", *rendezvous),
             *("--nproc-per-node", str(ranks), "--max-restarts", "0"),
             # torchrun counts whole seconds; a little more than ours, so that the supervisor decides.
-            *("--shutdown-timeout", str(int(shutdown_timeout_seconds) + 10)),
+            *("--shutdown-timeout", str(int(cap_seconds(shutdown_timeout_seconds)) + 10)),
             *("--no-python", sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper"),
             *(sys.executable, *command),
         ]

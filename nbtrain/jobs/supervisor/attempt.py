@@ -11,13 +11,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_step
 from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, report
-from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, patience_seconds, phase_of
+from nbtrain.jobs.supervisor.phases import (
+    Action,
+    Observed,
+    Phase,
+    cap_seconds,
+    decide,
+    patience_seconds,
+    phase_of,
+)
 from nbtrain.jobs.supervisor.ranks import Ranks, overdue
 from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_a_peer
 
@@ -48,6 +57,7 @@ class Attempt:
         """Innermost frames of the ranks that hung, as far as they could write them."""
         self.killed_at: float | None = None
         """Since when SIGKILL is the supervisor's own; seconds since the epoch."""
+        self._killed_after = ""
         self._stop_asked_at: float | None = None
         self._stop_now = False
         self._signalled_at: float | None = None
@@ -78,6 +88,8 @@ class Attempt:
                     self._dump_stacks(live)
                     still = f"no progress for {self._limit_seconds:g} s: {report(live)}"
                     self.hang = self._trouble or still
+                elif phase is Phase.STOPPING and self._stop_asked_at and not self._stop_now:
+                    self._killed_after = f"{now - self._stop_asked_at:.0f} s after it ({self._limit_words()})"
                 self._kill()
         return phase is not Phase.ENDED and not (self._launcher_ended and self.killed_at is not None)
 
@@ -85,6 +97,29 @@ class Attempt:
     def stop_asked(self) -> bool:
         """Whether ask_stop() was called."""
         return self._stop_asked_at is not None
+
+    def saves_on(self) -> str:
+        """In words, that ranks take longer to save than they usually may, and how long they have; else ""."""
+        now = time.monotonic()
+        if self._stop_asked_at is None or self.killed_at is not None or self.ranks.saving_at() is None:
+            return ""
+        patience = self._patience_seconds()
+        if now - self._stop_asked_at < patience:
+            return ""
+        written = sum(watch.beat.written_bytes for watch in self.ranks.watches.values() if watch.beat)
+        return (
+            f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()}) the ranks still "
+            f"save: {amounts.size(written)} are written; they are killed if nothing is added for "
+            f"{patience:.0f} s, or {cap_seconds(patience):.0f} s after the request"
+        )
+
+    def _patience_seconds(self) -> float:
+        return patience_seconds(self._config.backend.shutdown_timeout_seconds, self._save_seconds)
+
+    def _limit_words(self) -> str:
+        limit, patience = self._config.backend.shutdown_timeout_seconds, self._patience_seconds()
+        measured = f", twice the longest save: {patience:.0f}" if patience > limit else ""
+        return f"backend.shutdown_timeout_seconds = {limit:g}{measured}"
 
     def ask_stop(self, now: bool = False) -> None:
         """The ranks have been asked through control/; from here on the clock runs. `now` kills at once."""
@@ -105,6 +140,7 @@ class Attempt:
                 world_size=self._config.world_size,
                 stop_requested=self.stop_asked,
                 killed_at=self.killed_at,
+                killed_after=self._killed_after,
                 hang=self.hang,
                 stuck=self.stuck,
                 memory=self._launcher.memory(),
@@ -115,6 +151,7 @@ class Attempt:
                 trained=self.ranks.training(),
                 mode=self._config.mode,
                 saved_step=newest_saved_step(self._job.run),
+                reached_step=self.ranks.reached_step(),
                 node_left=self._launcher.last_words,
                 launcher_message=self._launcher.last_words or f"torchrun ended with code {code}; {LOG}",
             ),
@@ -123,7 +160,9 @@ class Attempt:
     def _observe(self, now: float) -> Observed:
         """Read what there is, and note since when it is so."""
         code = self._launcher.poll()
-        self.ranks.look(now)
+        stood_still = self.ranks.look(now)
+        if self._stop_asked_at is not None:
+            self._stop_asked_at += stood_still
         if code is not None:
             self._note_launcher_end(code, now)
         elif self.killed_at is None:
@@ -137,9 +176,8 @@ class Attempt:
             self._save_seconds = max(self._save_seconds, lead.progress.save_seconds or 0.0)
         limit, still = self._limit_seconds, self.ranks.standstills(now)
         return Observed(
-            patience_seconds=patience_seconds(
-                self._config.backend.shutdown_timeout_seconds, self._save_seconds
-            ),
+            patience_seconds=self._patience_seconds(),
+            saving_at=self.ranks.saving_at(),
             training=self.ranks.training(),
             launcher_ended=self._launcher_ended,
             launcher_killed_at=self._launcher_killed_at,

@@ -1,4 +1,4 @@
-"""The phases of an attempt, and what is due in each of them: pure, from what was observed and the time.
+"""The phases of an attempt, and what is due in each of them: from what was observed and the time.
 
     RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that cannot
     end
@@ -12,12 +12,18 @@ All times are the supervisor's own monotonic clock.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nbtrain.base.checkpoint_files import measured_save_seconds
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.schema import RunConfig
+
 # Peers of a dead rank wait in a collective that cannot end; this is for their last words.
 PEER_GRACE_SECONDS = 10.0
 # Before its first step a rank has nothing to save.
 EARLY_STOP_SECONDS = 5.0
 # A save in a busy machine, or one that meets another save, takes longer than the ones before.
 SAVE_TIMES = 2.0
+# Ranks that still write a checkpoint are not killed before so many times their patience_seconds.
+CAP_TIMES = 10.0
 # Between the signal to the ranks and the kill, once their patience_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 # A wrapper writes the record of its rank's end in much less; a wrapper that does not is gone itself.
@@ -48,6 +54,8 @@ class Observed:
 
     patience_seconds: float
     """How long ranks may take to save and leave: patience_seconds()."""
+    saving_at: float | None = None
+    """When a rank was last heard to write more of a checkpoint, or to begin to unload; None if none does."""
     training: bool = False
     """Whether rank 0 is past loading: only then is there something to save."""
     launcher_ended: bool = False
@@ -70,6 +78,26 @@ class Observed:
 def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
     """How long ranks that are asked to stop may take: the limit that is set, or twice the longest save."""
     return max(shutdown_timeout_seconds, SAVE_TIMES * save_seconds)
+
+
+def stop_patience_seconds(run: RunDir, config: RunConfig) -> float:
+    """patience_seconds() of a run, with the saves that were measured so far."""
+    return patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
+
+
+def cap_seconds(patience: float) -> float:
+    """How long ranks may take at most, however much they write."""
+    return CAP_TIMES * patience
+
+
+def time_is_over(now: float, asked_at: float, patience: float, saving_at: float | None) -> bool:
+    """Whether ranks that were asked to leave have had their time.
+
+    That is `patience` from the request, or from the last sign that they still save; at most the cap.
+    """
+    if saving_at is not None and now - asked_at < cap_seconds(patience):
+        asked_at = max(asked_at, saving_at)
+    return now - asked_at >= patience
 
 
 def phase_of(observed: Observed) -> Phase:
@@ -103,12 +131,12 @@ def _while_stopping(observed: Observed, now: float) -> Action:
     patience = observed.patience_seconds
     if not observed.training:
         patience = min(patience, EARLY_STOP_SECONDS)
+    since = observed.launcher_killed_at if observed.launcher_ended else observed.stop_asked_at
+    assert since is not None
+    over = time_is_over(now, since, patience, observed.saving_at)
     if observed.launcher_ended:
         # Its death was the signal.
-        assert observed.launcher_killed_at is not None
-        return Action.KILL if now - observed.launcher_killed_at > patience else Action.KEEP
-    assert observed.stop_asked_at is not None
-    over = now - observed.stop_asked_at >= patience
+        return Action.KILL if over else Action.KEEP
     if observed.signalled_at is None:
         # A rank that is still importing looks at control/ only after its first step.
         return Action.SIGNAL if over or not observed.training else Action.KEEP

@@ -100,17 +100,22 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def end_marked(
-    job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0, also: Iterable[str] = ()
+    job_ids: Iterable[str],
+    grace: float | Callable[[], bool],
+    timeout_seconds: float = 10.0,
+    also: Iterable[str] = (),
 ) -> list[int]:
-    """Wait `grace_seconds` for processes with the marker to leave, then kill them. Returns the killed.
+    """Wait for processes with the marker to leave, then kill them. Returns the killed.
 
-    `also` narrows the marker, as in marked_pids().
+    `grace`: for how many seconds, or what says that the time is over. `also` narrows the marker, as in
+    marked_pids().
 
     Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
     """
     job_ids, also = list(job_ids), list(also)
-    deadline = time.monotonic() + grace_seconds
-    while (left := marked_pids(job_ids, *also)) and time.monotonic() < deadline:
+    began = time.monotonic()
+    over = grace if callable(grace) else lambda: time.monotonic() - began >= grace
+    while (left := marked_pids(job_ids, *also)) and not over():
         reap_orphans()
         time.sleep(0.1)
     killed: set[int] = set()

@@ -135,7 +135,7 @@ def write_record(
     """Merge the kernel's truth with the rank's word and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
-    outcome = word.get("outcome")
+    said = outcome = word.get("outcome")
     message = str(word.get("message") or "")
     if (killed_by == signal.SIGTERM and outcome in IN_ORDER) or (
         killed_by == STACK_SIGNAL and outcome in OUTCOMES
@@ -160,6 +160,7 @@ def write_record(
         step=step if isinstance(step, int) else None,
         message=message,
         detail=str(word.get("detail") or "")[-MAX_DETAIL_CHARACTERS:],
+        said=said if said in OUTCOMES else "",
     )
     reserve.write(lambda: record.write(job.exit_record(rank, attempt)))
     reserve.release()

@@ -1,11 +1,14 @@
 """What the supervisor heard of an attempt's ranks, by its own clock: heartbeats, exit records, silence."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nbtrain.base.records import ExitRecord, Heartbeat
+from nbtrain.base.records import LEAVING_PHASES, ExitRecord, Heartbeat
 from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.supervisor.hang import Standstill
-from nbtrain.jobs.supervisor.phases import RECORD_SECONDS
+from nbtrain.jobs.supervisor.phases import RECORD_SECONDS, time_is_over
 
 # Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end
 # it unloads.
@@ -35,9 +38,38 @@ class RankWatch:
         """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""
         if beat is None or beat == self.beat:
             return
-        if self.beat is None or replace(beat, time=self.beat.time) != self.beat:
+        # What is written in the background does not show that the training goes on.
+        written = beat.written_bytes if self.beat is None or beat.phase == "save" else self.beat.written_bytes
+        if self.beat is None or replace(beat, time=self.beat.time, written_bytes=written) != self.beat:
             self.progressed_at = now
         self.beat, self.written_at = beat, now
+
+    @property
+    def saving_at(self) -> float | None:
+        """When it last wrote more of a checkpoint, or began to save or unload; None if it does neither."""
+        leaves = self.beat is not None and self.beat.phase in LEAVING_PHASES and not self.beat.process.gone()
+        return self.progressed_at if leaves else None
+
+
+def last_saving(watches: Iterable[RankWatch]) -> float | None:
+    """The latest saving_at of some ranks."""
+    return max((at for watch in watches if (at := watch.saving_at) is not None), default=None)
+
+
+class Patience:
+    """With ranks that were asked to leave, for who is not their supervisor: by their heartbeats."""
+
+    def __init__(self, heartbeats: Iterable[Path], seconds: float):
+        """`heartbeats` are their files; `seconds` is patience_seconds()."""
+        self._seconds, self._began = seconds, time.monotonic()
+        self._watches = {path: RankWatch(self._began, self._began) for path in heartbeats}
+
+    def over(self) -> bool:
+        """Whether their time is over: phases.time_is_over()."""
+        now = time.monotonic()
+        for path, watch in self._watches.items():
+            watch.hear(Heartbeat.read(path), now)
+        return time_is_over(now, self._began, self._seconds, last_saving(self._watches.values()))
 
 
 class Ranks:
@@ -49,22 +81,29 @@ class Ranks:
         self._looked_at: float | None = None
         self._trained = False
 
-    def look(self, now: float) -> None:
-        """Read every heartbeat and every new record."""
-        self._excuse(now)
+    def look(self, now: float) -> float:
+        """Read every heartbeat and every new record. Returns how long the supervisor itself stood still."""
+        stood_still = self._excuse(now)
         for rank, watch in self.watches.items():
             watch.hear(self._launcher.heartbeat(rank), now)
             if watch.record is None and (record := self._launcher.exit_record(rank)):
                 watch.record, watch.gone_at = record, None
+        return stood_still
 
-    def _excuse(self, now: float) -> None:
+    def saving_at(self) -> float | None:
+        """When a rank was last heard to write more of a checkpoint, or to begin to unload."""
+        return last_saving(watch for watch in self.watches.values() if watch.record is None)
+
+    def _excuse(self, now: float) -> float:
         """The time that the supervisor itself stood still is not held against the ranks."""
         pause = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
-        if pause > PAUSE_SECONDS:
-            for watch in self.watches.values():
-                watch.progressed_at += pause
-                watch.written_at += pause
+        if pause <= PAUSE_SECONDS:
+            return 0.0
+        for watch in self.watches.values():
+            watch.progressed_at += pause
+            watch.written_at += pause
+        return pause
 
     def note_gone(self, now: float) -> None:
         """Remember since when a rank has been gone without a record."""

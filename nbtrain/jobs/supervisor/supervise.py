@@ -18,14 +18,13 @@ ranks save and leave, and readers see the job as LOST.
 import contextlib
 import os
 import shutil
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nbtrain.base import files, last_words
+from nbtrain.base import files
 from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import (
     CANCELLED,
@@ -38,7 +37,7 @@ from nbtrain.base.jobstate import (
     at_rest,
 )
 from nbtrain.base.node_records import Ask
-from nbtrain.base.records import JobRecord, Rollback
+from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
@@ -50,10 +49,12 @@ from nbtrain.jobs.control import asked_devices, asked_pause
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.notify import notify
 from nbtrain.jobs.queue.place import Place, place_of
-from nbtrain.jobs.supervisor import leftovers, processes
+from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
 from nbtrain.jobs.supervisor.pause import hold, is_paused, paused_before, paused_words
+from nbtrain.jobs.supervisor.phases import stop_patience_seconds
+from nbtrain.jobs.supervisor.predecessors import sweep, wait_for_predecessors
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
@@ -92,6 +93,8 @@ class Supervision:
     """In this machine's queue; None if the job has none."""
     report: ProgressReport | None = None
     """Where an engine is told of the progress."""
+    attempt_told: int | None = None
+    """Of which attempt it was said that it saves for longer than usual."""
     pause_ends_allocation: bool = False
     """The supervisor of a paused job leaves too."""
 
@@ -151,7 +154,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
         try:
             try:
                 journal.config = config = load_resolved(job.run.config_yaml)
-                wait_for_predecessors(journal, config.backend.shutdown_timeout_seconds)
+                wait_for_predecessors(journal, stop_patience_seconds(job.run, config))
                 backend = backend_of(journal.record.backend)
                 launcher = backend.launcher(job, journal.record.command)
                 # Ranks on other machines are measured there, by their node agents.
@@ -296,6 +299,7 @@ def run_attempt(it: Supervision) -> Verdict:
             look(it)
             obey(it, attempt)
             tell_training(it, attempt)
+            tell_saving(it, attempt)
             if it.report:
                 it.report.look(attempt.ranks.lead())
             time.sleep(LOOK_SECONDS)
@@ -372,6 +376,13 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
         it.journal.attempt_trains(attempt.ranks.lead())
 
 
+def tell_saving(it: Supervision, attempt: Attempt) -> None:
+    """Say once that the ranks are given more time, because they still save."""
+    if it.attempt_told != it.journal.record.attempt and (words := attempt.saves_on()):
+        it.attempt_told = it.journal.record.attempt
+        it.journal.event("checkpoint", words)
+
+
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
     """Wait until the disk holds one more checkpoint; the job's end if it does not in time."""
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
@@ -418,31 +429,3 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
         it.journal.event("warning", said, devices=devices, data_parallel_size=size)
     it.config = fits
     return None
-
-
-def wait_for_predecessors(journal: Journal, seconds: float) -> None:
-    """Ranks of an earlier job whose supervisor died may still be saving; two jobs must not share model/."""
-    job = journal.job
-    others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
-    if left := processes.marked_pids(others):
-        said = f"{len(left)} processes of a lost job are asked to save and leave; waits up to {seconds:g} s"
-        journal.event("warning", said)
-        # Of backend local the kernel has asked them; an agent keeps its ranks until it misses the supervisor.
-        processes.send(left, signal.SIGTERM)
-        killed = processes.end_marked(others, seconds)
-        journal.event("warning", f"they are gone, {len(killed)} of them killed")
-    sweep(journal, "an earlier job", None)
-    for job_id in others:
-        if record := JobRecord.read(job.run.job(job_id).job_json):
-            last_words.forget(record)
-
-
-def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
-    """Remove what killed processes have left half-written."""
-    keep = journal.reserve.path if journal.reserve else None
-    try:
-        for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
-            journal.event("warning", f"removed {path}, left half-written by {author}")
-    except OSError as error:
-        if error.errno not in READ_ONLY_ERRORS:
-            raise

@@ -72,6 +72,8 @@ class Circumstances:
     """{rank: its process}, of the ranks that were heard of."""
     killed_at: float | None = None
     """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
+    killed_after: str = ""
+    """Of ranks that did not leave in time: how long after the request, and by which limit."""
     first_step: int = 0
     """The step of the checkpoint that the attempt began with."""
     gone: tuple[int, ...] = ()
@@ -84,6 +86,8 @@ class Circumstances:
     """The run's mode: only full trains to the end and saves."""
     saved_step: int | None = None
     """The step of the run's newest checkpoint, on the nodes' own disks too; None if there is none."""
+    reached_step: int | None = None
+    """The last step that a rank has reported, in its record or before."""
     node_left: str = ""
     """Which node is gone, or was asked to leave by its engine, if that is why ranks stopped."""
     launcher_message: str = ""
@@ -135,6 +139,13 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return cancelled(f"{limit}{_at(step)}; {saved}{on}")
         return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
     if around.stop_requested:
+        words = {record.said for record in records.values()}
+        done = around.mode != "full" or _is_saved(around, step)
+        if done and not missing and words <= {"finished", "stopped"}:
+            # Their word is the last thing that ranks do: what ended them met them while they unloaded.
+            if words == {"finished"}:
+                return Verdict(SUCCEEDED, _done(around, step), step=step)
+            return cancelled(f"stopped on request{_at(step)}; {saved}")
         return cancelled(_stop_out_of_order(records, around, step, saved))
     if around.hang:
         return failed(around.hang, retry=True, kind="hang")
@@ -186,7 +197,8 @@ def _stop_out_of_order(
         on = f"; a resume takes the checkpoint of step {kept}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
         return f"stopped on request {early}{failed}{on}"
-    if kept is not None and step is not None and kept >= step:
+    reached = around.reached_step if step is None else step
+    if kept is not None and reached is not None and kept >= reached:
         later = " (its processes had to be killed later)" if killed else how
         return f"stopped on request{_at(kept)}; {saved}{later}"
     newest = f"; its newest checkpoint is of step {kept}" if kept is not None else ""
@@ -194,7 +206,8 @@ def _stop_out_of_order(
         return f"stopped on request before it could save{_at(step)}{how}{newest}"
     # A rank that hangs after its save says nothing: only the checkpoint is known.
     missed = "said that it had saved" if step is None and newest else "had saved"
-    return f"stopped on request; killed before it {missed}{_at(step)}{newest}"
+    late = f" {around.killed_after}" if around.killed_after else ""
+    return f"stopped on request; killed{late} before it {missed}{_at(step)}{newest}"
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from nbtrain.base.events import EventWriter
@@ -38,6 +38,8 @@ class HeartbeatWriter:
     """Part of every beat; rank 0 only."""
     collectives: "CollectiveWatch | None" = None
     """Knows the collective that this rank is in, and how many it has begun or ended."""
+    written: Callable[[], int] | None = None
+    """How many bytes of checkpoints this rank has written."""
 
     def __init__(self, job: JobDir, rank: int, attempt: int):
         self.path = job.heartbeat(rank)
@@ -129,6 +131,7 @@ class HeartbeatWriter:
             collective=self.collectives.current() if self.collectives else None,
             host=self._host,
             dumps_stack=self._dumps_stack,
+            written_bytes=self.written() if self.written else 0,
             stamps={"time": Stamp.now(), "phase_since": self._since_stamp},
         )
 

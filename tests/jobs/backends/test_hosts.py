@@ -23,6 +23,7 @@ from nbtrain.jobs.backends.hosts import checks, end_job
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
 from nbtrain.jobs.backends.hosts.hostfile import read_hostfile
 from nbtrain.jobs.backends.hosts.launcher import (
+    AGENT_END_SECONDS,
     AGENT_MARKER,
     HostsHandle,
     HostsLauncher,
@@ -132,7 +133,10 @@ def started(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Call
     """started(launcher, config): the calls of its start_agents() on hosts of which `off` does not answer."""
     calls: list[Any] = []
 
-    def end(section: Any, hosts: list[str], job_id: str, grace_seconds: float) -> list[Answer]:
+    def end(
+        section: Any, hosts: list[str], job_id: str, grace_seconds: float, agents: float | None = None
+    ) -> list[Answer]:
+        assert agents is None or agents == 10 * grace_seconds + AGENT_END_SECONDS
         calls.append((tuple(hosts), job_id, grace_seconds))
         words = "ssh: connect to host off port 22: No route to host"
         return [
@@ -235,7 +239,7 @@ def test_only_what_carries_the_jobs_marker_is_ended() -> None:
         for agent in agents:
             agent.stdout.readline()
         # Processes that have ended are seen until their parent, this test, has asked for their end.
-        ended = subprocess.Popen([sys.executable, end_job.__file__, f"{JOB_ID}-ended", "0.5"])
+        ended = subprocess.Popen([sys.executable, end_job.__file__, f"{JOB_ID}-ended", "600", "0.5"])
         assert agents[0].wait(60) == -9
         assert ended.wait(60) == 0
         assert agents[1].poll() is None

@@ -12,6 +12,7 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.backends.local import LocalLauncher
 from nbtrain.jobs.supervisor import attempt as attempt_module
 from nbtrain.jobs.supervisor.attempt import Attempt
+from nbtrain.jobs.supervisor.host_memory import HostMemory
 from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
 
 
@@ -36,6 +37,9 @@ class HandLauncher(LocalLauncher):
 
     def processes_left(self):
         return self.left
+
+    def memory(self):
+        return HostMemory()
 
 
 class Watched:
@@ -171,6 +175,52 @@ def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
     assert watched.launcher.sent == ["SIGTERM", "kill"]
 
 
+def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
+    """20 s are allowed and the save takes 100: said once, not killed; bytes that stop growing end it."""
+    for rank in (0, 1):
+        watched.beat(rank, 6, "save")
+    watched.look()
+    watched.attempt.ask_stop()
+    for second in range(100):
+        watched.beat(1, 6, "save", written_bytes=(1 << 20) * second)
+        watched.look()
+        if second == 15:
+            assert watched.attempt.saves_on() == ""
+    assert not watched.killed
+    assert watched.attempt.saves_on() == (
+        "100 s after the request (backend.shutdown_timeout_seconds = 20) the ranks still save: 99.0 MiB are "
+        "written; they are killed if nothing is added for 20 s, or 200 s after the request"
+    )
+    for _ in range(25):
+        watched.beat(1, 6, "save", written_bytes=99 << 20)
+        watched.look()
+    assert watched.killed
+    cause = watched.attempt.finish().cause
+    assert cause == (
+        "stopped on request; killed 125 s after it (backend.shutdown_timeout_seconds = 20) before it had "
+        "saved"
+    )
+
+
+def test_bytes_of_a_save_in_the_background_are_no_progress_of_the_training(watched):
+    for second in range(12):
+        for rank in (0, 1):
+            watched.beat(rank, 6, "train", written_bytes=second << 20)
+        watched.look()
+    assert watched.attempt.hang is not None
+
+
+def test_a_supervisor_that_stood_still_gives_the_ranks_their_time(watched):
+    """On a busy machine it is not scheduled for a minute: the ranks have had no more of it."""
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    watched.attempt.ask_stop()
+    watched.look()
+    watched.look(60.0)
+    assert watched.launcher.sent == []
+
+
 def test_an_attempt_ends_with_its_launcher(watched):
     watched.look()
     assert watched.on
@@ -188,8 +238,6 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
     for _ in range(20):
         watched.look()
         assert watched.on
-    watched.look()
-    assert watched.on
     watched.look()
     assert not watched.on
     assert watched.launcher.sent == ["kill"]

@@ -97,5 +97,16 @@ def test_a_stop_at_once_kills():
 @pytest.mark.parametrize(("training", "patience"), [(True, 60.0), (False, 5.0)])
 def test_the_ranks_of_a_killed_launcher_have_the_time_of_a_stop(training, patience):
     dying = replace(QUIET, training=training, launcher_ended=True, launcher_killed_at=NOW)
-    assert decide(dying, NOW + patience) is Action.KEEP
-    assert decide(dying, NOW + patience + 0.1) is Action.KILL
+    assert decide(dying, NOW + patience - 0.1) is Action.KEEP
+    assert decide(dying, NOW + patience) is Action.KILL
+
+
+def test_a_save_that_goes_on_is_not_killed_before_the_cap():
+    """Every sign of the save gives the ranks their time again; no sign of it counts after 10 times that."""
+    asked = replace(QUIET, stop_asked_at=NOW, signalled_at=NOW)
+    assert decide(replace(asked, saving_at=NOW + 50), NOW + 109) is Action.KEEP
+    assert decide(replace(asked, saving_at=NOW + 50), NOW + 110) is Action.KILL
+    assert decide(replace(asked, saving_at=NOW + 599), NOW + 599.9) is Action.KEEP
+    assert decide(replace(asked, saving_at=NOW + 599), NOW + 600) is Action.KILL
+    # What was written before the request gives nothing.
+    assert decide(replace(asked, saving_at=NOW - 30), NOW + 60) is Action.KILL

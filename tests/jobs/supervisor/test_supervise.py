@@ -23,7 +23,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.submit import resume
 from nbtrain.jobs.supervisor import processes
-from nbtrain.jobs.supervisor.supervise import wait_for_predecessors
+from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
 
 pytestmark = pytest.mark.slow
 

@@ -160,6 +160,31 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
     assert "mode: eval saves nothing" in measured.cause
 
 
+@pytest.mark.parametrize(("number", "code"), [(9, None), (6, None), (None, 1)])
+def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
+    """On a busy machine a rank is ended while it unloads, after its last word: nothing is reported as killed.
+
+    Only if its checkpoint is there: the word alone proves nothing.
+    """
+    ended = replace(KILLED_AFTER_ITS_WORD, signal=number, exit_code=code, said="stopped")
+    other = replace(record(1, "stopped"), said="stopped")
+    stop = {"stop_requested": True, "killed_at": 8.0 if number == 9 else None}
+    assert judged(ended, other, **stop).cause == "stopped on request at step 7; saved"
+    assert "killed" in judged(ended, replace(other, said=""), **stop, saved_step=6).cause
+    lost = judged(ended, other, saved_step=4, **stop).cause
+    assert "its newest checkpoint is of step 4" in lost
+    done = judged(replace(ended, said="finished"), replace(other, said="finished"), **stop)
+    assert done.state == "SUCCEEDED"
+
+
+def test_a_stop_before_the_first_new_step_has_lost_nothing():
+    """Killed while loading: the heartbeat is at the checkpoint's step, no record says anything."""
+    killed = judged(
+        replace(KILLED_AFTER_ITS_WORD, step=None), stop_requested=True, killed_at=8.0, reached_step=7
+    )
+    assert killed.cause == "stopped on request at step 7; saved (its processes had to be killed later)"
+
+
 @pytest.mark.parametrize(
     ("step", "saved_step", "cause"),
     [

@@ -16,7 +16,7 @@ from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.hosts.checks import obstacles
 from nbtrain.jobs.backends.hosts.dry_text import dry_text
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
-from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_marked, why
+from nbtrain.jobs.backends.hosts.launcher import HostsHandle, HostsLauncher, end_lost, end_marked, why
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.obstacle import Obstacle
 
@@ -42,11 +42,8 @@ class HostsBackend(SupervisedHere):
         handle = HostsHandle.read(job.handle_json)
         section = load_resolved(job.run.config_yaml).backend.hosts
         hosts = handle.hosts if handle else []
-        left = [
-            words
-            for answer in end_marked(section, hosts, job.job_id, grace_seconds)
-            if (words := why(answer))
-        ]
+        end = end_lost if grace_seconds else end_marked
+        left = [words for answer in end(section, hosts, job.job_id, grace_seconds) if (words := why(answer))]
         if left:
             raise JobError(
                 f"job {job.job_id} is LOST, and what it may have left is not ended: {'; '.join(left)}. Its "

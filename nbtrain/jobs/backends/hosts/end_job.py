@@ -1,9 +1,10 @@
 """Runs on a host by `python -`: ends what carries a job's marker, and nothing else.
 
-    python - JOB_ID GRACE_SECONDS
+    python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
-The agent is asked to leave (TERM): its ranks save. What is left after GRACE_SECONDS is killed. Prints how
-many processes there were and how many were killed. The standard library only.
+The agent is asked to leave (TERM): its ranks save, and it kills those that take too long, so it has
+AGENTS_SECONDS. Without an agent, ranks have GRACE_SECONDS. What is left then is killed. Prints how many
+processes there were and how many were killed. The standard library only.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def wait(job_id, seconds, then=None):
         time.sleep(0.1)
 
 
-def main(job_id, grace_seconds):
+def main(job_id, grace_seconds, agents_seconds):
     there = marked(job_id)
     agents = [
         pid
@@ -65,7 +66,7 @@ def main(job_id, grace_seconds):
     if grace_seconds > 0:
         # Agents whose supervisor is gone save their ranks; without an agent the ranks are asked themselves.
         send(agents or there, signal.SIGTERM)
-    left = wait(job_id, grace_seconds)
+    left = wait(job_id, agents_seconds if agents else grace_seconds)
     killed = len(left)
     # Again and again: a process may have forked while we looked.
     left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
@@ -74,4 +75,4 @@ def main(job_id, grace_seconds):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], float(sys.argv[2])))
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))

@@ -33,6 +33,7 @@ from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_ev
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.environment import recorded_variables, supervisor_environment
 from nbtrain.jobs.supervisor import processes
+from nbtrain.jobs.supervisor.phases import cap_seconds, stop_patience_seconds
 
 END_JOB = Path(__file__).with_name("end_job.py")
 AGENT_MARKER = "NBTRAIN_AGENT_JOB"
@@ -98,11 +99,11 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
     if lost is None or record is None or record.backend != "hosts" or record.state not in ACTIVE:
         return []
     backend, handle = config.backend, HostsHandle.read(lost.handle_json)
-    machines = handle.hosts if handle else hosts
-    answers = end_marked(backend.hosts, machines, lost.job_id, backend.shutdown_timeout_seconds)
+    machines, patience = handle.hosts if handle else hosts, stop_patience_seconds(job.run, config)
+    answers = end_lost(backend.hosts, machines, lost.job_id, patience)
     # By the shared disk's clock: agents leave by themselves, and ranks save meanwhile.
     silent = job.job_json.stat().st_mtime - lost.job_json.stat().st_mtime
-    left = backend.node_timeout_seconds + backend.shutdown_timeout_seconds - silent
+    left = backend.node_timeout_seconds + patience - silent
     return [
         f"{words}; what job {lost.job_id} has left there ends by itself within {left:.0f} s"
         for answer in answers
@@ -160,10 +161,25 @@ class Runner:
         self._process.wait()
 
 
-def end_marked(section: HostsConfig, hosts: Sequence[str], job_id: str, grace_seconds: float) -> list[Answer]:
-    """Have each host end the processes with the job's marker; `grace_seconds` 0 kills them at once."""
-    arguments = [job_id, str(grace_seconds)]
-    limit = END_TIMEOUT_SECONDS + grace_seconds
+def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[Answer]:
+    """Have each host ask what is left of a LOST job to save and leave; agents kill what takes too long."""
+    return end_marked(section, hosts, job_id, patience, cap_seconds(patience) + AGENT_END_SECONDS)
+
+
+def end_marked(
+    section: HostsConfig,
+    hosts: Sequence[str],
+    job_id: str,
+    grace_seconds: float,
+    agents_seconds: float | None = None,
+) -> list[Answer]:
+    """Have each host end the processes with the job's marker; `grace_seconds` 0 kills them at once.
+
+    `agents_seconds`: how long agents have, which end their ranks themselves; None: the same.
+    """
+    most = grace_seconds if agents_seconds is None else agents_seconds
+    arguments = [job_id, str(grace_seconds), str(most)]
+    limit = END_TIMEOUT_SECONDS + most
     return run_everywhere(section, hosts, END_JOB, arguments, timeout_seconds=limit)
 
 

@@ -153,7 +153,8 @@ class BackendConfig(ConfigModel):
     batch size stays. On kind: hosts it asks every machine, and goes on without those that do not answer. On
     device: cpu an operator says how many devices one machine has (nbtrain.jobs.control.ask_devices)."""
     env: dict[Word, EnvironmentText] = {}
-    """Environment variables that every rank gets."""
+    """Environment variables that every rank gets. Those that nbtrain sets itself are refused, or `nbtrain
+    check` says what they replace."""
     debug: DebugSwitches = []
     """One switch or a list. nccl sets NCCL_DEBUG=INFO, distributed TORCH_DISTRIBUTED_DEBUG=DETAIL,
     cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names the kernel it is from; slow), cpp_stacks

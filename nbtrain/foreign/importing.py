@@ -19,7 +19,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
-from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
 from nbtrain.foreign.deepspeed_keys import drop_auto, drop_wrong, read_alone, read_keys, two_formats
@@ -320,8 +321,8 @@ def _machine(source: Reading) -> None:
             source.set("resources.gpu_type", device.name, comment=label, place=job.gpu_product.place)
     environment = {}
     for name, word in job.environment.items():
-        if RESERVED_ENVIRONMENT.fullmatch(name):
-            source.note(word.place, f"{name}: nbtrain sets it for each rank.")
+        if words := why_reserved(name):
+            source.note(word.place, f"{name}: {words}")
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):
             source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
         elif word.from_outside:

@@ -19,6 +19,7 @@ from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
+from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
 from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
@@ -325,40 +326,6 @@ def split_is_readable(config: RunConfig) -> Problems:
             f"{setting}\n  leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
             "Set evaluation.eval_iters: 0, or a split such as 949,50,1."
         )
-
-
-# torchrun or nbtrain sets these for each rank: one value from the YAML would give all ranks the same
-# identity.
-RESERVED_ENVIRONMENT = re.compile(
-    r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
-    r"|TORCHELASTIC_.*|NBTRAIN_(JOB|ATTEMPT|RUN_DIR|EXIT_FD)"
-)
-SECRET_NAMES = re.compile(
-    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
-)
-SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
-
-
-def environment_is_safe(config: RunConfig) -> Problems:
-    """Variables with legal names, none of nbtrain's own and no secrets: their values are written to files."""
-    for name, value in config.backend.env.items():
-        # An override's place repeats its value, which may be the secret.
-        where = config.where(f"backend.env.{name}").partition("=")[0]
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield (
-                f"{where}: backend.env: {name!r} cannot name a variable: use letters, digits and _, "
-                "and no digit first."
-            )
-        elif RESERVED_ENVIRONMENT.fullmatch(name):
-            yield f"{where}: backend.env.{name}: nbtrain sets this for each rank itself. Take it out."
-        elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
-            yield (
-                f"{where}: backend.env.{name} looks like a secret, which config.yaml and environment.json "
-                "would show.\n"
-                "  Take it out and set it in the shell that submits; ranks inherit its environment."
-            )
-        elif "\0" in value:
-            yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
 
 
 def notification_is_safe(config: RunConfig) -> Problems:

@@ -12,6 +12,7 @@ from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
@@ -281,6 +282,19 @@ def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
+    """What backend.env sets in place of nbtrain, or of the engine, is said."""
+    for name, said, fix, costs in replaced_values(subject.config):
+        yield finding_of(
+            subject.config,
+            "variables_have_one_owner",
+            f"backend.env.{name}",
+            said,
+            fix,
+            level="warning" if costs else "note",
+        )
+
+
 MACHINE_RULES = (
     loaders_have_cores,
     checkpoints_fit_the_disk,
@@ -292,4 +306,5 @@ MACHINE_RULES = (
     device_trains_here,
     name_says_its_size,
     timeout_is_in_seconds,
+    variables_have_one_owner,
 )

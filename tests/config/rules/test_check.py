@@ -976,6 +976,24 @@ BROKEN = {
         ["backend.env={MASTER_PORT: '1'}"],
         "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Take it out.",
     ),
+    "the paths of Python's modules": (
+        "gpt-125m",
+        ["backend.env={PYTHONPATH: /mine}"],
+        "override backend.env: backend.env.PYTHONPATH: it would replace the paths by which ranks find their "
+        "modules, nbtrain among them. Take it out, and export it in the shell that submits (on Kubernetes: "
+        "set it in the image); ranks inherit it.",
+    ),
+    "a folder of the whole job": (
+        "gpt-125m",
+        ["backend.env={NBTRAIN_OUTPUT: /mine}"],
+        "override backend.env: backend.env.NBTRAIN_OUTPUT: the whole job has this from the shell that "
+        "submits (on Kubernetes: from backend.kubernetes). Take it out, and export it there.",
+    ),
+    "the accelerator": (
+        "gpt-125m",
+        ["backend.env={DS_ACCELERATOR: cpu}"],
+        "override backend.env: backend.env.DS_ACCELERATOR: resources.device decides this. Take it out.",
+    ),
     "a secret among the arguments of a notification": (
         "gpt-125m",
         ["notify.command=[curl, https://me:s3cret@host/x]"],

@@ -1,0 +1,92 @@
+"""backend.env: variables that are refused, those that take the place of nbtrain's own value, and secrets."""
+
+import re
+
+from nbtrain.config.debug import debug_variables
+from nbtrain.config.rules.wording import Problems
+from nbtrain.config.schema import RunConfig
+
+# What nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or have
+# them look in other folders than their supervisor.
+RESERVED = {
+    "nbtrain sets this for each rank itself. Take it out.": re.compile(
+        r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+        r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
+    ),
+    "the whole job has this from the shell that submits (on Kubernetes: from backend.kubernetes). Take it "
+    "out, and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
+    "it would replace the paths by which ranks find their modules, nbtrain among them. Take it out, and "
+    "export it in the shell that submits (on Kubernetes: set it in the image); ranks inherit it.": re.compile(
+        r"PYTHON(PATH|HOME)"
+    ),
+    "resources.device decides this. Take it out.": re.compile(r"DS_ACCELERATOR"),
+}
+SECRET_NAMES = re.compile(
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
+)
+SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
+# What nbtrain sets if backend.env does not, and how it decides.
+OWN_VALUES = {
+    "OMP_NUM_THREADS": "cores over ranks",
+    "OMP_WAIT_POLICY": "PASSIVE on device: cpu",
+    "GLOO_SOCKET_IFNAME": "the run's network interface",
+    "NCCL_SOCKET_IFNAME": "the run's network interface",
+    "PYTHONUNBUFFERED": "1, so that logs can be read while ranks run",
+}
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def why_reserved(name: str) -> str:
+    """Why a variable may not stand in backend.env, and the fix; "" if it may."""
+    return next((words for words, names in RESERVED.items() if names.fullmatch(name)), "")
+
+
+def environment_is_safe(config: RunConfig) -> Problems:
+    """Variables with legal names, none of nbtrain's own and no secrets: their values are written to files."""
+    for name, value in config.backend.env.items():
+        # An override's place repeats its value, which may be the secret.
+        where = config.where(f"backend.env.{name}").partition("=")[0]
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield (
+                f"{where}: backend.env: {name!r} cannot name a variable: use letters, digits and _, "
+                "and no digit first."
+            )
+        elif words := why_reserved(name):
+            yield f"{where}: backend.env.{name}: {words}"
+        elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
+            yield (
+                f"{where}: backend.env.{name} looks like a secret, which config.yaml and environment.json "
+                "would show.\n"
+                "  Take it out and set it in the shell that submits; ranks inherit its environment."
+            )
+        elif "\0" in value:
+            yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
+
+
+def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
+    """(variable, what happens, the fix, whether it costs something) of backend.env that nbtrain sets too."""
+    found, by_debug = [], debug_variables(config.backend.debug)
+    for name, value in config.backend.env.items():
+        takes = f"backend.env.{name} = {value} takes the place of"
+        if name in OWN_VALUES:
+            found.append((name, f"{takes} nbtrain's own value ({OWN_VALUES[name]}).", "", False))
+        elif by_debug.get(name, value) != value:
+            said = f"{takes} {by_debug[name]}, which backend.debug asks for."
+            found.append((name, said, "Take one of the two out.", True))
+        elif name == VISIBLE_GPUS and config.resources.device == "gpu":
+            found.append((name, *_visible_gpus(config, value)))
+    return found
+
+
+def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
+    kind, said = config.backend.kind, f"backend.env.{VISIBLE_GPUS} = {value}:"
+    if kind == "local":
+        return f"{said} the run's GPUs are taken among these.", "", False
+    if kind == "hosts":
+        return f"{said} the ranks of every machine see these GPUs.", "", False
+    engine = kind.capitalize()
+    return (
+        f"{said} the ranks of every node see these, in place of the GPUs that {engine} has given the job.",
+        f"Take it out; {engine} chooses the GPUs.",
+        True,
+    )

@@ -76,7 +76,8 @@ def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     assert cluster.call("squeue", "-h") == ""
     record, handle = JobRecord.read(job.job_json), files.read_json(job.handle_json)
     assert (record.attempt, record.restarts) == (1, 0)
-    assert record.attempts[1].resumed_from_step >= record.attempts[0].reached_step
+    # On a busy machine the pause may come before the first step.
+    assert (record.attempts[1].resumed_from_step or 0) >= record.attempts[0].reached_step
     assert (len(handle["numbers"]), handle["resumed"]) == (2, 1)
 
 

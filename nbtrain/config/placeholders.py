@@ -32,7 +32,7 @@ def _missing(config: RunConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":
-        if (pods.image or config.resources.image) is None:
+        if config.image is None:
             found["backend.kubernetes.image"] = IMAGE
         if not any(carries_workspace(mount, pods) for mount in pods.mounts):
             known = [mount.model_dump(exclude_defaults=True) for mount in pods.mounts]

@@ -198,6 +198,13 @@ class RunConfig(ConfigModel):
         }
 
     @property
+    def image(self) -> str | None:
+        """The container image of the pods; None on a backend that starts no containers."""
+        if self.backend.kind != "kubernetes":
+            return None
+        return self.backend.kubernetes.image or self.resources.image
+
+    @property
     def topology(self) -> Topology:
         return Topology(
             self.parallel.pipeline_parallel_size,
@@ -215,6 +222,12 @@ class RunConfig(ConfigModel):
         if self.resources.device == "gpu" and self.resources.gpus_per_node:
             return self.resources.gpus_per_node
         return max(self.world_size // self.resources.nodes, 1)
+
+    @property
+    def ranks_by_node(self) -> list[int]:
+        """How many ranks each machine has; the first ones have one more if they cannot have the same."""
+        nodes = self.resources.nodes
+        return [self.world_size // nodes + (node < self.world_size % nodes) for node in range(nodes)]
 
     @property
     def zero_hpz_partition_size(self) -> int:

@@ -246,7 +246,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         world_size=record.world_size,
         attempt=record.attempt,
         restarts=record.restarts,
-        image=config.resources.image,
+        image=config.image,
         requests=requests,
         autotuner=found_words(run, config, record.autotune, active),
         limits=limits(usage),
@@ -282,7 +282,7 @@ def _replicas(
     measured = {node.node: node for node in usage}
     said, pods = _node_records(job), pods_of(job)
     ranks_of: dict[int, list[int]] = {index: [] for index in pods}
-    ranks_of |= _ranks_of(job, record, measured, said)
+    ranks_of |= _ranks_of(job, config, measured)
     logs = log_attempts(job)
     found = []
     for index in sorted(ranks_of):
@@ -291,6 +291,8 @@ def _replicas(
         rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
         bad = [row for row in rows if row.phase == "Error"]
         seen = words.get("host") or (node.host if node else "") or _host(job, rows)
+        # Until a rank is heard of, the pod is all that is known.
+        waits = all(row.phase == "Pending" for row in rows)
         # The machine, where an agent knows its pod's name alone.
         host = str((pod.host if pod else "") or seen or "")
         own_log = job.path / "logs" / f"node{index}.log"
@@ -301,14 +303,14 @@ def _replicas(
                 name=f"worker {index}",
                 host=host,
                 address=str(words.get("address") or ""),
-                phase=pod.phase if pod and not rows else _replica_phase(rows, state),
+                phase=pod.phase if pod and waits else _replica_phase(rows, state),
                 restarts=record.restarts,
                 message="; ".join(
                     [f"rank {row.rank}: {row.message}" for row in bad[:3]]
                     + ([pod.reason] if pod and pod.reason else [])
                 ),
                 labels={"role": "worker", "index": str(index)},
-                image=config.resources.image,
+                image=config.image,
                 ranks=rows,
                 logs=[_log(job, path) for path in dict.fromkeys((first_log, own_log)) if path.exists()],
                 use=uses(node, "replica") | uses(node, "node", OF_NODES),
@@ -325,20 +327,16 @@ def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
     return {int(path.stem): files.read_json(path) or {} for path in paths}
 
 
-def _ranks_of(
-    job: JobDir, record: JobRecord, measured: Mapping[int, NodeUsage], said: Mapping[int, Any]
-) -> dict[int, list[int]]:
-    """{replica: its ranks}: of the newest launch order, else as the nodes have measured, else all in one."""
+def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
+    """{replica: its ranks}: of the newest launch order, else as the nodes have measured, else as is asked."""
     order = files.read_json(job.path / "control" / "launch.json") or {}
-    if order.get("ranks"):
-        found, first = {}, 0
-        for index, count in enumerate(order["ranks"]):
-            found[index], first = list(range(first, first + count)), first + count
-        return found
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
-    if any(found.values()):
+    if not order.get("ranks") and any(found.values()):
         return found
-    return {0: list(range(record.world_size))} | {index: [] for index in said if index}
+    found, first = {}, 0
+    for index, count in enumerate(order.get("ranks") or config.ranks_by_node):
+        found[index], first = list(range(first, first + count)), first + count
+    return found
 
 
 def _rank(

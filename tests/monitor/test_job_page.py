@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,6 +206,24 @@ def test_replicas_of_several_nodes_have_their_own_ranks(tmp_path: Path) -> None:
     assert "\nSlurm job 4711: RUNNING (engine not seen now: no route)\n" in text
     assert "worker 1  gpu 0, gpu fraction" in text
     assert page._repr_html_().endswith("gpu fraction" + text.rpartition("gpu fraction")[2] + "</div>")
+
+
+def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> None:
+    """Before any rank is heard of: ranks by machine, a pod's own phase, the image that the pods have."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=4)
+    changes: dict[str, Any] = {
+        "backend.kind": "kubernetes",
+        "backend.kubernetes.image": "registry.example.com/own:1",
+    }
+    changes |= {"resources.nodes": 2, "resources.image": "registry.example.com/other:1"}
+    write_text(job.run.config_yaml, to_yaml(load(load_resolved(job.run.config_yaml), changes, check=False)))
+    pod = {"node": 1, "created": "1", "pod": "p-1", "host": "n1", "phase": "Running", "restarts": 0}
+    write_json(job.job.kubernetes_json, {"replicas": [{**pod, "exit_code": None, "reason": ""}]})
+    page = job_page(job.run)
+    assert [[row.rank for row in one.ranks] for one in page.replicas] == [[0, 1], [2, 3]]
+    assert [one.phase for one in page.replicas] == ["Pending", "Running"]
+    assert {page.image, *(one.image for one in page.replicas)} == {"registry.example.com/own:1"}
+    job.tensorboard.close()
 
 
 def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:

@@ -248,7 +248,7 @@ class RemoteLauncher:
         self._order = LaunchOrder(
             attempt=self._attempt,
             agents=[one.agent for one in records],
-            ranks=self._ranks_by_node(),
+            ranks=self._config.ranks_by_node,
             address=records[0].address,
             port=records[0].port,
             command=self._command,
@@ -263,12 +263,8 @@ class RemoteLauncher:
         self._order.write(self._job.control_launch)
         return None
 
-    def _ranks_by_node(self) -> list[int]:
-        nodes, world = self._config.resources.nodes, self._config.world_size
-        return [world // nodes + (node < world % nodes) for node in range(nodes)]
-
     def _node_of(self, rank: int) -> int:
-        for node, here in enumerate(self._ranks_by_node()):
+        for node, here in enumerate(self._config.ranks_by_node):
             if rank < here:
                 return node
             rank -= here

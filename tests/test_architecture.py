@@ -102,6 +102,8 @@ DOORS = {
     ("proof", "nbtrain.train.twin.fork_server"),
     ("api", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
+    # Not GPU-side: `nbtrain twin`, which the form starts as a process.
+    ("lab", "nbtrain.cli"),
 }
 
 

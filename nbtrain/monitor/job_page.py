@@ -24,7 +24,7 @@ from nbtrain.config.autotune import found_words
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
-from nbtrain.monitor.job_place import place_of, restart_policy
+from nbtrain.monitor.job_place import place_of, restart_policy, twin_words
 from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
@@ -132,6 +132,8 @@ class JobPage:
     place: dict[str, str]
     """Where it is in the words of its engine, job_place.py; {} on kind: local."""
     restart_policy: str
+    twin: str
+    """Of a twin: which run's, and what its checks have shown; "" of any other run."""
     state: str
     phase: str
     cause: str | None
@@ -230,6 +232,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         backend=record.backend,
         place=place_of(job, config),
         restart_policy=restart_policy(config),
+        twin=twin_words(run),
         state=state,
         phase=PHASES.get(state, state),
         cause=f"{cause}; {lost_words(job, now)}" if state == LOST else cause,

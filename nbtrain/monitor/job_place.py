@@ -3,7 +3,7 @@
 from typing import Any
 
 from nbtrain.base import amounts, files
-from nbtrain.base.rundir import JobDir
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.schema import RunConfig
 
 # Of many machines, those that are named.
@@ -36,6 +36,20 @@ def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
         more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
         found = {"hosts": ", ".join(hosts[:MOST_HOSTS]) + more}
     return {label: str(text) for label, text in found.items() if text}
+
+
+def twin_words(run: RunDir) -> str:
+    """Of the twin of a run, what its checks have shown; "" of any other run."""
+    of = (run.record() or {}).get("twin_of")
+    if not of:
+        return ""
+    report = files.read_json(run.path / "twin.json")
+    if report is None:
+        return f"of {of}: its checks go on; their report comes when all are done"
+    failed = [one for one in report["checks"] if one["outcome"] != "passed"]
+    if not failed:
+        return f"of {of}: PASSED: {', '.join(one['name'] for one in report['checks'])}"
+    return f"of {of}: FAILED: " + "; ".join(f"{one['name']}: {one['message']}" for one in failed)
 
 
 def restart_policy(config: RunConfig) -> str:

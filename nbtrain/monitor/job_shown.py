@@ -126,6 +126,7 @@ def basics(page: JobPage) -> list[list[str]]:
         ("phase", page.phase + (f": {page.cause}" if page.cause else "")),
         ("job", f"{page.job_id} of run {page.run_id or '-'}, backend {page.backend}"),
         *page.place.items(),
+        ("twin", page.twin),
         ("cloned from", cloned_from(page)),
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
         ("submitted", f"{moment(page.created_at)} UTC"),

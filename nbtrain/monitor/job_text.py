@@ -80,6 +80,8 @@ def _basics(page: "JobPage") -> list[str]:
         lines.append(f"DeepSpeed's autotuner: {page.autotuner}")
     if page.image:
         lines.append(f"image {page.image}")
+    if page.twin:
+        lines.append(f"twin {page.twin}")
     if page.parent:
         lines.append(f"cloned from {cloned_from(page)}")
     if page.labels:

@@ -108,7 +108,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400, "batch.micro_batch_size": 4})')
     form.node.get_by_label("mode of the notebook").select_option("twin")
     form.shows(".nbf-line", 'nb.twin("gpt-tiny"')
-    assert form.button("Submit").is_disabled()
+    assert form.button("Submit").is_enabled()
     run_cell(page, 1)
     page.locator(".jp-OutputArea-output pre", has_text="HELD 400 4 twin").wait_for()
 

@@ -3,7 +3,7 @@
 form           what the form shows of a YAML with overrides: fields, groups, values, and the assessment
 form/assess    what is said of values that were typed: problems by field, headline, plan, changes, the line
 form/layouts   the layout search's suggestions, each with the changes that it makes
-submit         submits what the form holds
+submit         submits what the form holds; in mode twin, starts its twin (lab/form/twin.py)
 
 A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are those that the form was opened with
 (as nb.submit takes them, or a JSON object as text), `typed` is {key: text} of what a person changed since.
@@ -30,8 +30,8 @@ Request = Mapping[str, Any]
 MODES = ("full", "twin")
 """What is done with a run, as notebooks name it: trained, or its twin."""
 TWIN_WORDS = (
-    "Mode twin: the notebook's next cell trains a small run of this shape on this machine's CPU. It takes a "
-    "few minutes and is not submitted from here."
+    "Mode twin: Submit trains a small run of this shape on this machine's CPU, and compares it with runs of "
+    "other layouts. It takes a few minutes and needs none of the run's data or GPUs."
 )
 SUGGESTIONS = 6
 LONGEST_STEM = 48
@@ -120,14 +120,16 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Submit what the form holds, as nb.submit does: {"name", "job_id"}."""
+    """Submit what the form holds, as nb.submit or nb.twin does: {"name", "job_id"}, of a twin {"twin_of"} too."""
     from nbtrain.jobs.submit import submit
 
-    if _mode(request) == "twin":
-        raise ConfigError(TWIN_WORDS)
     # Loaded anew: the file may have changed since the form read it.
     draft = _draft(request, anywhere)
     config, parent = draft.config, None
+    if _mode(request) == "twin":
+        from nbtrain.lab.form.twin import start_twin
+
+        return {"name": start_twin(config), "job_id": None, "twin_of": config.name}
     if draft.clone_of:
         parent = (RunDir.named(draft.clone_of).record() or {}).get("run_id")
         if RunDir.named(config.name).exists():
@@ -157,7 +159,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
     return {
         "ready": found.ready,
-        "may_submit": not found.problems and not twin,
+        "may_submit": not found.problems,
         "words": TWIN_WORDS if twin else "",
         "problems": problems_by_key(draft, found.problems, found.config),
         "shortages": [] if twin else shortages_by_key(found.shortages),

@@ -89,7 +89,7 @@ class Form extends FormFrame {
   refill() {
     this.pages.refill();
     if (this.name.value !== this.text("name")) this.name.value = this.text("name");
-    if (this.mode) this.mode.value = this.state.mode;
+    this.mode.value = this.state.mode;
   }
 
   /** Something was changed here: keep it, give it to the kernel, have it assessed. */
@@ -301,11 +301,12 @@ class Form extends FormFrame {
     this.answer.className = "nbf-answer";
     this.answer.textContent = "Submitting\u2026";
     try {
-      const { name, job_id: job } = await this.ask("submit", { name: this.text("name") });
+      const { name, job_id: job, twin_of: of } = await this.ask("submit", { name: this.text("name") });
+      const what = of ? `The twin of ${of} has begun: ${name}` : `Submitted: job ${job} of ${name}`;
       this.answer.classList.add("nbf-good");
-      this.answer.textContent = `Submitted: job ${job} of ${name}. In a cell: nb.open_run("${name}")`;
+      this.answer.textContent = `${what}. In a cell: nb.open_run("${name}")`;
       if (this.host.openRun) this.answer.append(" ", button("Open", "", () => this.host.openRun(name)));
-      if (this.host.notify) this.host.notify(`${name} is submitted`, "success");
+      if (this.host.notify) this.host.notify(`${name} ${of ? "has begun" : "is submitted"}`, "success");
       this.showRun(name);
     } catch (error) {
       this.answer.classList.add("nbf-error");

@@ -7,7 +7,7 @@ import { FORM_CSS } from "./form_style.js";
 import { addStyle } from "./style.js";
 import { button, choices, copyButton, element } from "./words.js";
 
-const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small, on CPU" };
+const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small, on this CPU" };
 
 /** What form.js fills and listens to. */
 export class FormFrame {
@@ -62,15 +62,15 @@ export class FormFrame {
     this.name.addEventListener("input", () => this.changed("name", this.name.value));
     this.nameHelp = element("span", "nbf-help nbf-error");
     this.name.parentElement.append(this.nameHelp);
-    if (this.start.mode) {
-      this.mode = titled("mode of the notebook", element("select"), "What the next cell does with the run.");
-      choices(this.mode, Object.entries(MODE_WORDS));
-      this.mode.value = this.state.mode;
-      this.mode.addEventListener("change", () => {
-        this.state.mode = this.mode.value;
-        this.touched();
-      });
-    }
+    const ofNotebook = Boolean(this.start.mode);
+    const about = `What Submit${ofNotebook ? " and the next cell do" : " does"} with the run.`;
+    this.mode = titled(ofNotebook ? "mode of the notebook" : "mode", element("select"), about);
+    choices(this.mode, Object.entries(MODE_WORDS));
+    this.mode.value = this.state.mode;
+    this.mode.addEventListener("change", () => {
+      this.state.mode = this.mode.value;
+      this.touched();
+    });
     return top;
   }
 

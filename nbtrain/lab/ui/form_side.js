@@ -98,7 +98,7 @@ export class FormSide {
       return;
     }
     if (words) {
-      this.verdict.textContent = "Ready for the next cell";
+      this.verdict.textContent = "Ready to be proven small";
       this.found.replaceChildren(element("p", "", words));
       return;
     }

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nbtrain.jobs.submit
+import nbtrain.lab.form.twin
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
@@ -169,15 +171,52 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
 
 
 def test_mode_twin_is_heeded(workspace: Path) -> None:
-    """The line trains the twin; nothing can be submitted, and the words say what does it."""
+    """The line trains the twin, whatever the run itself lacks on this machine."""
     found = assessed(mode="twin", batch__max_steps="5")
     assert found["line"] == 'nb.twin("gpt-tiny", {"batch.max_steps": 5})'
     assert found["cell"].endswith('twin = nb.twin("gpt-tiny", {"batch.max_steps": 5})\ntwin')
-    assert (found["may_submit"], found["words"], found["shortages"]) == (False, TWIN_WORDS, [])
-    with pytest.raises(ConfigError, match="Mode twin"):
-        answer("submit", {"yaml": "gpt-tiny", "mode": "twin"})
+    assert (found["may_submit"], found["words"], found["shortages"]) == (True, TWIN_WORDS, [])
     with pytest.raises(ConfigError, match='mode = \'dry\' must be "full" or "twin"'):
         assessed(mode="dry")
+
+
+# In the place of `nbtrain twin`: what its process does first, or how it ends.
+BEGINS = """
+import json, os, pathlib, sys, time
+import yaml
+config = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())
+folder = pathlib.Path(os.environ["NBTRAIN_OUTPUT"]) / (config["name"] + "-twin")
+folder.mkdir()
+steps = config["batch"]["max_steps"]
+record = {"run_id": "a", "twin_of": config["name"], "created_at": time.time(), "steps": steps}
+(folder / "run.json").write_text(json.dumps(record))
+time.sleep(60)
+"""
+ENDS = "import sys; sys.exit('ConfigError: a twin of pipeline and Ulysses needs 16 ranks.')"
+
+
+def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the form's values, and its name is known when its folder is there; its refusal is the form's."""
+    started: list[subprocess.Popen] = []
+    popen = subprocess.Popen
+
+    def kept(*arguments: Any, **options: Any) -> subprocess.Popen:
+        assert options["start_new_session"]
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(nbtrain.lab.form.twin.subprocess, "Popen", kept)
+    request = {"yaml": "gpt-tiny", "mode": "twin", "typed": {"batch.max_steps": "5"}}
+    monkeypatch.setattr(nbtrain.lab.form.twin, "COMMAND", ("-c", BEGINS))
+    assert answer("submit", request) == {"name": "gpt-tiny-twin", "job_id": None, "twin_of": "gpt-tiny"}
+    assert (RunDir.named("gpt-tiny-twin").record() or {})["steps"] == 5
+    assert started[0].poll() is None
+    monkeypatch.setattr(nbtrain.lab.form.twin, "COMMAND", ("-c", ENDS))
+    with pytest.raises(SubmitError, match="ConfigError: a twin of pipeline and Ulysses needs 16 ranks"):
+        answer("submit", request)
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:

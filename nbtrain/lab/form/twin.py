@@ -1,0 +1,73 @@
+"""The twin that the form starts: `nbtrain twin` as a process of its own, which outlives server and kernel.
+
+output/.twins/<run>.yaml   the run that the form held, resolved
+output/.twins/<run>.log    what the process says; its report is twin.json of the twin's run directory
+"""
+
+import json
+import subprocess
+import sys
+import time
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, output_root
+from nbtrain.config.load import to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.environment import supervisor_environment
+
+COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
+# A name with a dot is that of no run.
+FOLDER = ".twins"
+# Until its folder is there: imports, and the rules that a twin has to keep.
+START_SECONDS = 90.0
+LOOK_SECONDS = 0.2
+LAST_CHARACTERS = 2000
+
+
+def start_twin(config: RunConfig) -> str:
+    """Start the twin of a checked run; the name of the twin, as soon as its folder is made anew.
+
+    Raises SubmitError with the process's words if it ends before.
+    """
+    folder = output_root() / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    yaml, log = (folder / f"{config.name}.{ending}" for ending in ("yaml", "log"))
+    files.write_text(yaml, to_yaml(config))
+    began = time.time()
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *COMMAND, str(yaml)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=supervisor_environment(),
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        ended = process.poll()
+        if name := _made_since(config.name, began):
+            return name
+        if ended is not None:
+            said = log.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
+            raise SubmitError(said or f"the twin ended with exit code {ended}; see {display(log)}.")
+        time.sleep(LOOK_SECONDS)
+    raise SubmitError(
+        f"the twin has not begun after {START_SECONDS:.0f} s; it may come yet. Its words: {display(log)}."
+    )
+
+
+def _made_since(twin_of: str, began: float) -> str | None:
+    """The twin of that run whose run.json was written since."""
+    for path in output_root().glob("[!.]*/run.json"):
+        try:
+            if path.stat().st_mtime < began - LOOK_SECONDS:
+                continue
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if record.get("twin_of") == twin_of and record.get("created_at", 0.0) >= began:
+            return RunDir(path.parent).name
+    return None

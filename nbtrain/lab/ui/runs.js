@@ -1,10 +1,11 @@
 // The list of runs: filter, order, tags, notes, archive, actions, choice of several for a comparison.
 //
-// Rows come by REST from <base_url>nbtrain/runs. Of a long list one page is in the document; its rows are
-// kept from poll to poll, so that focus and an open editor stay. Nothing is asked while the list is out of
-// sight. Without a server half, the trait `rows` of a widget's model is drawn instead.
+// Rows come by REST from <base_url>nbtrain/runs, by the page's one poll (runs_feed.js). Of a long list one page
+// is in the document; its rows are kept from poll to poll, so that focus and an open editor stay. A list that
+// is out of sight asks for nothing. Without a server half, the trait `rows` of a widget's model is drawn instead.
 
 import { makeHost } from "./host.js";
+import { runsFeed } from "./runs_feed.js";
 import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
@@ -34,7 +35,7 @@ const LARGEST_FIRST = ["created", "step"];
 export function mountRuns(root, { server, host = makeHost(), compact = false, model = null }) {
   const list = new RunsList(root, { server, host, compact, model });
   list.begin();
-  return Object.assign(() => list.end(), { look: () => list.wake(true) });
+  return Object.assign(() => list.end(), { look: () => list.look() });
 }
 
 class RunsList extends RunsFrame {
@@ -50,7 +51,7 @@ class RunsList extends RunsFrame {
     this.only = model && model.get("names").length ? model.get("names") : null;
     this.order = this.only ? { key: "given", direction: 1 } : { key: "created", direction: -1 };
     this.visible = false;
-    this.timer = null;
+    this.feed = null;
     this.build();
   }
 
@@ -80,7 +81,8 @@ class RunsList extends RunsFrame {
   show(runs) {
     const before = new Map((this.runs || []).map((run) => [run.name, run]));
     const wanted = this.only && new Set(this.only), said = [];
-    this.runs = wanted ? runs.filter((run) => wanted.has(run.name)) : runs;
+    const meant = (run) => (wanted ? wanted.has(run.name) : Boolean(run.archived) === this.archived);
+    this.runs = runs.filter((run) => meant(run) && (!this.archived || run.archived));
     if (this.only) {
       const place = new Map(this.only.map((name, at) => [name, at]));
       this.runs.forEach((run) => (run.given = place.get(run.name)));
@@ -210,7 +212,7 @@ class RunsList extends RunsFrame {
 
   async patch(names, changes) {
     for (const name of names) await this.server.call(`run/${encodeURIComponent(name)}`, "PATCH", changes);
-    this.wake(true);
+    this.look();
   }
 
   async archive(names, archived) {
@@ -244,7 +246,7 @@ class RunsList extends RunsFrame {
     if (key !== "stop") this.busy.delete(name);
     else setTimeout(() => this.busy.delete(name) && this.draw(), RUNS_STOP_MS);
     this.draw();
-    this.wake(true);
+    this.look();
   }
 
   // --- data ---
@@ -259,30 +261,32 @@ class RunsList extends RunsFrame {
     this.draw();
   }
 
-  async poll() {
-    this.timer = null;
-    if (this.ended || !this.root.isConnected || document.hidden || !this.visible || !this.asked) return;
-    let wait = RUNS_IDLE_MS;
-    const archived = this.archived;
-    try {
-      const value = await this.asked.call(`runs?archived=${archived ? 1 : 0}`);
-      const meant = this.model ? this.model.get("root_id") : "";
-      if (meant && value.run_root_id !== meant) {
-        this.asked = null;
-        this.setServed(false);
-        this.say("This Jupyter server shows another output folder: the runs come from the kernel.");
-      } else {
-        if (!this.server && this.polled) this.say("");
-        this.setServed(true);
-        if (archived === this.archived) this.show(value.runs);
-        if (value.runs.some((run) => run.active)) wait = RUNS_POLL_MS;
-      }
-    } catch (error) {
+  took(value) {
+    if (this.ended || !this.asked || !this.visible) return;
+    const meant = this.model ? this.model.get("root_id") : "";
+    if (meant && value.run_root_id !== meant) {
+      this.asked = null;
       this.setServed(false);
-      this.say(this.inWords(error), this.model && error.status === 404 ? "" : "error");
-      if (!this.runs && !this.model) this.empty.hidden = true;
+      this.say("This Jupyter server shows another output folder: the runs come from the kernel.");
+      return;
     }
-    this.wake(false, wait);
+    if (!this.server && this.polled) this.say("");
+    this.setServed(true);
+    this.given = value.runs;
+    this.show(value.runs);
+  }
+
+  failed(error) {
+    if (this.ended || !this.asked || !this.visible) return;
+    this.setServed(false);
+    this.say(this.inWords(error), this.model && error.status === 404 ? "" : "error");
+    if (!this.runs && !this.model) this.empty.hidden = true;
+  }
+
+  /** How long the newest answer will do, in ms; null while the list is out of sight. */
+  wait() {
+    if (this.ended || !this.asked || !this.visible || !this.root.isConnected) return null;
+    return this.server && (this.given || []).some((run) => run.active) ? RUNS_POLL_MS : RUNS_IDLE_MS;
   }
 
   inWords(error) {
@@ -297,24 +301,18 @@ class RunsList extends RunsFrame {
     return `The Jupyter server does not answer (${error.message}); trying again.`;
   }
 
-  /** Poll in `wait` ms; `now`: at once, also if a later poll is planned. */
-  wake(now = false, wait = 0) {
-    if (now && this.timer !== null) {
-      clearTimeout(this.timer);
-      this.timer = null;
-    }
-    if (!this.ended && this.asked && this.timer === null && this.visible && !document.hidden)
-      this.timer = setTimeout(() => this.poll(), wait);
+  /** Ask now: something was changed, or the list has come into sight. */
+  look() {
+    if (this.feed && this.wait() !== null) this.feed.look();
   }
 
   begin() {
     this.watcher = new IntersectionObserver((entries) => {
       this.visible = entries[entries.length - 1].isIntersecting;
-      this.wake(true);
+      if (this.feed) this.feed.plan();
     });
     this.watcher.observe(this.root);
-    this.onVisible = () => this.wake(true);
-    document.addEventListener("visibilitychange", this.onVisible);
+    if (this.asked) this.feed = runsFeed(this.asked).join(this);
     this.onRows = () => !this.server && this.show(this.model.get("rows"));
     if (!this.model) return;
     this.model.on("change:rows", this.onRows);
@@ -327,9 +325,8 @@ class RunsList extends RunsFrame {
 
   end() {
     this.ended = true;
-    clearTimeout(this.timer);
+    if (this.feed) this.feed.leave();
     this.watcher.disconnect();
-    document.removeEventListener("visibilitychange", this.onVisible);
     if (!this.model) return;
     this.model.off("change:rows", this.onRows);
     this.model.send({ kind: "rest" });

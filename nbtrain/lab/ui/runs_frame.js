@@ -37,7 +37,8 @@ export class RunsFrame {
       const archived = this.state.value === "archived";
       if (archived !== this.archived) {
         this.archived = archived;
-        this.wake(true);
+        if (this.given) this.show(this.given);
+        this.look();
       }
       this.filtered();
     });

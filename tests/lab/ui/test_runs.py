@@ -19,8 +19,15 @@ MOUNT = """(() => {
   };
   const openCompare = (names) => (window.compared = names);
   const host = { openRun: (name) => (window.opened = name), openCompare };
-  return ui.mountRuns(root, { server: { call }, host, compact: COMPACT });
+  window.mounted = (place, compact) => ui.mountRuns(place, { server, host, compact });
+  const server = { call };
+  return window.mounted(root, COMPACT);
 })()"""
+SECOND = """() => {
+  const place = document.createElement('div');
+  document.body.append(place);
+  window.endSecond = window.mounted(place, true);
+}"""
 
 
 def listing(browser: Any, server: ListServer, compact: bool = False, width: int = 1400) -> Any:
@@ -145,3 +152,19 @@ def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) 
         page.evaluate("() => (document.getElementById('root').style.display = '')")
         server.row("gpt-0000")["words"]["step"] = "121 / 600"
         page.get_by_text("121 / 600").first.wait_for()
+
+
+def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> None:
+    """A second list has the newest answer at once; while one is in sight, the poll goes on."""
+    with listing(browser, server) as page:
+        page.get_by_text("5 runs, 1 active").wait_for()
+        looks = server.looks
+        page.evaluate(SECOND)
+        page.wait_for_function("document.querySelectorAll('tr[data-run=gpt-0000]').length === 2")
+        assert server.looks == looks
+        # One poll is due every two seconds, however many lists there are.
+        page.evaluate("() => new Promise((done) => setTimeout(done, 4500))")
+        assert looks + 1 <= server.looks <= looks + 3
+        page.evaluate("() => window.end()")
+        server.row("gpt-0000")["words"]["step"] = "121 / 600"
+        page.locator(".nbt-compact", has_text="121 / 600").wait_for()

@@ -8,6 +8,16 @@ declare module "*/ui/server.js" {
   export function pageConfig(): { base: string; token: string } | null;
 }
 
+declare module "*/ui/runs_feed.js" {
+  export function runsFeed(server: unknown): {
+    join(watcher: {
+      took(value: any): void;
+      failed(error: unknown): void;
+      wait(): number | null;
+    }): { look(): void; plan(): void; leave(): void };
+  };
+}
+
 declare module "*/ui/compare.js" {
   export function mountCompare(
     root: HTMLElement,

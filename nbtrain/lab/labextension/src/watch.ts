@@ -1,9 +1,9 @@
-// The runs of this server, looked at by one poll for the Running panel, the status bar and the notifications. A
-// page that is hidden does not look.
+// The runs of this server for the Running panel, the status bar and the notifications, by the poll that the lists
+// of the page have too. A page that is hidden does not look.
 
-import { Poll } from "@lumino/polling";
 import { Signal, type ISignal } from "@lumino/signaling";
 
+import { runsFeed } from "../../ui/runs_feed.js";
 import type { Server } from "../../ui/server.js";
 
 export interface RunEntry {
@@ -15,19 +15,14 @@ export interface RunEntry {
   max_steps: number | null;
 }
 
+type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
+
 // An idle server is looked at so many times more rarely.
 const IDLE_FACTOR = 4;
 const LONGEST_MS = 300_000;
 
 export class RunsWatch {
-  constructor(readonly server: Server) {
-    this._poll = new Poll({
-      auto: false,
-      name: "nbtrain:runs",
-      factory: () => this._look(),
-      frequency: { interval: 5000, backoff: true, max: LONGEST_MS },
-    });
-  }
+  constructor(readonly server: Server) {}
 
   /** The newest list; empty until the server has answered, and while it does not. */
   get runs(): readonly RunEntry[] {
@@ -50,36 +45,43 @@ export class RunsWatch {
 
   start(refreshSeconds: number): void {
     this._interval = 1000 * refreshSeconds;
-    void this._poll.start();
+    this._feed ??= runsFeed(this.server).join(this);
+    this._feed.plan();
   }
 
   refresh(): void {
-    void this._poll.refresh();
+    this._feed?.look();
   }
 
-  private async _look(): Promise<void> {
-    let failure: unknown = null;
-    try {
-      this._runs = (await this.server.call("runs")).runs as RunEntry[];
-      const ended = this._runs.filter((run) => this._wasActive.has(run.name) && !run.active);
-      // Kept while the server does not answer: what ends meanwhile is noticed afterwards.
-      this._wasActive = new Set(this.active.map((run) => run.name));
-      ended.forEach((run) => this._ended.emit(run));
-    } catch (error) {
-      this._runs = [];
-      failure = error;
-    }
-    const interval = this._interval * (this._runs.some((run) => run.active) ? 1 : IDLE_FACTOR);
-    this._poll.frequency = { interval, backoff: true, max: LONGEST_MS };
+  // --- what the feed asks of those who have joined it ---
+
+  wait(): number {
+    const interval = this._interval * (this.active.length ? 1 : IDLE_FACTOR);
+    // Longer and longer while there is no server half; the list of runs says so.
+    return Math.min(LONGEST_MS, interval * 2 ** this._failures);
+  }
+
+  took(value: { runs: RunEntry[] }): void {
+    this._runs = value.runs;
+    this._failures = 0;
+    const ended = this._runs.filter((run) => this._wasActive.has(run.name) && !run.active);
+    // Kept while the server does not answer: what ends meanwhile is noticed afterwards.
+    this._wasActive = new Set(this.active.map((run) => run.name));
+    ended.forEach((run) => this._ended.emit(run));
     this._changed.emit();
-    // The poll waits longer and longer while there is no server half; the list of runs says so.
-    if (failure) throw failure;
   }
 
+  failed(): void {
+    this._runs = [];
+    this._failures += 1;
+    this._changed.emit();
+  }
+
+  private _feed: Feed | null = null;
   private _runs: RunEntry[] = [];
   private _wasActive = new Set<string>();
   private _interval = 5000;
+  private _failures = 0;
   private readonly _changed = new Signal<this, void>(this);
   private readonly _ended = new Signal<this, RunEntry>(this);
-  private readonly _poll: Poll;
 }

@@ -1,0 +1,82 @@
+// One poll of the runs for all who show them in this page: lists, the status bar, the Running panel.
+//
+//   runsFeed(server).join({took(value), failed(error), wait()})  ->  {look(), plan(), leave()}
+//
+// `wait()` is how many milliseconds a watcher is content with the newest answer, null while it needs none. The
+// least of all counts. A page that is hidden asks nothing.
+
+const feeds = new Map();
+
+/** The feed of a server; views of one page have one. */
+export function runsFeed(server) {
+  const key = server.base ? `${server.base} ${server.token}` : server;
+  if (!feeds.has(key)) feeds.set(key, new RunsFeed(server));
+  return feeds.get(key);
+}
+
+class RunsFeed {
+  constructor(server) {
+    this.server = server;
+    this.watchers = new Set();
+    this.value = null;
+    this.at = 0;
+    this.timer = null;
+    this.reading = false;
+    this.again = false;
+    document.addEventListener("visibilitychange", () => this.plan());
+  }
+
+  join(watcher) {
+    this.watchers.add(watcher);
+    if (this.fresh(watcher)) watcher.took(this.value);
+    this.plan();
+    return {
+      look: () => this.look(),
+      plan: () => {
+        if (this.fresh(watcher)) watcher.took(this.value);
+        this.plan();
+      },
+      leave: () => {
+        this.watchers.delete(watcher);
+        this.plan();
+      },
+    };
+  }
+
+  fresh(watcher) {
+    const wait = watcher.wait();
+    return this.value !== null && wait !== null && Date.now() - this.at < wait;
+  }
+
+  /** Ask at once; if an answer is on its way, again after it, for something may have changed since. */
+  look() {
+    clearTimeout(this.timer);
+    if (this.reading) this.again = true;
+    else this.read();
+  }
+
+  /** Ask when the first of the watchers wants it. */
+  plan() {
+    clearTimeout(this.timer);
+    const waits = [...this.watchers].map((one) => one.wait()).filter((wait) => wait !== null);
+    if (!waits.length || document.hidden || this.reading) return;
+    this.timer = setTimeout(() => this.read(), Math.max(0, this.at + Math.min(...waits) - Date.now()));
+  }
+
+  async read() {
+    [this.reading, this.again] = [true, false];
+    let failure = null;
+    try {
+      this.value = await this.server.call("runs");
+    } catch (error) {
+      [this.value, failure] = [null, error];
+    }
+    [this.reading, this.at] = [false, Date.now()];
+    for (const watcher of [...this.watchers]) {
+      if (failure) watcher.failed(failure);
+      else watcher.took(this.value);
+    }
+    if (this.again) this.look();
+    else this.plan();
+  }
+}

@@ -120,7 +120,7 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Submit what the form holds, as nb.submit or nb.twin does: {"name", "job_id"}, of a twin {"twin_of"} too."""
+    """Submit what the form holds, as nb.submit and nb.twin do: {"name", "job_id"}; a twin has "twin_of"."""
     from nbtrain.jobs.submit import submit
 
     # Loaded anew: the file may have changed since the form read it.

@@ -196,7 +196,7 @@ ENDS = "import sys; sys.exit('ConfigError: a twin of pipeline and Ulysses needs 
 
 
 def test_submit_starts_a_twin(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the form's values, and its name is known when its folder is there; its refusal is the form's."""
+    """It gets the form's values; its name is known when its folder is there; its refusal is the form's."""
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
 

@@ -201,6 +201,9 @@ def csv_pieces(view: RunView, names: Sequence[str]) -> Iterator[str]:
 class _Lines(ScalarReader):
     """Makes lines of what it reads, and keeps nothing."""
 
+    # Lines are in the order of the file.
+    by_steps = False
+
     def __init__(self, folder: Any, tags: dict[str, str], to_tokens: _Steps):
         super().__init__(folder)
         self.lines: list[str] = []

@@ -1,6 +1,7 @@
 """What every REST route shares: who may ask, what a request may hold, in which thread it is answered, errors.
 
     read()     files of runs: four threads, so that a slow disk stops neither kernels nor the other requests
+    read_first()  the list of runs: a thread of its own, and while it reads, what read() has not begun waits
     library()  plan, check, submit: two threads, each may take seconds
     act()      stop, pause, resume: a thread of its own; the answer waits two seconds for its end
 
@@ -40,7 +41,13 @@ ANSWER_SECONDS = 2.0
 # Each waits for the end of a job.
 MOST_ACTIONS = 32
 
+# A page that a person waits for begins with the list; its thread takes turns with all others, at each file.
+MOST_WAIT_SECONDS = 1.0
+
 READERS = ThreadPoolExecutor(4, "nbtrain-read")
+LIST = ThreadPoolExecutor(1, "nbtrain-list")
+# Reading ahead, and loading modules: nobody waits for it.
+AHEAD = ThreadPoolExecutor(1, "nbtrain-ahead")
 LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 
 
@@ -167,11 +174,15 @@ class NbtrainHandler(APIHandler):
     def catch_up(self, view: RunView) -> None:
         """Have the rest of long event files read in the background, for the next answer."""
         if view.reader.behind_bytes:
-            READERS.submit(catch_up, view)
+            AHEAD.submit(catch_up, view)
 
     async def read(self, function: Callable[..., Value], *arguments: Any) -> Value:
         """What a function that reads files of runs returns."""
-        return await in_pool(READERS, function, *arguments)
+        return await in_pool(READERS, _after_the_list, function, *arguments)
+
+    async def read_first(self, function: Callable[[], Value]) -> Value:
+        """As read(), before all that read() has not begun."""
+        return await in_pool(LIST, _before_all, function)
 
     async def library(self, function: Callable[..., Value], *arguments: Any) -> tuple[Value, list[str]]:
         """What a verb of the library returns, and what it said meanwhile that a notebook would print."""
@@ -235,6 +246,24 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             await answer
 
     return outer
+
+
+_list_was_read = threading.Event()
+_list_was_read.set()
+
+
+def _before_all(function: Callable[[], Value]) -> Value:
+    _list_was_read.clear()
+    try:
+        return function()
+    finally:
+        _list_was_read.set()
+
+
+def _after_the_list(function: Callable[..., Value], *arguments: Any) -> Value:
+    # A list on a slow disk does not stop the rest.
+    _list_was_read.wait(MOST_WAIT_SECONDS)
+    return function(*arguments)
 
 
 async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arguments: Any) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
-from nbtrain.lab.server.requests import READERS, NbtrainHandler, Refusal
+from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, Refusal
 from nbtrain.lab.server.views import changed, forget, run_of, view_of, watched
 from nbtrain.monitor.notes import change_notes, labels_of
 from nbtrain.monitor.run_view import RunView
@@ -20,8 +20,8 @@ class RunsHandler(NbtrainHandler):
 
     async def get(self) -> None:
         archived = self.switch("archived")
-        self.finish(await self.read(lambda: watched(output_root()).answer(archived)))
-        READERS.submit(_load_the_rest)
+        self.finish(await self.read_first(lambda: watched(output_root()).answer(archived)))
+        AHEAD.submit(_load_the_rest)
 
 
 def _load_the_rest() -> None:

@@ -18,8 +18,9 @@ from nbtrain.monitor.watched_runs import WatchedRuns
 # A view holds the thinned curves of one run: 2 MB at most.
 MOST_VIEWS = 16
 # A look at the run in the meantime waits so long at most.
-CATCH_UP_SECONDS = 0.1
-HAND_OVER_SECONDS = 0.01
+CATCH_UP_SECONDS = 0.05
+# Between two pieces: other requests are answered then.
+HAND_OVER_SECONDS = 0.05
 # Folders of a job whose files are read.
 FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
 
@@ -93,23 +94,12 @@ def _kept(folder: str, run_id: str | None) -> RunView:
     return curve_view(RunDir(folder))
 
 
-_catching_up: set[str] = set()
-
-
 def catch_up(view: RunView) -> None:
     """Read on in a view whose event files were too long for one answer, a piece at a time."""
-    folder = str(view.run.path)
-    if not view.reader.behind_bytes or folder in _catching_up:
-        return
-    _catching_up.add(folder)
-    try:
-        while view.reader.behind_bytes:
-            with view.lock:
-                view.reader.refresh(CATCH_UP_SECONDS)
-            # A lock that is taken again at once is not handed over to who waits for it.
-            time.sleep(HAND_OVER_SECONDS)
-    finally:
-        _catching_up.discard(folder)
+    while view.reader.behind_bytes:
+        with view.lock:
+            view.reader.refresh(CATCH_UP_SECONDS)
+        time.sleep(HAND_OVER_SECONDS)
 
 
 @functools.lru_cache(1)

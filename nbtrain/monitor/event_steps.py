@@ -1,0 +1,105 @@
+"""Events of one step, taken apart at once: a program writes at each step what it wrote at the step before.
+
+    shape = Shape(content, records, wanted)     of the records of one step, as they were found one by one
+    shape.take(content, at)  ->  (Columns of the steps that follow in this shape, where they end)
+
+A step of 40 scalars is one call of struct and one comparison of what must not change. Whatever differs, be it
+one byte of a tag or of a length's check, ends the shape: it is read record by record.
+"""
+
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# In a record: its length and that number's check, then the tag of wall_time.
+HEAD_BYTES = 13
+WALL_BYTES = 8
+VALUE_BYTES = CHECK_BYTES = 4
+STEP_FIELD = 0x10
+
+
+class Found(NamedTuple):
+    """Where a record with one scalar is."""
+
+    at: int
+    step_at: int
+    """Where the step's field is, after the wall time."""
+    step_end: int
+    end: int
+    """Of the record's content, which ends with the value."""
+    tag: bytes
+
+
+@dataclass
+class Columns:
+    """One tag over several steps."""
+
+    tag: bytes
+    steps: Sequence[int]
+    rising: bool
+    """Whether each step is higher than the one before."""
+    values: Sequence[float]
+    wall_times: Sequence[float]
+
+
+class Shape:
+    """The records of one step: which tags, and how many bytes each part of a record has."""
+
+    def __init__(self, content: bytes, records: Sequence[Found], wanted: Callable[[bytes], bool]):
+        """`wanted`: whether a tag's columns are; of the others only the place is known."""
+        self.first_tag = records[0].tag
+        self._tags = [one.tag for one in records if wanted(one.tag)]
+        # A mask of the bytes that are the same at each step: all but time, step, value and its check.
+        begin, mask, form = records[0].at, bytearray(), "<"
+        for one in records:
+            width, rest = one.step_end - one.step_at, one.end - VALUE_BYTES - one.step_end
+            mask += b"\xff" * HEAD_BYTES + bytes(WALL_BYTES + width) + b"\xff" * rest
+            mask += bytes(VALUE_BYTES + CHECK_BYTES)
+            fields = (
+                f"d{width}s{rest}xf" if wanted(one.tag) else f"{WALL_BYTES + width + rest + VALUE_BYTES}x"
+            )
+            form += f"{HEAD_BYTES}x{fields}{CHECK_BYTES}x"
+        self._struct = struct.Struct(form)
+        # As numbers, so that one operation compares all of them.
+        self._mask = int.from_bytes(mask, "little")
+        self._same = int.from_bytes(content[begin : begin + len(mask)], "little") & self._mask
+
+    def take(self, content: bytes, at: int) -> tuple[list[Columns], int]:
+        """(a Columns of each tag that is wanted, where they end): the whole steps of this shape from `at` on.
+
+        Raises ValueError if a step is written in a way that this does not know.
+        """
+        size, unpack, mask, same = self._struct.size, self._struct.unpack_from, self._mask, self._same
+        number, taken, last = int.from_bytes, [], len(content) - size
+        while at <= last and number(content[at : at + size], "little") & mask == same:
+            taken.append(unpack(content, at))
+            at += size
+        fields = list(zip(*taken))
+        # Most tags of a step count alike.
+        numbers: dict[tuple[bytes, ...], tuple[list[int], bool]] = {}
+        columns = []
+        for place, tag in enumerate(self._tags if fields else ()):
+            walls, words, values = fields[3 * place : 3 * place + 3]
+            if words not in numbers:
+                steps = [_step(word) for word in words]
+                numbers[words] = steps, all(map(operator.lt, steps, steps[1:]))
+            columns.append(Columns(tag, *numbers[words], values, walls))
+        return columns, at
+
+
+def _step(field: bytes) -> int:
+    """The step of an event from its field: 0 if there is none. Raises ValueError for another field."""
+    if not field:
+        return 0
+    value = 0
+    for place, byte in enumerate(field):
+        if place == 0:
+            whole = byte == STEP_FIELD
+        else:
+            value |= (byte & 0x7F) << 7 * (place - 1)
+            whole = (byte < 0x80) == (place == len(field) - 1)
+        if not whole:
+            raise ValueError(f"{field.hex()} is not the step of an event")
+    return value if value < 1 << 63 else value - (1 << 64)

@@ -1,0 +1,48 @@
+"""In which order the threads of the server read."""
+
+import threading
+
+import pytest
+
+from nbtrain.lab.server import requests
+from nbtrain.lab.server.requests import LIST, READERS
+
+MOST_SECONDS = 60.0
+
+
+def test_what_was_not_begun_waits_for_the_list(monkeypatch):
+    """A list that is asked for last is read before the runs whose reading has not begun."""
+    monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
+    begun, go_on, order = threading.Event(), threading.Event(), []
+
+    def read_list() -> None:
+        begun.set()
+        assert go_on.wait(MOST_SECONDS)
+        order.append("list")
+
+    listed = LIST.submit(requests._before_all, read_list)
+    assert begun.wait(MOST_SECONDS)
+    looks = [READERS.submit(requests._after_the_list, order.append, "run") for _ in range(3)]
+    assert not order
+    go_on.set()
+    for one in (listed, *looks):
+        one.result(MOST_SECONDS)
+    assert order == ["list", "run", "run", "run"]
+
+
+def test_a_list_that_hangs_or_fails_stops_nothing(monkeypatch):
+    """On a slow disk the runs wait a moment alone; an error is the list's own."""
+    monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", 0.01)
+    go_on = threading.Event()
+    listed = LIST.submit(requests._before_all, lambda: go_on.wait(MOST_SECONDS))
+    assert READERS.submit(requests._after_the_list, len, "run").result(MOST_SECONDS) == 3
+    go_on.set()
+    assert listed.result(MOST_SECONDS)
+    with pytest.raises(OSError, match="no disk"):
+        LIST.submit(requests._before_all, _fails).result(MOST_SECONDS)
+    monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
+    assert requests._list_was_read.is_set()
+
+
+def _fails() -> None:
+    raise OSError("no disk")

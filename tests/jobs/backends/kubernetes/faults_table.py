@@ -328,7 +328,7 @@ def on_a_cluster() -> Iterator[Scene]:
 
 def plain(text: str) -> str:
     """Without ports, hashes and numbers of attempts to reach a server."""
-    text = re.sub(r"override backend\.kubernetes\.\w+=.*?: ", "", text)
+    text = re.sub(r"override backend\.kubernetes\.\w+=.*?: (?=backend)", "", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:6443", text)
     return plain_times(re.sub(r"tiny-[0-9a-f]{6}", "tiny-df9910", text))
 

@@ -290,10 +290,16 @@ def cancel(options: argparse.Namespace) -> None:
 
 
 def pause(options: argparse.Namespace) -> None:
+    from nbtrain.base.jobstate import QUEUED
     from nbtrain.jobs.control import pause as pause_job
 
     run = run_of(options)
     state, cause = pause_job(run.job)
+    if state == QUEUED:
+        cause = (
+            f"its engine is asked to hold it and has not said yet that it does; `nbtrain status {run.name}` "
+            f"says when it has{f' ({cause})' if cause else ''}"
+        )
     print(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
 
 

@@ -27,6 +27,8 @@ SLOW_POLL_SECONDS = 1.0
 UNHEARD_SECONDS = 60.0
 # What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
 SUPERVISOR_SECONDS = 60.0
+# An operator takes a second or two to say that it holds a job without ranks.
+ENGINE_SECONDS = 15.0
 
 
 Action = TypeVar("Action", bound=Callable[..., Any])
@@ -191,8 +193,9 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.
 
     It is the same job that goes on after unpause(). An engine takes its devices once it has saved, or at once
-    if its supervisor has not started. `wait_seconds` None waits as long as the supervisor may take. Raises
-    JobError if the job is not active, saves nothing (mode: perf, eval) or is not paused in time.
+    if its supervisor has not started; it is then QUEUED if the engine has not said so after ENGINE_SECONDS.
+    `wait_seconds` None waits as long as the supervisor may take. Raises JobError if the job is not active,
+    saves nothing (mode: perf, eval) or is not paused in time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     began = time.monotonic()
@@ -217,6 +220,9 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
         )
     if state in ACTIVE:
         backend.pause(job)
+        deadline = time.monotonic() + ENGINE_SECONDS
+        while backend.status(job)[0] == QUEUED and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
     return backend.status(job)
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import QUEUED, RUNNING, SUCCEEDED
+from nbtrain.base.jobstate import QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.backends.kubernetes import backend as module
 from nbtrain.jobs.backends.kubernetes.backend import KubernetesBackend
@@ -181,6 +182,23 @@ def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
     assert (path, name) not in stub.objects
     assert backend.status(job) == ("CANCELLED", "cancelled on request; its object is deleted")
     assert backend.cancel(job, now=False) is False
+
+
+def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stub, monkeypatch, capsys):
+    """Its pods are there and its supervisor is not yet; an operator that says nothing is named as such."""
+    _, path, name = life("TrainJob")
+    stub.set_status(path, name, status_of("TrainJob", "runs"))
+    monkeypatch.setattr(control, "ENGINE_SECONDS", 0.2)
+    assert cli.main(["pause", job.run.name]) == 0
+    assert stub.objects[path, name]["spec"]["suspend"] is True
+    assert capsys.readouterr().out.startswith(
+        f"{job.run.name}: QUEUED: its engine is asked to hold it and has"
+    )
+    monkeypatch.setattr(control, "ENGINE_SECONDS", 60.0)
+    operator = threading.Timer(0.3, stub.set_status, (path, name, status_of("TrainJob", "pauses")))
+    operator.start()
+    assert control.pause(job)[0] == SUSPENDED
+    operator.join()
 
 
 def test_a_running_job_is_asked_through_its_folder(life, job, stub):

@@ -18,6 +18,8 @@ SMOOTHING = 0.6
 # Fewer labels on an axis of values do not say what lies between them.
 LEAST_Y_TICKS = 3
 LEAST_X_TICKS = 2
+# An axis of bytes ends here at least, so that it has three labels.
+LEAST_BYTES = 4.0
 
 
 def _decimals(value: float, step: float) -> str:
@@ -55,12 +57,22 @@ def whole(value: float, step: float) -> str:
     return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
 
 
+def _share(value: float, step: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _bytes(value: float, step: float) -> str:
+    return amounts.size(value).replace(".0 ", " ")
+
+
 FORMS: dict[str, Callable[[float, float], str]] = {
     "decimals": _decimals,
     "scientific": scientific,
     "number": _number,
     "count": _counted,
     "whole": whole,
+    "share": _share,
+    "bytes": _bytes,
 }
 """Label of a value on an axis with ticks `step` apart, by the names that lab/ui/numbers.js knows."""
 
@@ -70,8 +82,8 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """One chart of a panel."""
+class ChartKind:
+    """How a chart is drawn: of a snapshot (CHARTS), or of scalars (metric_charts.py)."""
 
     lines: list[dict[str, Any]]
     y_name: str
@@ -84,9 +96,9 @@ class _Kind:
 
 LOSS = [_curve("loss", "training loss"), _curve("validation_loss", "validation loss", "b", dots=True)]
 CHARTS = (
-    _Kind(LOSS, "nats", "decimals", from_zero=False, smoothing=SMOOTHING, num_y=5, num_x=6),
-    _Kind([_curve("learning_rate", "learning rate")], "", "scientific"),
-    _Kind([_curve("tokens_per_second", "throughput")], "tokens/s", "count"),
+    ChartKind(LOSS, "nats", "decimals", from_zero=False, smoothing=SMOOTHING, num_y=5, num_x=6),
+    ChartKind([_curve("learning_rate", "learning rate")], "", "scientific"),
+    ChartKind([_curve("tokens_per_second", "throughput")], "tokens/s", "count"),
 )
 
 
@@ -99,10 +111,11 @@ def charts(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     x_name, y_name, form, from_zero, smoothing
              names of the axes; the form of y's labels; whether y begins at 0; the weight of smoothed()
     """
-    return [_chart(curves, kind) for kind in CHARTS]
+    return [chart(curves, kind) for kind in CHARTS]
 
 
-def _chart(curves: Mapping[str, Mapping[str, Any]], kind: _Kind) -> dict[str, Any]:
+def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str, Any]:
+    """One chart as charts() has it."""
     found = {
         "lines": kind.lines,
         **dict.fromkeys(("x", "y")),
@@ -123,11 +136,14 @@ def _chart(curves: Mapping[str, Mapping[str, Any]], kind: _Kind) -> dict[str, An
     low, high = (min(0.0, low) if kind.from_zero else low - margin), high + margin
     left, right = (left, right) if right > left else (left - 1, left + 1)
     across = ticks(left, right, kind.num_x, LEAST_X_TICKS, integer=True)
+    binary, integer = kind.form == "bytes", kind.form == "whole"
+    high = max(high, LEAST_BYTES) if binary else high
+    up = byte_ticks(high) if binary else ticks(low, high, kind.num_y, integer=integer)
     return found | {
         "x": [left, right],
         "y": [low, high],
         "x_ticks": _labelled(across, whole),
-        "y_ticks": _labelled(ticks(low, high, kind.num_y), FORMS[kind.form]),
+        "y_ticks": _labelled(up, FORMS[kind.form]),
     }
 
 
@@ -153,6 +169,12 @@ def ticks(
         if last - first + 1 >= least or (integer and step == 1):
             break
     return [float(f"{at * step:.12g}") for at in range(first, last + 1)]
+
+
+def byte_ticks(top: float) -> list[float]:
+    """Round numbers of a binary unit from 0 to `top`."""
+    step = 2.0 ** max(0, math.ceil(math.log2(max(top, 1.0) / 5)))
+    return [number * step for number in range(int(top / step) + 1)]
 
 
 def smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:

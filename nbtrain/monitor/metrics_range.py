@@ -1,6 +1,6 @@
 """Curves of a run by request: which scalars, by step, tokens or time, from where to where, how many points.
 
-    metrics(view, Asked(("loss",), "tokens", 1e6, 2e6, 500))  ->  {"tags", "series", "marks", "reading"}
+    metrics(view, Asked(("loss",), "tokens", 1e6, 2e6))  ->  {"tags", "charts", "series", "marks", "reading"}
 
 Of points that are too many, each stretch's lowest and highest stay, so that a spike is seen at any zoom.
 """
@@ -18,6 +18,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader
+from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.resources import ProcessTable
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import six_digits, thin
@@ -56,10 +57,10 @@ def curve_view(run: RunDir) -> RunView:
 
 
 def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
-    """{"tags", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}.
+    """{"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}.
 
-    `tags` are all that there are. `reading` is how much of the event files was read, 0 to 1: less than 1 for
-    a moment after the first look.
+    `tags` are all that there are, `charts` which of them stand together. `reading` is how much of the event
+    files was read, 0 to 1: less than 1 for a moment after the first look.
     Raises ConfigError for a name that is no scalar.
     """
     tags = {name: _tag(name) for name in asked.names}
@@ -88,6 +89,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
     records = (JobRecord.read(view.run.job(job_id).job_json) for job_id in view.run.job_ids())
     return {
         "tags": there,
+        "charts": metric_charts(there),
         "series": {
             name: _series(points, known[name], asked.points, to_tokens) for name, points in found.items()
         },
@@ -115,6 +117,7 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
             "unit": row.unit,
             "meaning": row.meaning,
             "num_points": len(there[row.name]),
+            **how_drawn(row.name, row.unit),
         }
         for row in rows
     ]

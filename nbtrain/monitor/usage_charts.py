@@ -3,14 +3,13 @@
 The picture of `nbtrain job -o`, the panel and the static picture draw these; no number is made there.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.usage import FIGURES
-from nbtrain.monitor.chart_data import ticks
+from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, ticks
 from nbtrain.monitor.job_page import MOST_POINTS, JobPage
 from nbtrain.monitor.usage import NodeUsage, Points
 
@@ -18,8 +17,6 @@ from nbtrain.monitor.usage import NodeUsage, Points
 MOST_NAMED = 8
 # A bound that lies higher than so many times the greatest value would press the curves flat.
 MOST_ABOVE = 5.0
-# An axis of bytes ends here at least, so that it has three labels.
-LEAST_BYTES = 4.0
 # Air above the highest point or bound, as a share of it.
 MARGIN_FRACTION = 0.06
 # Chart: title -> (beginnings of subjects, {figure: word in the legend}).
@@ -210,12 +207,6 @@ def value_label(figure: str, value: float) -> str:
         return f"{value:.2f} cores"
     rounded = value if FIGURES[figure].unit in ("bytes", "bytes/s", "share") else round(value)
     return axis_label(figure, rounded)
-
-
-def byte_ticks(top: float) -> list[float]:
-    """Round numbers of a binary unit from 0 to `top`."""
-    step = 2.0 ** max(0, math.ceil(math.log2(max(top, 1.0) / 5)))
-    return [number * step for number in range(int(top / step) + 1)]
 
 
 def time_ticks(last: float, count: int) -> list[list[Any]]:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.chart_data import byte_ticks
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.job_shown import job_shown
-from nbtrain.monitor.usage_charts import byte_ticks, drawn, time_ticks, usage_charts
+from nbtrain.monitor.usage_charts import drawn, time_ticks, usage_charts
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
 

@@ -6,11 +6,9 @@ The planner is loaded at the first such request: a server that only shows runs d
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import output_root
+from nbtrain.lab.run_pages import config_page, plan_page
 from nbtrain.lab.server.requests import NbtrainHandler
-from nbtrain.lab.server.views import OutsideError, confined
-from nbtrain.monitor.run_ids import name_of
+from nbtrain.lab.server.views import confined
 
 
 class PlanHandler(NbtrainHandler):
@@ -18,23 +16,8 @@ class PlanHandler(NbtrainHandler):
 
     async def get(self, name: str) -> None:
         view = await self.view(name)
-        value, _ = await self.library(_plan, view.run)
+        value, _ = await self.library(plan_page, view.run)
         self.answer(value)
-
-
-def _plan(run: RunDir) -> dict[str, Any]:
-    from nbtrain.config.load import load_resolved
-    from nbtrain.planner.plan import plan
-
-    made = plan(load_resolved(run.config_yaml))
-    headline = dict(made.headline)
-    kind = headline.pop("kind")
-    tables = [
-        {"title": title, "heads": ["figure", "value"], "rows": [[*row] for row in rows.items()]}
-        for title, rows in made.sections().items()
-    ]
-    findings = [{**finding.to_dict(), "label": finding.label} for finding in made.findings]
-    return {"headline": headline, "kind": kind, "tables": tables, "findings": findings}
 
 
 class ConfigHandler(NbtrainHandler):
@@ -45,36 +28,8 @@ class ConfigHandler(NbtrainHandler):
 
     async def get(self, name: str) -> None:
         view = await self.view(name)
-        value, _ = await self.library(_config, view.run)
+        value, _ = await self.library(config_page, view.run, confined)
         self.answer(value)
-
-
-def _config(run: RunDir) -> dict[str, Any]:
-    from nbtrain.config.load import load_resolved
-    from nbtrain.config.yaml_source import show
-    from nbtrain.jobs.changes import changes_between
-
-    value: dict[str, Any] = {"yaml": run.config_yaml.read_text(encoding="utf-8"), "parent": None}
-    parent = _parent_of(run)
-    differences = []
-    if parent is not None:
-        changes = changes_between(load_resolved(parent.config_yaml), load_resolved(run.config_yaml))
-        differences = [[one.key, show(one.now), show(one.before)] for one in changes if one.key != "name"]
-        value["parent"] = parent.name
-    return {**value, "differences": differences}
-
-
-def _parent_of(run: RunDir) -> RunDir | None:
-    """The run that this one was cloned from, if its configuration can be read."""
-    parent = (run.record() or {}).get("parent")
-    if not parent or (name := name_of(parent, output_root())) is None:
-        return None
-    found = RunDir.named(name)
-    try:
-        confined(found.config_yaml)
-    except OutsideError:
-        return None
-    return found if found.config_yaml.exists() else None
 
 
 class CheckHandler(NbtrainHandler):

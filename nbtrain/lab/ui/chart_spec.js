@@ -34,95 +34,43 @@ export const usageSpec = (chart) => ({
   fromZero: true,
 });
 
-// Curves that are read together stand in one chart; all others have one of their own.
-const TOGETHER = [
-  ["Loss", ["loss", "validation_loss", "test_loss"]],
-  ["Perplexity", ["validation_perplexity", "test_perplexity"]],
-  ["Learning rate", ["learning_rate"]],
-  ["Gradient norm", ["grad_norm"]],
-  ["Throughput", ["tokens_per_second"]],
-  ["Samples per second", ["samples_per_second"]],
-  ["Utilization", ["mfu", "hfu", "matmul_fraction"]],
-  ["Time of a step", ["iteration_time"]],
-  [
-    "Parts of a step",
-    [
-      ...["data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "pipeline_seconds"],
-      "communication_seconds",
-    ],
-  ],
-  ["Computing, rank by rank", ["compute_max_seconds", "compute_median_seconds", "compute_min_seconds"]],
-  ["Validation and checkpoints", ["evaluation_seconds", "checkpoint_seconds", "checkpoint_write_seconds"]],
-  ["Memory", ["host_memory_bytes", "device_memory_bytes"]],
-  ["Share of memory", ["host_memory_fraction", "device_memory_fraction"]],
-  ["Steps that went wrong", ["skipped_steps", "overflow_steps", "loss_spikes", "rollbacks"]],
-];
-// Of no interest as curves: other curves have them as their axis.
-const NO_CURVES = ["steps_vs_tokens", "steps_vs_samples"];
-// These flutter; a smoothed schedule or count would be false.
-const SMOOTHED = /loss|grad_norm|per_second|tflops|seconds|iteration_time|perplexity/;
-const DOTTED = /validation|test_|evaluation|checkpoint/;
-const SHARES = /^(mfu|hfu)$|_fraction$/;
+const MOST_NAMED = 8;
+const X_FORMS = { step: "whole", tokens: "count", time: "seconds" };
 
-/** Which charts there are: [{title, names, labels, unit}]; `tags` is [{tag, title, unit}]. */
-export function metricCharts(tags) {
-  const there = new Map(tags.filter(({ tag }) => !NO_CURVES.includes(tag)).map((row) => [row.tag, row]));
-  const charts = [];
-  const add = (title, names) => {
-    const rows = names.map((name) => there.get(name)).filter(Boolean);
-    names.forEach((name) => there.delete(name));
-    if (rows.length)
-      charts.push({
-        title,
-        names: rows.map(({ tag }) => tag),
-        labels: rows.map((row) => row.title),
-        unit: rows[0].unit,
-      });
-  };
-  TOGETHER.forEach(([title, names]) => add(title, names));
-  const blends = [...there.keys()].filter((name) => name.startsWith("loss/"));
-  add("Loss of each dataset", blends);
-  for (const [name, row] of [...there]) add(row.title[0].toUpperCase() + row.title.slice(1), [name]);
-  return charts;
-}
-
-function metricForm(name, unit) {
-  if (SHARES.test(name)) return "share";
-  if (name === "learning_rate") return "scientific";
-  if (["steps", "ranks", "sequences", "tokens"].includes(unit)) return "whole";
-  return unit === "bytes" ? "bytes" : "number";
-}
-
-/** The spec of one of metricCharts() from an answer of the route metrics. */
-export function metricSpec(chart, { series, marks }, { axis, begin, smoothing }) {
-  // A comparison's lines have the names of runs, and say which scalar they are of.
-  const first = chart.kind || chart.names[0], form = metricForm(first, chart.unit);
+/**
+ * The spec of a chart from an answer of the route metrics (monitor/metric_charts.py).
+ *
+ * chart    {title, names}; a comparison's names are runs, and `of` is the scalar that they show
+ */
+export function metricSpec(chart, { tags, series, marks }, { axis, begin, smoothing }) {
+  const rows = new Map(tags.map((row) => [row.tag, row]));
+  const first = rows.get(chart.of || chart.names[0]), named = chart.names.length <= MOST_NAMED;
   const x = (part) => (axis === "time" ? part.time.map((at) => at - begin) : part[axis]);
-  const longest = Object.values(series).reduce((one, two) => (two.step.length > one.step.length ? two : one));
+  const longer = (one, two) => (two.step.length > one.step.length ? two : one);
+  const longest = Object.values(series).reduce(longer, { step: [], tokens: [] });
   const placed = ({ step, time }) => {
     if (axis === "step") return step;
     if (axis === "time") return time - begin;
     return longest.tokens.length ? longest.tokens[nearestStep(longest.step, step)] : NaN;
   };
   const lines = chart.names.flatMap((name, at) => {
-    const part = series[name];
+    const part = series[name], row = chart.of ? { ...first, title: name } : rows.get(name);
     if (!part || !x(part).length) return [];
-    const color = chart.names.length > 8 ? "c0" : `c${at}`;
-    const dots = DOTTED.test(chart.kind || name);
-    return [{ name, label: chart.labels[at], color, dots, x: x(part), y: part.value }];
+    const look = { label: row.title, color: named ? `c${at}` : "c0", dots: row.dots };
+    return [{ name, ...look, x: x(part), y: part.value }];
   });
   return {
     title: chart.title,
     lines,
-    named: lines.length <= 8,
+    named,
     marks: marks.map((mark) => ({ ...mark, x: placed(mark) })),
     begin: axis === "time" ? begin : undefined,
     xName: axis,
-    xForm: { step: "whole", tokens: "count", time: "seconds" }[axis],
-    yName: form === "share" || form === "bytes" ? "" : chart.unit,
-    yForm: form,
-    fromZero: !/loss|perplexity|norm/.test(first),
-    smoothing: SMOOTHED.test(first) ? smoothing : 0,
+    xForm: X_FORMS[axis],
+    yName: first.y_name,
+    yForm: first.form,
+    fromZero: first.from_zero,
+    smoothing: first.smooth ? smoothing : 0,
   };
 }
 

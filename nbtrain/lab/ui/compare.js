@@ -1,7 +1,7 @@
 // Runs side by side: their curves in one chart for each scalar, and tables of settings and figures.
 
 import { Chart, ChartGroup } from "./chart.js";
-import { metricCharts, metricSpec } from "./chart_spec.js";
+import { metricSpec } from "./chart_spec.js";
 import { refused } from "./server.js";
 import { addStyle } from "./style.js";
 import { DataTable } from "./table.js";
@@ -187,7 +187,8 @@ class Compare {
 export function comparedSpecs(names, curves, { axis, smoothing, all }) {
   const tags = new Map();
   for (const answer of curves.values()) for (const row of answer.tags) tags.set(row.tag, row);
-  const known = metricCharts([...tags.values()]).flatMap((chart) => chart.names);
+  const charts = [...curves.values()].flatMap((answer) => answer.charts);
+  const known = [...new Set(charts.flatMap((chart) => chart.names))];
   const first = FIRST_COMPARED.filter((name) => known.includes(name));
   const wanted = all ? [...first, ...known.filter((name) => !first.includes(name))] : first;
   return wanted.map((tag) => {
@@ -196,10 +197,9 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
       const part = curves.get(name).series[tag], begin = part.time[0];
       series[name] = { ...part, time: part.time.map((time) => time - begin) };
     }
-    const { title, unit } = tags.get(tag);
-    const heading = title[0].toUpperCase() + title.slice(1);
-    const chart = { title: heading, kind: tag, names: having, labels: having, unit };
-    const spec = metricSpec(chart, { series, marks: [] }, { axis, begin: 0, smoothing });
+    const row = tags.get(tag), title = row.title[0].toUpperCase() + row.title.slice(1);
+    const answer = { tags: [row], series, marks: [] };
+    const spec = metricSpec({ title, of: tag, names: having }, answer, { axis, begin: 0, smoothing });
     const lines = spec.lines.map((line) => ({ ...line, color: `c${names.indexOf(line.name) % NUM_COLORS}` }));
     return [tag, { ...spec, lines, named: true, begin: undefined }];
   });

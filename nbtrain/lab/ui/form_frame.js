@@ -7,7 +7,7 @@ import { FORM_CSS } from "./form_style.js";
 import { addStyle } from "./style.js";
 import { button, choices, copyButton, element } from "./words.js";
 
-const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small, on this CPU" };
+const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small" };
 
 /** What form.js fills and listens to. */
 export class FormFrame {

@@ -1,7 +1,7 @@
 // The tab Metrics: every curve of the run by step, tokens or time, in charts that are zoomed together.
 
 import { Chart, ChartGroup } from "./chart.js";
-import { metricCharts, metricSpec, snapSpecs } from "./chart_spec.js";
+import { metricSpec, snapSpecs } from "./chart_spec.js";
 import { refused } from "./server.js";
 import { button, checkbox, element } from "./words.js";
 
@@ -129,7 +129,7 @@ export class Metrics {
   paint() {
     if (!this.value) return;
     const wanted = this.find.value.trim().toLowerCase(), axis = this.axis.value;
-    const all = metricCharts(this.value.tags).filter(
+    const all = this.value.charts.filter(
       ({ title, names }) => !wanted || `${title} ${names.join(" ")}`.toLowerCase().includes(wanted),
     );
     this.shownNames = all.flatMap(({ names }) => names);

@@ -22,6 +22,7 @@ import traitlets
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.lab.run_actions import run_shown
+from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script
 from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.static import run_html, run_text
@@ -113,7 +114,7 @@ class RunPanel(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         snapshot = self.view.snapshot()
-        return bundle(self, run_html(snapshot, _kept(self.view)), run_text(snapshot)), {}
+        return bundle(self, report_html(self.view, snapshot), run_text(snapshot)), {}
 
 
 def finish_pictures(view: RunView) -> None:
@@ -141,9 +142,9 @@ def _picture(view: RunView) -> dict[str, Any]:
     return bundle
 
 
-def report_html(view: RunView) -> str:
-    """The static picture of a run, with what its newest job has kept."""
-    return run_html(view.snapshot(), _kept(view))
+def report_html(view: RunView, snapshot: dict[str, Any] | None = None) -> str:
+    """The static picture of a run: every tab of the panel."""
+    return run_html(snapshot or view.snapshot(), _kept(view), run_pages(view))
 
 
 def _kept(view: RunView) -> dict[str, Any] | None:

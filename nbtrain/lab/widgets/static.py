@@ -13,7 +13,8 @@ from typing import Any
 
 from nbtrain.base.html_table import ROW, html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
-from nbtrain.lab.widgets.static_charts import chart_image
+from nbtrain.lab.widgets.static_charts import chart_image, charts_in_rows
+from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.snapshot import in_sight
 
 TONE_COLORS = {"good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
@@ -23,18 +24,21 @@ LEFT = "text-align:left"
 TILES_IN_A_ROW = 8
 # (width, height) in pixels of a snapshot's charts, the large one first.
 CHART_SIZES = ((560, 210), (360, 102), (360, 102))
-USAGE_SIZE = (300, 112)
-USAGE_IN_A_ROW = 3
 MOST_ROWS = 32
 MOST_EVENTS = 20
 # Rows of a snapshot that its job's page says in its own words.
 OF_JOB = ("backend", "command", "job")
 
 
-def run_html(snapshot: dict[str, Any], job: Mapping[str, Any] | None = None) -> str:
+def run_html(
+    snapshot: dict[str, Any],
+    job: Mapping[str, Any] | None = None,
+    pages: Mapping[str, Any] | None = None,
+) -> str:
     """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log.
 
-    With job_shown() of its newest job also conditions, replicas, and the resources over time.
+    With job_shown() of its newest job also conditions, replicas, and the resources over time; with
+    run_pages() also every other curve, the plan and the configuration.
     """
     shown = snapshot["shown"]
     parts = [_head(snapshot), _note(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
@@ -51,6 +55,9 @@ def run_html(snapshot: dict[str, Any], job: Mapping[str, Any] | None = None) -> 
         parts.append(_usage(job["charts"]))
         parts.append(_timed("Resources", job["figures"]))
     parts.append(_log(snapshot["log"]))
+    if pages is not None:
+        made = (metrics_html(pages["metrics"]), plan_html(pages["plan"]), config_html(pages["config"]))
+        parts += [_title(title) + part for title, part in zip(("Metrics", "Plan", "Config"), made) if part]
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
@@ -137,14 +144,8 @@ def _curves(snapshot: dict[str, Any]) -> str:
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
     """Resources over time, by the files that the job keeps."""
-    cells = []
-    for chart in charts:
-        picture = chart_image({**chart, "x_name": "time"}, chart["curves"], *USAGE_SIZE)
-        cells.append(f'<td style="{LEFT};vertical-align:top;padding:0 12px 6px 0">{picture}</td>')
-    # A table for each row: JupyterLab paints every second row of a table grey.
-    rows = ("".join(cells[at : at + USAGE_IN_A_ROW]) for at in range(0, len(cells), USAGE_IN_A_ROW))
-    tables = "".join(f'<table style="margin:4px 0"><tr style="{ROW}">{row}</tr></table>' for row in rows)
-    return _title("Resources over time") + tables if tables else ""
+    rows = charts_in_rows([({**chart, "x_name": "time"}, chart["curves"], ()) for chart in charts])
+    return _title("Resources over time") + rows if rows else ""
 
 
 def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:

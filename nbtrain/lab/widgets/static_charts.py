@@ -6,9 +6,10 @@ draws the same ones (lab/ui/chart.js).
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.html_table import ROW
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, SERIES
 from nbtrain.monitor.chart_data import smoothed
 
@@ -21,6 +22,9 @@ RIGHT, TOP, BOTTOM = 10, 16, 18
 LETTER = 5.6
 # More points than this are drawn without dots.
 MOST_DOTS = 80
+# (width, height) of charts of which there are many.
+SMALL_SIZE = (300, 112)
+IN_A_ROW = 3
 
 
 def chart_image(
@@ -51,6 +55,20 @@ def chart_image(
         f'<div style="color:{GREY};font-size:11px">{title}{names}{bounds}</div>'
         f'<img alt="{said}" src="data:image/svg+xml;base64,{data}">'
     )
+
+
+def charts_in_rows(
+    charts: Iterable[tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
+) -> str:
+    """(chart, its curves, marks) of small charts, three side by side."""
+    cells = [
+        f'<td style="text-align:left;vertical-align:top;padding:0 12px 6px 0">{picture}</td>'
+        for chart, curves, marks in charts
+        if (picture := chart_image(chart, curves, *SMALL_SIZE, marks))
+    ]
+    # A table for each row: JupyterLab paints every second row of a table grey.
+    rows = ("".join(cells[at : at + IN_A_ROW]) for at in range(0, len(cells), IN_A_ROW))
+    return "".join(f'<table style="margin:4px 0"><tr style="{ROW}">{row}</tr></table>' for row in rows)
 
 
 def chart_svg(

@@ -17,7 +17,13 @@ def test_curves_of_a_run(server: Server, run: RunDir) -> None:
         "unit": "nats",
         "meaning": "Training loss: mean over the global batch, fp32.",
         "num_points": 20,
+        "form": "number",
+        "y_name": "nats",
+        "from_zero": False,
+        "smooth": True,
+        "dots": False,
     }
+    assert found["charts"][0] == {"title": "Loss", "names": ["loss", "validation_loss"]}
     assert found["series"]["loss"]["step"] == [*range(1, 21)]
     assert found["series"]["validation_loss"]["step"] == [10, 20]
     assert server.get("run/gpt-done/metrics?tags=loss&from=9.5&to=10")["series"]["loss"]["step"] == [

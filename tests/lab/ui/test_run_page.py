@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import run_shown
+from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
 from tests.lab.ui.pages import routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
@@ -185,10 +186,12 @@ def curves(asked: list[dict[str, str]]) -> Any:
         steps = [*range(1, 21)]
         part = {"step": steps, "time": [1000.0 + at for at in steps], "tokens": [1024 * at for at in steps]}
         names = ("loss", "grad_norm")
-        tags = [{"tag": name, "title": name.replace("_", " "), "unit": ""} for name in names]
+        words = [(name, {"title": name.replace("_", " "), "unit": ""}) for name in names]
+        tags = [{"tag": name, **said, **how_drawn(name, "")} for name, said in words]
         series = {name: {**part, "value": [9.0 - at / 4 for at in steps]} for name in names}
         mark = {"step": 10, "time": 1010.0, "kind": "restart", "words": "restart at step 10"}
-        return {"tags": tags, "series": series, "marks": [mark], "reading": 1}
+        charts = metric_charts(tags)
+        return {"tags": tags, "charts": charts, "series": series, "marks": [mark], "reading": 1}
 
     return answer
 

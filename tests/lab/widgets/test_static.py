@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.files import write_json, write_text
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.lab.widgets.panel import report_html
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.static_charts import chart_svg
 from nbtrain.monitor.chart_data import charts
@@ -107,6 +110,29 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     for words in ("Basic info", "Events, UTC", "Replicas", "Ranks", "worker 0", "each replica asks for"):
         assert words in page
     assert Tags(page).open == [] and not re.search(r"(src|href)=.(?!data:)", page)
+
+
+def test_every_tab_of_the_panel_is_in_it(tmp_path: Path) -> None:
+    """Metrics, Plan and Config too, with the difference to the parent run; still no script or network."""
+    parent = RunDir(tmp_path / "gpt-first")
+    FakeJob(parent, steps=4).tensorboard.close()
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40)
+    for _ in range(20):
+        job.one_step()
+    job.finish("SUCCEEDED", "all steps are trained and saved: 20 steps")
+    job.tensorboard.close()
+    record = job.run.record() or {}
+    write_json(job.run.run_json, {**record, "parent": (parent.record() or {})["run_id"]})
+    changed = load(load_resolved(job.run.config_yaml), {"lr_schedule.lr": 0.007}, check=False)
+    write_text(job.run.config_yaml, to_yaml(changed))
+    page = report_html(RunView(job.run))
+    pictures = re.findall(r"<strong>([^<]+)</strong>[^<]*<span[^>]*>[^<]*</span>[^<]*.*?<img alt", page)
+    assert {"Loss", "Gradient norm", "Throughput"} <= set(pictures)
+    for words in ("Metrics", "Plan", "Config", "All figures of the plan", "Differences to its parent run"):
+        assert words in page
+    assert "gpt-first" in page and "lr_schedule.lr" in page and "schema_version: 1" in page
+    assert Tags(page).open == [] and not re.search(r"(src|href)=.(?!data:)", page)
+    assert len(page) < 250_000
 
 
 def test_ended_run_says_its_cause(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""The pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.metrics_range import MOST_TAGS, Asked, metrics
+from nbtrain.monitor.run_ids import name_of
+from nbtrain.monitor.run_view import RunView
+
+# Of a picture's curve: as many as its few hundred pixels show.
+PICTURE_POINTS = 100
+# A long run's event files are read for so long at most.
+READ_SECONDS = 3.0
+
+
+def plan_page(run: RunDir) -> dict[str, Any]:
+    """{"headline", "kind", "tables", "findings"}, with what the run's last job measured."""
+    from nbtrain.config.load import load_resolved
+    from nbtrain.planner.plan import plan
+
+    made = plan(load_resolved(run.config_yaml))
+    headline = dict(made.headline)
+    kind = headline.pop("kind")
+    tables = [
+        {"title": title, "heads": ["figure", "value"], "rows": [[*row] for row in rows.items()]}
+        for title, rows in made.sections().items()
+    ]
+    findings = [{**finding.to_dict(), "label": finding.label} for finding in made.findings]
+    return {"headline": headline, "kind": kind, "tables": tables, "findings": findings}
+
+
+def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: path) -> dict[str, Any]:
+    """{"yaml", "parent", "differences"}: [key, value here, value of the parent].
+
+    `parent` is the run that this one was cloned from, None if there is none any more. `readable` raises an
+    NbtrainError for a path that may not be read.
+    """
+    from nbtrain.config.load import load_resolved
+    from nbtrain.config.yaml_source import show
+    from nbtrain.jobs.changes import changes_between
+
+    value: dict[str, Any] = {"yaml": run.config_yaml.read_text(encoding="utf-8"), "parent": None}
+    parent = _parent_of(run, readable)
+    differences = []
+    if parent is not None:
+        changes = changes_between(load_resolved(parent.config_yaml), load_resolved(run.config_yaml))
+        differences = [[one.key, show(one.now), show(one.before)] for one in changes if one.key != "name"]
+        value["parent"] = parent.name
+    return {**value, "differences": differences}
+
+
+def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None:
+    """The run that this one was cloned from, if its configuration can be read."""
+    parent = (run.record() or {}).get("parent")
+    if not parent or (name := name_of(parent, run.path.parent)) is None:
+        return None
+    found = RunDir(run.path.parent / name)
+    try:
+        readable(found.config_yaml)
+    except NbtrainError:
+        return None
+    return found if found.config_yaml.exists() else None
+
+
+def metrics_page(view: RunView) -> dict[str, Any]:
+    """Every curve of a run with few points, as monitor/metrics_range.py has it."""
+    deadline = time.monotonic() + READ_SECONDS
+    answer = metrics(view, Asked((), points=PICTURE_POINTS))
+    while answer["reading"] < 1 and time.monotonic() < deadline:
+        answer = metrics(view, Asked((), points=PICTURE_POINTS))
+    names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
+    return metrics(view, Asked(tuple(names), points=PICTURE_POINTS))
+
+
+def run_pages(view: RunView) -> dict[str, Any]:
+    """{"plan", "config", "metrics"}: None for a page that cannot be made, of a damaged run or an old one."""
+    made: dict[str, Callable[[], dict[str, Any]]] = {
+        "metrics": lambda: metrics_page(view),
+        "plan": lambda: plan_page(view.run),
+        "config": lambda: config_page(view.run),
+    }
+    found: dict[str, Any] = {}
+    for name, page in made.items():
+        try:
+            found[name] = page()
+        except (NbtrainError, OSError):
+            found[name] = None
+    return found

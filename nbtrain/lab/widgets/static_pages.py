@@ -1,0 +1,46 @@
+"""Metrics, Plan and Config in the static picture: what those tabs of the panel show."""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.base.html_table import grouped_table, html_table, words_row
+from nbtrain.lab.widgets.static_charts import charts_in_rows
+from nbtrain.monitor.metric_charts import drawn
+
+# What is long is folded.
+FOLDED = '<details><summary style="cursor:pointer">{words}</summary>{content}</details>'
+
+
+def metrics_html(answer: Mapping[str, Any] | None) -> str:
+    """Every curve of the run by step; "" without any."""
+    if not answer:
+        return ""
+    charts = [drawn(one, answer) for one in answer["charts"]]
+    return charts_in_rows([(chart, curves, answer["marks"]) for chart, curves in charts if curves])
+
+
+def plan_html(page: Mapping[str, Any] | None) -> str:
+    """Fits, time and disk, findings, and the tables folded."""
+    if not page:
+        return ""
+    words = [(name, word, page["kind"] if name == "fits" else "") for name, word in page["headline"].items()]
+    texts = [(one["label"], f"{one['message']} {one['fix']}") for one in page["findings"]]
+    findings = "".join(f"<li><b>{html.escape(label)}</b>: {html.escape(text)}</li>" for label, text in texts)
+    tables = grouped_table({table["title"]: dict(table["rows"]) for table in page["tables"]})
+    listed = f"<ul>{findings}</ul>" if findings else ""
+    return words_row(words) + listed + FOLDED.format(words="All figures of the plan", content=tables)
+
+
+def config_html(page: Mapping[str, Any] | None) -> str:
+    """The difference to the parent run, and the YAML folded."""
+    if not page:
+        return ""
+    difference = ""
+    if page["differences"]:
+        caption = f"Differences to its parent run {page['parent']}"
+        difference = html_table(("setting", "here", page["parent"]), page["differences"], caption)
+    elif page["parent"]:
+        difference = f"<div>As its parent run {html.escape(page['parent'])}.</div>"
+    yaml = f'<pre style="font-size:11px;margin:2px 0">{html.escape(page["yaml"])}</pre>'
+    return difference + FOLDED.format(words="The resolved YAML", content=yaml)

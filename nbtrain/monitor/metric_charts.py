@@ -1,0 +1,96 @@
+"""The charts of a run's scalars: which stand together, and how each is drawn, live and in the picture.
+
+metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  what static_charts.py draws
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbtrain.monitor.chart_data import SMOOTHING, ChartKind, chart
+
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "Loss": ("loss", "validation_loss", "test_loss"),
+    "Perplexity": ("validation_perplexity", "test_perplexity"),
+    "Learning rate": ("learning_rate",),
+    "Gradient norm": ("grad_norm",),
+    "Throughput": ("tokens_per_second",),
+    "Samples per second": ("samples_per_second",),
+    "Utilization": ("mfu", "hfu", "matmul_fraction"),
+    "Time of a step": ("iteration_time",),
+    "Parts of a step": (
+        *("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "pipeline_seconds"),
+        "communication_seconds",
+    ),
+    "Computing, rank by rank": ("compute_max_seconds", "compute_median_seconds", "compute_min_seconds"),
+    "Validation and checkpoints": ("evaluation_seconds", "checkpoint_seconds", "checkpoint_write_seconds"),
+    "Memory": ("host_memory_bytes", "device_memory_bytes"),
+    "Share of memory": ("host_memory_fraction", "device_memory_fraction"),
+    "Steps that went wrong": ("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks"),
+}
+"""Curves that are read together stand in one chart; all others have one of their own."""
+OF_DATASETS = "loss/"
+# Of no interest as curves: other curves have them as their axis.
+NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
+# These flutter; a smoothed schedule or count would be false.
+SMOOTHED = re.compile("loss|grad_norm|per_second|tflops|seconds|iteration_time|perplexity")
+DOTTED = re.compile("validation|test_|evaluation|checkpoint")
+SHARES = re.compile("^(mfu|hfu)$|_fraction$")
+NOT_FROM_ZERO = re.compile("loss|perplexity|norm")
+COUNTED = ("steps", "ranks", "sequences", "tokens")
+# More lines than this get one colour and no names.
+MOST_NAMED = 8
+
+
+def form_of(name: str, unit: str) -> str:
+    """The form of a scalar's labels, a name of chart_data.FORMS and lab/ui/numbers.js."""
+    if SHARES.search(name):
+        return "share"
+    if name == "learning_rate":
+        return "scientific"
+    if unit in COUNTED:
+        return "whole"
+    return "bytes" if unit == "bytes" else "number"
+
+
+def how_drawn(name: str, unit: str) -> dict[str, Any]:
+    """How a scalar is drawn in a chart of its own."""
+    form = form_of(name, unit)
+    return {
+        "form": form,
+        "y_name": "" if form in ("share", "bytes") else unit,
+        "from_zero": not NOT_FROM_ZERO.search(name),
+        "smooth": bool(SMOOTHED.search(name)),
+        "dots": bool(DOTTED.search(name)),
+    }
+
+
+def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """{"title", "names"} of each chart; `tags` are those of metrics_range.metrics()."""
+    there = {row["tag"]: row for row in tags if row["tag"] not in NO_CURVES}
+    found = []
+    for title, names in TOGETHER.items():
+        if having := [name for name in names if there.pop(name, None)]:
+            found.append({"title": title, "names": having})
+    if blends := [name for name in there if name.startswith(OF_DATASETS)]:
+        found.append({"title": "Loss of each dataset", "names": blends})
+    alone = [row for name, row in there.items() if name not in blends]
+    titles = ((row, row["title"]) for row in alone)
+    return found + [{"title": title[0].upper() + title[1:], "names": [row["tag"]]} for row, title in titles]
+
+
+def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One of metric_charts() as static_charts draws it by step, and its curves; `answer` is of metrics()."""
+    rows = {row["tag"]: row for row in answer["tags"]}
+    names = [name for name in one["names"] if answer["series"].get(name, {}).get("value")]
+    named = len(names) <= MOST_NAMED
+    lines, curves = [], {}
+    for number, name in enumerate(names):
+        row, part = rows[name], answer["series"][name]
+        color = f"c{number}" if named else "c0"
+        lines.append({"name": name, "label": row["title"], "color": color, "dots": row["dots"]})
+        curves[name] = {"steps": part["step"], "values": part["value"]}
+    first = rows[one["names"][0]]
+    weight = SMOOTHING if first["smooth"] else 0.0
+    kind = ChartKind(lines, first["y_name"], first["form"], first["from_zero"], weight)
+    return chart(curves, kind) | {"title": one["title"], "named": named}, curves

@@ -1,0 +1,51 @@
+"""Which scalars stand together, and how each is drawn."""
+
+from typing import Any
+
+from nbtrain.monitor.metric_charts import drawn, how_drawn, metric_charts
+
+
+def tags_of(**units: str) -> list[dict[str, Any]]:
+    return [
+        {"tag": name, "title": name.replace("_", " "), "unit": unit, **how_drawn(name, unit)}
+        for name, unit in units.items()
+    ]
+
+
+def test_curves_that_are_read_together_share_a_chart() -> None:
+    """Others have one of their own; what is the axis of others has none."""
+    tags = tags_of(steps_vs_tokens="tokens", validation_loss="nats", loss="nats", queue_length="", mfu="")
+    assert metric_charts(tags) == [
+        {"title": "Loss", "names": ["loss", "validation_loss"]},
+        {"title": "Utilization", "names": ["mfu"]},
+        {"title": "Queue length", "names": ["queue_length"]},
+    ]
+
+
+def test_a_scalar_is_drawn_by_its_kind() -> None:
+    """Losses are smoothed and float; shares, bytes and counts have forms; validation has a dot a point."""
+    looks = {
+        row["tag"]: row for row in tags_of(loss="nats", mfu="", host_memory_bytes="bytes", skipped="steps")
+    }
+    assert (looks["loss"]["smooth"], looks["loss"]["from_zero"], looks["loss"]["y_name"]) == (
+        True,
+        False,
+        "nats",
+    )
+    assert [looks[name]["form"] for name in ("mfu", "host_memory_bytes", "skipped")] == [
+        "share",
+        "bytes",
+        "whole",
+    ]
+    assert how_drawn("validation_loss", "nats")["dots"] and not how_drawn("loss", "nats")["dots"]
+
+
+def test_a_chart_for_the_picture_has_its_ticks() -> None:
+    """Memory in binary units from 0; a curve without points is left out."""
+    tags = tags_of(host_memory_bytes="bytes", device_memory_bytes="bytes")
+    part = {"step": [1, 2, 3], "value": [2.0**30, 3.0 * 2**30, 2.5 * 2**30]}
+    (one,) = metric_charts(tags)
+    chart, curves = drawn(one, {"tags": tags, "series": {"host_memory_bytes": part}})
+    assert [line["name"] for line in chart["lines"]] == ["host_memory_bytes"] == [*curves]
+    assert chart["y"][0] == 0.0 and ["1 GiB" in label for _, label in chart["y_ticks"]].count(True) == 1
+    assert chart["title"] == "Memory" and chart["named"]

@@ -97,6 +97,9 @@ class TensorActivity:
         """Whether any of these GPUs counts it."""
         return bool(self._samples)
 
+    def close(self) -> None:
+        """Nothing to end: dcgm.TensorActivity starts a program."""
+
     def look(self) -> dict[int, float]:
         """{index: share since the look before}, of the GPUs that answer."""
         if (library := _library()) is None:

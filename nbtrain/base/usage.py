@@ -42,8 +42,8 @@ gpu_memory_bytes                    | bytes   | memory in use, by all programs
 temperature_celsius                 | °C      | of the GPU
 power_watts                         | W       | drawn by the GPU
 sm_clock_mhz                        | MHz     | clock of the streaming multiprocessors
-tensor_fraction                     | share   | share of time in which tensor cores worked (NVML's GPM,
-    from Hopper on)
+tensor_fraction                     | share   | share of time in which tensor cores worked (NVML's GPM
+    from Hopper on; before, DCGM)
 """
 FIGURES = {name: Figure(name, unit, meaning) for name, unit, meaning in rows(_TABLE)}
 """{name: Figure}. All values are 0 or more; a figure that cannot be measured is left out."""

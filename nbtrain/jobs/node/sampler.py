@@ -8,6 +8,7 @@ the node agent. It is started after the ranks and joined before others are start
 threads should not fork. Whatever fails in it is kept in `failure` and never ends a job.
 """
 
+import contextlib
 import itertools
 import os
 import threading
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nbtrain.base import nvml
+from nbtrain.base import dcgm, nvml
 from nbtrain.base.records import host_name
 from nbtrain.base.usage import LEVELS, PROCESS_FIGURES, gpu_subject, rank_subject
 from nbtrain.base.usage_files import UsageWriter
@@ -76,7 +77,9 @@ class NodeLook:
         self._gpus = [gpu.index for gpu in nvml.gpus()] if gpus else []
         if self._gpus and (chosen := nvml.visible_indices(visible)) is not None:
             self._gpus = [index for index in self._gpus if index in chosen]
-        self._tensor = nvml.TensorActivity(self._gpus)
+        self._tensor: nvml.TensorActivity | dcgm.TensorActivity = nvml.TensorActivity(self._gpus)
+        if self._gpus and not self._tensor.supported:
+            self._tensor = dcgm.TensorActivity(self._gpus)
 
     def sample(self) -> dict[str, dict[str, float | None]]:
         """{subject: {figure: value, None if not known}}; always of the same subjects and figures."""
@@ -113,6 +116,10 @@ class NodeLook:
                 if index in gpus
             },
         }
+
+    def close(self) -> None:
+        """End the program that was started for it, if one was."""
+        self._tensor.close()
 
     def _rate(self, subject: str, name: str, value: float, elapsed: float | None) -> float | None:
         """A second, since the look before."""
@@ -196,15 +203,19 @@ class Sampler:
     def _run(self) -> None:
         try:
             look = NodeLook(self._job_id, self._ranks, self._gpus, self._visible, self._writer.node)
-            about = look.about(self._requests)
-            for number in itertools.count():
-                sample = look.sample()
-                # A driver may have kept this thread so long that another one writes meanwhile.
-                if self._stop.is_set():
-                    return
-                self._writer.add(sample, about)
-                if self._stop.wait(EARLY_SECONDS if number < EARLY_LOOKS else SAMPLE_SECONDS):
-                    return
+            with contextlib.closing(look):
+                self._watch(look)
         except Exception as error:
             # Whatever the driver or the kernel answers, the training goes on.
             self.failure = f"{type(error).__name__}: {error}"
+
+    def _watch(self, look: NodeLook) -> None:
+        about = look.about(self._requests)
+        for number in itertools.count():
+            sample = look.sample()
+            # A driver may have kept this thread so long that another one writes meanwhile.
+            if self._stop.is_set():
+                return
+            self._writer.add(sample, about)
+            if self._stop.wait(EARLY_SECONDS if number < EARLY_LOOKS else SAMPLE_SECONDS):
+                return

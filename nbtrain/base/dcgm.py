@@ -1,0 +1,86 @@
+"""Tensor activity of GPUs before Hopper, by DCGM: `dcgmi dmon`, if it is installed and its host engine runs.
+
+The driver's own library counts it from Hopper on (nvml.py), DCGM from Volta on, if the machine lets its users
+read profiling counters.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable
+
+PROGRAM = "dcgmi"
+# DCGM_FI_PROF_PIPE_TENSOR_ACTIVE
+TENSOR_FIELD = 1004
+EVERY_MILLISECONDS = 1000
+# dcgmi ends within a second if there is no host engine or no right; a first value takes about two.
+FIRST_SECONDS = 3.0
+# "GPU 0      0.421"; N/A while nothing is known.
+LINE = re.compile(rb"\s*GPU\s+(\d+)\s+([0-9.]+)\s*")
+
+
+class TensorActivity:
+    """Share of time in which tensor cores worked, as dcgmi printed it last; like nvml.TensorActivity."""
+
+    def __init__(self, indices: Iterable[int], first_seconds: float = FIRST_SECONDS):
+        """Waits at most `first_seconds` for the first value."""
+        self.supported = False
+        """Whether any of these GPUs has a value."""
+        self._newest: dict[int, float] = {}
+        self._rest = b""
+        self._process: subprocess.Popen | None = None
+        wanted = ",".join(str(index) for index in indices)
+        if not wanted or shutil.which(PROGRAM) is None:
+            return
+        command = [PROGRAM, "dmon", "-e", str(TENSOR_FIELD), "-d", str(EVERY_MILLISECONDS), "-i", wanted]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        deadline = time.monotonic() + first_seconds
+        while not self._newest and self._process.poll() is None and time.monotonic() < deadline:
+            self._read()
+            time.sleep(0.05)
+        self.supported = bool(self._newest)
+        if not self.supported:
+            self.close()
+
+    def look(self) -> dict[int, float]:
+        """{index: share}, of the GPUs with a value since the look before."""
+        self._read()
+        found, self._newest = self._newest, {}
+        return found
+
+    def close(self) -> None:
+        """End dcgmi, which else ends with its pipe."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _read(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdout is not None
+        while True:
+            try:
+                content = os.read(self._process.stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                return
+            if not content:
+                return
+            *lines, self._rest = (self._rest + content).split(b"\n")
+            for line in lines:
+                found = LINE.fullmatch(line)
+                if found and 0 <= (share := float(found[2])) <= 1:
+                    self._newest[int(found[1])] = share

@@ -1,0 +1,90 @@
+"""How the lines of `dcgmi dmon` are read, with a stand-in for the program."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base import dcgm, nvml
+from nbtrain.base.nvml import GpuUse
+from nbtrain.jobs.node.sampler import NodeLook
+
+HEAD = "#Entity   TENSO\nID\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """program(its shell script): the first dcgmi on the PATH; it writes its arguments and pid to `said`."""
+
+    def make(script: str) -> Path:
+        said, path = tmp_path / "said", tmp_path / "dcgmi"
+        path.write_text(f'#!/bin/sh\necho "$$ $@" >"{said}"\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return said
+
+    return make
+
+
+def gone(said: Path) -> bool:
+    return not Path(f"/proc/{said.read_text().split()[0]}").exists()
+
+
+def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path], tmp_path: Path) -> None:
+    """N/A, heads and values that are no share are no values; a line may come in two pieces."""
+    go_on = tmp_path / "go on"
+    said = program(
+        f"printf '{HEAD}GPU 1     N/A\\nGPU 0     0.250\\nGPU 1     1.5\\nGPU 3     0.5'\n"
+        f"while [ ! -e '{go_on}' ]; do sleep 0.02; done\n"
+        "printf '00\\nGPU 0     0.300\\nGPU 0     0.400\\n'\nexec sleep 600"
+    )
+    activity = dcgm.TensorActivity([0, 1, 3], first_seconds=60)
+    assert activity.supported
+    assert said.read_text().split()[1:] == ["dmon", "-e", "1004", "-d", "1000", "-i", "0,1,3"]
+    assert activity.look() == {0: 0.25}
+    assert activity.look() == {}
+    go_on.touch()
+    found: dict[int, float] = {}
+    deadline = time.monotonic() + 60
+    while found != {0: 0.4, 3: 0.5} and time.monotonic() < deadline:
+        found |= activity.look()
+        time.sleep(0.02)
+    assert found == {0: 0.4, 3: 0.5}
+    activity.close()
+    assert gone(said) and activity.look() == {}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'Error: unable to establish a connection to the specified host: localhost' >&2; exit 255",
+        f"printf '{HEAD}GPU 0     N/A\\n'; exec sleep 600",
+    ],
+)
+def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Path], script: str) -> None:
+    """It ends, or prints N/A for ever; neither is left running."""
+    said = program(script)
+    activity = dcgm.TensorActivity([0], first_seconds=0.5)
+    assert not activity.supported and activity.look() == {}
+    assert gone(said)
+
+
+def test_without_the_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not dcgm.TensorActivity([0]).supported
+
+
+def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
+    program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an A100: the figure is among the GPU's own, and the program ends with the measurement."""
+    said = program(f"printf '{HEAD}GPU 0     0.625\\n'; exec sleep 600")
+    gpu = GpuUse(0, "NVIDIA A100-SXM4-80GB", 0.9, 1 << 30, 80 << 30, 61, 300.0, 1410)
+    monkeypatch.setattr(nvml, "gpus", lambda: [gpu])
+    look = NodeLook("20270101-000000-abcd", [0], gpus=True)
+    assert look.sample()["gpu 0"]["tensor_fraction"] == 0.625
+    assert look.sample()["gpu 0"]["tensor_fraction"] is None, "nothing new was said"
+    look.close()
+    assert gone(said)

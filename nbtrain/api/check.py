@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.api.run import Run, RunLike
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
-from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from nbtrain.planner.findings import Finding
@@ -70,6 +68,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
+    from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
@@ -82,26 +81,10 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        return Checked(config.name, [*_of_hostfile(config), *plan(config).findings])
+        return Checked(config.name, [*findings_of_hostfile(config), *plan(config).findings])
     except ConfigError as error:
         problems = [finding_of_problem(problem) for problem in split_problems(str(error))]
         return Checked(str(getattr(run, "name", run)), problems, error)
-
-
-def _of_hostfile(config: RunConfig) -> "list[Finding]":
-    """What stands against the run's hostfile, as submit reads it; nothing if it is not on this machine."""
-    from nbtrain.jobs.backends.hosts.hostfile import hosts_of
-    from nbtrain.planner.findings import Cost, finding_of
-
-    key, given = "backend.hosts.hostfile", config.backend.hosts.hostfile
-    if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
-        return []
-    try:
-        hosts_of(config)
-    except ConfigError as error:
-        said = str(error).removeprefix(f"{config.where(key)}: ")
-        return [finding_of(config, "hostfile", key, said, cost=Cost(fatal=True), level="error")]
-    return []
 
 
 def _check_files(files: Sequence[str], overrides: Overrides, program: str) -> Checked:

@@ -55,6 +55,9 @@ class NotLaunched:
         """Nothing to wait for."""
         wait_wanted(wait)
 
+    def must_finish(self) -> None:
+        """Nothing was started."""
+
     def report(self) -> "Plan":
         """The plan of what was not launched."""
         from nbtrain.planner.plan import plan

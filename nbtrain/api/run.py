@@ -17,7 +17,7 @@ from nbtrain.base.workspace import display, output_root, resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.lab.widgets.watched import note_unfinished
+from nbtrain.lab.widgets.watched import is_watched, note_unfinished
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.listing import QueueList
@@ -50,6 +50,7 @@ class Run:
 
     def __init__(self, directory: RunDir):
         self.directory = directory
+        self._stopped = ""
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.state})"
@@ -140,8 +141,9 @@ class Run:
             panel.finish_pictures(self.view)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
-        if waited and self.unfinished:
-            print(self.unfinished, flush=True)
+        self._stopped = self.unfinished or ""
+        if waited and self._stopped:
+            print(self._stopped, flush=True)
         return self
 
     def _print_resume(self, printed: ResumeCertificate | None) -> ResumeCertificate | None:
@@ -160,8 +162,17 @@ class Run:
         """
         if wait_wanted(wait):
             self.wait()
-            if words := self.unfinished:
-                note_unfinished(words)
+            if self._stopped:
+                note_unfinished(self._stopped)
+
+    def must_finish(self) -> None:
+        """The last cell of a notebook: raise JobFailed if the run was stopped while the notebook waited.
+
+        Then papermill fails too, after all other cells. Nothing if a person watches, or nothing was waited
+        for; a notebook that is to end well whatever becomes of its run leaves this out.
+        """
+        if self._stopped and not is_watched():
+            raise JobFailed(self._stopped)
 
     def report(self) -> Any:
         """The state as a static picture that stays in a saved notebook."""

@@ -38,6 +38,9 @@ class TwinRun:
         if not self.passed:
             raise JobFailed(str(self))
 
+    def must_finish(self) -> None:
+        """It has."""
+
     def report(self) -> Any:
         """Matplotlib figure: the curves, and how far they are from one process."""
         from nbtrain.monitor.twin_picture import draw

@@ -70,10 +70,12 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
             execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
     except PapermillExecutionError as error:
         kind = JobFailed if error.ename == JobFailed.__name__ else JobError
-        raise kind(
-            f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
-            f"  The executed notebook, up to the failure: {display(output)}"
-        ) from error
+        # Of a run that was stopped, all cells have run but the one that has papermill fail.
+        if kind is JobError or noted_unfinished(nbformat.read(output, as_version=4)) is None:
+            raise kind(
+                f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
+                f"  The executed notebook, up to the failure: {display(output)}"
+            ) from error
     finally:
         html = write_html(output) if output.is_file() else output.with_suffix(".html")
     return ExecutedNotebook(output, html, noted_unfinished(nbformat.read(output, as_version=4)))

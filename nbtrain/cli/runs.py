@@ -143,11 +143,11 @@ def resume(options: argparse.Namespace) -> int:
 
 def _started(run: Any, asked: Any, wait: bool) -> int:
     """0, or the exit code of the run's end; SubmitError's if an active run keeps settings of its own."""
-    from nbtrain.jobs.changes import changes_between
+    from nbtrain.jobs.changes import typed_changes
 
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
     # A run that was started has the settings that were asked for; an active run that was joined has its own.
-    if changes_between(run.config, asked):
+    if typed_changes(run.config, asked):
         print(f"{run.name}: goes on with its own settings; nothing was submitted.", file=sys.stderr)
         return SubmitError.exit_code
     return _waited(run) if wait else 0

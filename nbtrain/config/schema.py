@@ -182,6 +182,10 @@ class RunConfig(ConfigModel):
             key = key.rpartition(".")[0]
         return "default"
 
+    def sets(self, key: str) -> bool:
+        """Whether a file or an override says the value of a dotted key, or a part of it."""
+        return any(known == key or known.startswith(f"{key}.") for known in self._origins)
+
     @property
     def as_arguments(self) -> list[str]:
         """What follows a verb on the command line to mean this configuration: RUN and its overrides."""

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -44,7 +45,11 @@ SETTINGS = {
     "distributed.nanny.http.routes": [],
     # What workers of this machine print.
     "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
+    # Ctrl-C reaches the whole group; workers end with their cluster, without a traceback each.
+    "distributed.worker.preload": ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"],
 }
+# Libraries whose loggers have handlers of their own.
+NOISY = ("distributed", "tornado")
 LOGS = "slurm-workers"
 ROLES = ("client", "scheduler", "worker")
 
@@ -57,8 +62,10 @@ class DaskCluster:
         needed_by = f"{where}: kind dask"
         optional("distributed", needed_by, "set kind: local", extra="dask")
         self._stack = contextlib.ExitStack()
-        self._heard = self._stack.enter_context(_heard())
+        self._heard = _Heard()
+        self._heard.listen()
         self.address = config.address or f"the Dask cluster ({config.cluster})"
+        self._in_order = True
         self.refused = ""
         """Why sbatch did not take a job of workers, in a sentence; Dask does not try that job again."""
         self._jobs: list[str] = []
@@ -72,6 +79,7 @@ class DaskCluster:
                 self.client = self._connect(config.address, self._security())
                 self._check_listens_here_alone()
         except BaseException:
+            self._in_order = False
             self.close()
             raise
 
@@ -81,9 +89,12 @@ class DaskCluster:
 
     def close(self) -> None:
         """End the client, and the cluster if it is ours."""
-        # What does not end in order has nothing to lose: results are on the disk.
+        # What does not end in order has nothing to lose: results are on the disk. Its threads have more to
+        # say when Python ends, which nobody needs to read.
         with contextlib.suppress(OSError, TimeoutError):
             self._stack.close()
+            if self._in_order:
+                self._heard.stop()
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -102,7 +113,7 @@ class DaskCluster:
 
     def last_word(self, address: str) -> str:
         """Why a worker died, as its nanny (the process that watches it) has logged it; "" if unknown."""
-        lines = list(self._heard)
+        lines = list(self._heard.lines)
         with contextlib.suppress(Exception):
             for logged in self.client.get_worker_logs(n=100, nanny=True).values():
                 lines += [line for _, line in logged]
@@ -192,18 +203,27 @@ class DaskCluster:
 
     def _start_local(self) -> Any:
         from distributed import LocalCluster, Security
+        from distributed.deploy.spec import SpecCluster
 
         self._settings()
         self._stack.enter_context(_no_main_module())
-        return LocalCluster(
-            n_workers=self.config.num_workers or available_cores(),
-            threads_per_worker=1,
-            host="127.0.0.1",
-            protocol="tls://",
-            security=Security.temporary(),
-            memory_limit=self.config.memory_bytes,
-            dashboard_address="127.0.0.1:0",
-        )
+        known = set(SpecCluster._instances)
+        try:
+            return LocalCluster(
+                n_workers=self.config.num_workers or available_cores(),
+                threads_per_worker=1,
+                host="127.0.0.1",
+                protocol="tls://",
+                security=Security.temporary(),
+                memory_limit=self.config.memory_bytes,
+                dashboard_address="127.0.0.1:0",
+            )
+        except BaseException:
+            # It was stopped while it started. Its workers are children that end with this process; Dask's own
+            # handler for that fails over workers that are half there.
+            for started in set(SpecCluster._instances) - known:
+                started.shutdown_on_close = False
+            raise
 
     def _start_slurm(self) -> Any:
         jobqueue = optional(
@@ -328,38 +348,53 @@ def _environment_kept() -> Iterator[None]:
         os.environ.update(before)
 
 
-class _Listener(logging.Handler):
-    """Keeps the last warnings of Dask's processes on this machine."""
+class _Heard(logging.Filter):
+    """Dask's warnings, kept in place of printed: what of them matters is reported in our words.
+
+    A filter, since Dask sets the levels of its handlers again when it starts a cluster.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self.lines: deque[str] = deque(maxlen=200)
+        """The last warnings of Dask's processes on this machine."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is printed: only if it is not Dask's."""
+        if record.name == "asyncio":
+            raised = record.exc_info[1] if record.exc_info else None
+            told = [record.getMessage(), *(traceback.format_exception(raised) if raised else ())]
+            if not any("distributed" in line for line in told):
+                return True
+        if record.levelno >= logging.WARNING:
+            self.lines.append(record.getMessage())
+        return False
+
+    def listen(self) -> None:
+        """From now on."""
+        import distributed  # noqa: F401  (it sets its own handlers when it is imported)
+
+        for one in self._printing():
+            one.addFilter(self)
+
+    def stop(self) -> None:
+        """Let Dask print again."""
+        for one in self._printing():
+            one.removeFilter(self)
+
+    def _printing(self) -> list[logging.Filterer]:
+        names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in NOISY]
+        handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+        # asyncio has no handler of its own: what Dask's event loop has dropped is printed by the root's.
+        return [*handlers, logging.getLogger("asyncio")]
 
 
 @contextlib.contextmanager
 def _heard() -> Iterator[deque[str]]:
-    """Dask's warnings, kept in place of printed: what of them matters is reported in our words."""
-    import distributed  # noqa: F401  (it sets its own handlers when it is imported)
-
-    logger, listener = logging.getLogger("distributed"), _Listener()
-    printed = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
-    levels, propagates = [handler.level for handler in printed], logger.propagate
-    # Tracebacks of its event loop, such as that of an sbatch which refused a job.
-    loop = logging.getLogger("tornado.application")
-    loop_level = loop.level
-    loop.setLevel(logging.CRITICAL)
-    logger.addHandler(listener)
-    logger.propagate = False
-    for handler in printed:
-        handler.setLevel(logging.CRITICAL)
+    """What Dask's processes warn of meanwhile."""
+    heard = _Heard()
+    heard.listen()
     try:
-        yield listener.lines
+        yield heard.lines
     finally:
-        logger.removeHandler(listener)
-        logger.propagate = propagates
-        loop.setLevel(loop_level)
-        for handler, level in zip(printed, levels, strict=True):
-            handler.setLevel(level)
+        heard.stop()

@@ -42,6 +42,11 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     ]
 
 
+def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
+    """Those fields that differ whose new value a file or an override says: a default asks for nothing."""
+    return [change for change in changes_between(before, now) if now.sets(change.key)]
+
+
 def _weights(config: RunConfig) -> dict[str, Any]:
     return {
         f"data.sources.{number}.weight": getattr(source, "weight", 1.0)

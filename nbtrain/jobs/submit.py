@@ -45,7 +45,7 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
-from nbtrain.jobs.changes import changes_between
+from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import asked_pause, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
@@ -260,8 +260,8 @@ def _after_pause(job: JobDir, config: RunConfig) -> JobDir | None:
 
 
 def _tell_changes(run: RunDir, config: RunConfig, why: str) -> None:
-    """A warning for every change that the run's newest job does not get."""
-    for change in changes_between(load_resolved(run.config_yaml), config):
+    """A warning for every change that is asked for and that the run's newest job does not get."""
+    for change in typed_changes(load_resolved(run.config_yaml), config):
         logger.warning("%s %s; this change is not applied: %s", run.name, why, change)
         if change.key == "backend.priority":
             logger.warning(
@@ -320,13 +320,16 @@ def _launch(
                     backend.was_started(*started)
                 else:
                     backend.submit(job)
-                return job
+                break
         if time.monotonic() > deadline:
             raise SubmitError(
                 f"{display(run.path)}: another process has held this run for {LOCK_SECONDS:g} s, and no job "
                 f"of it is active. Look for it with `fuser {run.path}`, and submit again."
             )
         time.sleep(0.1)
+    # Its supervisor goes on once the run's lock is free.
+    backend.await_first_word(job)
+    return job
 
 
 def _refuse(run: RunDir, config: RunConfig) -> None:

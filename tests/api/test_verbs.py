@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -305,8 +307,9 @@ def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, sta
     record.write(cancelled.job.job_json)
     cells = [
         nbformat.v4.new_code_cell('run = ""', metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell('import nbtrain as nb\n\nnb.open_run(run).wait_if("auto")'),
+        nbformat.v4.new_code_cell('import nbtrain as nb\n\njob = nb.open_run(run)\njob.wait_if("auto")'),
         nbformat.v4.new_code_cell('print("done")'),
+        nbformat.v4.new_code_cell("job.must_finish()"),
     ]
     source, output = tmp_path / "waits.ipynb", tmp_path / "out.ipynb"
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -316,7 +319,12 @@ def test_a_notebook_ends_as_the_wait_for_its_run(cancelled, tmp_path, capfd, sta
     said = capfd.readouterr().err
     assert (UNFINISHED in said) == (state == "CANCELLED")
     assert ("JobFailed: waits.ipynb, cell 3: JobFailed: mine is FAILED: " in said) == (state == "FAILED")
-    assert str(nbformat.read(output, as_version=4).cells[-1].outputs).count("done") == bool(last)
+    outputs = [cell.get("outputs") for cell in nbformat.read(output, as_version=4).cells]
+    assert str(outputs).count("done") == bool(last)
+    plain = [sys.executable, "-m", "papermill", source, output, "-p", "run", "mine", "--no-progress-bar"]
+    done = subprocess.run(plain, capture_output=True, text=True, timeout=600)
+    assert bool(done.returncode) == (code != 0), done.stderr
+    assert (UNFINISHED in done.stderr) == (state == "CANCELLED")
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):

@@ -90,6 +90,15 @@ def test_an_active_run_gives_its_job(tiny, caplog):
     assert job.run.job_ids() == [job.job_id]
 
 
+def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_change(tiny, caplog):
+    """It was an override; now it has its default again, which nobody has typed."""
+    job = submit(tiny(**{"batch.max_steps": 5, "labels.team": "nlp"}))
+    assert submit(tiny()).job_id == job.job_id
+    assert caplog.messages == []
+    assert submit(tiny(**{"batch.max_steps": 6})).job_id == job.job_id
+    assert caplog.messages == ["tiny is active; this change is not applied: batch.max_steps: 5 -> 6"]
+
+
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
     """The same run id, a new job that sorts after the old one, and what changed reported as an event."""

@@ -107,6 +107,9 @@ class Backend:
         """Which other allocation has a job that request_text() has started; "" if this one has it."""
         return ""
 
+    def await_first_word(self, job: JobDir) -> None:
+        """A moment after submit(), until the job's state says whether it waits for anything."""
+
     def status(self, job: JobDir) -> tuple[str, str | None]:
         """(state, cause), by the job's records: jobstate.py."""
         return read_state(job, time.time())

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import ACTIVE, LOST
+from nbtrain.base.jobstate import ACTIVE, LOST, QUEUED
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
@@ -25,6 +25,8 @@ from nbtrain.monitor.logs import SUPERVISOR
 
 # From the submission until the supervisor has said who it is.
 SUPERVISOR_START_SECONDS = 60.0
+# From there until it starts ranks or says what it waits for; earlier ranks that still save take longer.
+FIRST_WORD_SECONDS = 5.0
 # From its last word until it is gone, and with it the lock that it holds.
 SUPERVISOR_END_SECONDS = 10.0
 POLL_SECONDS = 0.1
@@ -54,6 +56,15 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
         log_end = "\n".join(f"  {line}" for line in self.logs(job, SUPERVISOR, LAST_WORDS_LINES))
         raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
+
+    def await_first_word(self, job: JobDir) -> None:
+        """Until it has started its ranks, or has said what it waits for: QUEUED alone looks like a queue."""
+        deadline = time.monotonic() + FIRST_WORD_SECONDS
+        while time.monotonic() < deadline:
+            record = JobRecord.read(job.job_json)
+            if record is None or record.state != QUEUED or record.cause:
+                return
+            time.sleep(0.02)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
         """TERM, or QUIT to kill, to the supervisor."""

@@ -8,7 +8,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.ranks import Patience
-from nbtrain.jobs.supervisor.reserve import READ_ONLY_ERRORS
+from nbtrain.jobs.supervisor.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:
@@ -35,7 +35,9 @@ def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
     keep = journal.reserve.path if journal.reserve else None
     try:
         for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
-            journal.event("warning", f"removed {path}, left half-written by {author}")
+            # A reserve is what every process that was killed leaves: it holds nothing.
+            if not path.endswith(RESERVE_SUFFIX):
+                journal.event("warning", f"removed {path}, left half-written by {author}")
     except OSError as error:
         if error.errno not in READ_ONLY_ERRORS:
             raise

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 RESERVED_BYTES = 64 << 10
+RESERVE_SUFFIX = ".reserve.tmp"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # The disk has failed or was mounted anew, or somebody has taken the right to write away.
 READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
@@ -16,7 +17,7 @@ class Reserve:
     """A hidden file of zeros that is removed when a write finds no room, and by release()."""
 
     def __init__(self, folder: Path, owner: str):
-        self.path = folder / f".{owner}.reserve.tmp"
+        self.path = folder / f".{owner}{RESERVE_SUFFIX}"
         # If there is no room even now, nothing is kept; a later write may still find room.
         with contextlib.suppress(OSError), self.path.open("wb") as stream:
             stream.write(bytes(RESERVED_BYTES))

@@ -21,6 +21,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
+from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import GROUPS, Field, essentials, every_field, fields_of, group_of, run_yamls
 from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
@@ -163,7 +164,9 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "words": TWIN_WORDS if twin else "",
         "problems": problems_by_key(draft, found.problems, found.config),
         "shortages": [] if twin else shortages_by_key(found.shortages),
-        "findings": findings_by_key(plan.findings) if plan else [],
+        "findings": findings_by_key([*findings_of_hostfile(found.config), *plan.findings])
+        if plan and found.config
+        else [],
         "headline": plan.headline if plan else None,
         "plan": [[title, [[*row] for row in rows.items()]] for title, rows in plan.sections().items()]
         if plan

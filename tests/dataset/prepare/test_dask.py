@@ -111,6 +111,33 @@ def test_the_bytes_of_the_local_pool(make_config, small_parts, scheduler):
         assert not [path for path in dataset_dir("small").iterdir() if path.name.startswith(".")]
 
 
+NOISE = """
+import sys
+from functools import partial
+from pathlib import Path
+from nbtrain.config.workers_section import WorkersConfig
+from nbtrain.corpus import workers
+from nbtrain.corpus.dask_cluster import DaskCluster
+from tests.dataset.prepare.test_dask import make
+
+folder = Path(sys.argv[1])
+cluster = DaskCluster(WorkersConfig(kind="dask", cluster="local", num_workers=2), "data.workers")
+print(list(workers.ordered_map(partial(make, folder), iter([0, "once", 2]), cluster.workers(folder))))
+cluster.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_worker_makes_no_noise(workspace):
+    """Nanny, scheduler and client of a cluster that is ours print nothing; nbtrain's sentence is all."""
+    needs_dask()
+    done = subprocess.run(
+        [sys.executable, "-c", NOISE, workspace], capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout == "[0, 'once', 2]\n", done.stderr
+    assert re.fullmatch(r"Dask worker tls://\S+ is gone. Its work is done again.\n", done.stderr)
+
+
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
     """kill -9: its tasks are done again by others, all results come in order, and it says so."""

@@ -21,6 +21,7 @@ from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
+from nbtrain.jobs.backends import supervised_here
 from nbtrain.jobs.submit import resume
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
@@ -337,6 +338,9 @@ def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []
+    said = [event["message"] for event in read_events(job) if event["message"].startswith("removed ")]
+    # What its wrapper kept for its last words is removed without a word.
+    assert [" left half-written by a killed process" in one for one in said] == [True, True]
 
 
 SECOND = """
@@ -346,6 +350,14 @@ RunDir.locked = lambda self, blocking=True: contextlib.nullcontext(True)
 from nbtrain.jobs.supervisor.supervise import main
 sys.exit(main(sys.argv[1], sys.argv[2]))
 """
+
+
+def test_a_job_that_starts_at_once_is_not_announced_as_queued(fake, start, monkeypatch):
+    """It waits for nothing, and QUEUED would be read as a place in the queue."""
+    monkeypatch.setattr(supervised_here, "FIRST_WORD_SECONDS", 600.0)
+    job = start(fake(steps=100_000, backend={"share_devices": True}))
+    assert JobRecord.read(job.job_json).state in ("STARTING", "RUNNING")
+    control.cancel(job)
 
 
 def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):

@@ -155,6 +155,15 @@ def test_headline_plan_and_changes(workspace: Path) -> None:
     assert all("RUN.yaml" not in one["message"] for one in found["shortages"])
 
 
+def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
+    """Its finding stands at the field of the hostfile."""
+    (workspace / "hosts.txt").write_text("node-a slots=8\nnode-b slots\n")
+    hosts = {"backend.kind": "hosts", "backend.hosts.hostfile": "hosts.txt"}
+    [found] = [one for one in assessed(overrides=hosts)["findings"] if one["level"] == "error"]
+    assert found["key"] == "backend.hosts.hostfile"
+    assert "'node-b slots' is no machine" in found["message"]
+
+
 def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:
     """A long call stands in lines, as a formatter writes it; the cell runs."""
     found = assessed(batch__micro_batch_size="4")

@@ -8,9 +8,23 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import resolve
 from nbtrain.config.backend_section import HOST_RULE
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.findings import Cost, Finding, finding_of
 
 # What DeepSpeed's launcher reads, of names that its shell commands and pdsh take as they are.
 LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")
+
+
+def findings_of_hostfile(config: RunConfig) -> list[Finding]:
+    """What stands against the run's hostfile, as submit reads it; nothing if it is not on this machine."""
+    key, given = "backend.hosts.hostfile", config.backend.hosts.hostfile
+    if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
+        return []
+    try:
+        hosts_of(config)
+    except ConfigError as error:
+        said = str(error).removeprefix(f"{config.where(key)}: ")
+        return [finding_of(config, "hostfile", key, said, cost=Cost(fatal=True), level="error")]
+    return []
 
 
 def hosts_of(config: RunConfig) -> list[str]:

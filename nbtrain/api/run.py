@@ -166,11 +166,7 @@ class Run:
                 note_unfinished(self._stopped)
 
     def must_finish(self) -> None:
-        """The last cell of a notebook: raise JobFailed if the run was stopped while the notebook waited.
-
-        Then papermill fails too, after all other cells. Nothing if a person watches, or nothing was waited
-        for; a notebook that is to end well whatever becomes of its run leaves this out.
-        """
+        """A notebook's last cell: JobFailed, for papermill, if the run was stopped while nobody watched."""
         if self._stopped and not is_watched():
             raise JobFailed(self._stopped)
 

@@ -64,6 +64,7 @@ from nbtrain.jobs.refusals import (
     refuse_other_training,
     refuse_without_whole_checkpoint,
 )
+from nbtrain.monitor.notes import own_labels_of
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
@@ -189,13 +190,15 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     """A new run directory `name` with the configuration of `run` and `overrides`; nothing is started.
 
-    It trains from the beginning; its run.json names `run` as parent. Returns the configuration, to be
-    submitted. Raises SubmitError if the name is taken, ConfigError if the overrides break a rule.
+    It trains from the beginning, and has the labels that `run` has now; its run.json names `run` as parent.
+    Returns the configuration, to be submitted. Raises SubmitError if the name is taken, ConfigError if the
+    overrides break a rule.
     """
     refuse_foreign(run)
     if not run.exists():
         raise SubmitError(f"{display(run.path)}: there is no run to clone. `nbtrain runs` lists the runs.")
-    config = load(load(load_resolved(run.config_yaml), overrides, check=False), {"name": name})
+    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
+    config = load(load(before, overrides, check=False), {"name": name})
     if config.mode == "eval":
         # Of the last job, not of the run: there is nothing yet to evaluate.
         config = load(config, {"mode": "full"})

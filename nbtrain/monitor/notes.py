@@ -65,6 +65,15 @@ def labels_of(run: RunDir) -> dict[str, str]:
     return notes_of(run).applied(_submitted(run))
 
 
+def own_labels_of(run: RunDir) -> dict[str, str]:
+    """The labels of a run now as `labels:` of a copy: without those of its backend's own section."""
+    from nbtrain.config.load import load_resolved
+
+    config = load_resolved(run.config_yaml)
+    given = config.backend.kubernetes.labels if config.backend.kind == "kubernetes" else {}
+    return {key: value for key, value in notes_of(run).applied(config.all_labels).items() if key not in given}
+
+
 def change_notes(
     run: RunDir,
     labels: Mapping[str, str | None] | None = None,

@@ -26,6 +26,7 @@ from nbtrain.jobs.refusals import refuse_foreign
 from nbtrain.jobs.submit import clone, resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.lines import progress_line
+from nbtrain.monitor.notes import change_notes
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import list_runs, runs_table, summary_of
 
@@ -633,6 +634,18 @@ def test_clone_makes_a_run_with_a_parent(tiny):
         clone(job.run, "sibling")
     with pytest.raises(ConfigError, match="name"):
         clone(job.run, "Not A Name")
+
+
+def test_a_clone_has_the_labels_that_are_shown(tiny):
+    """Those of the submission with the changes made since then; what the clone is given comes first."""
+    given = {
+        "labels": {"team": "nlp", "stage": "trial", "owner": "ann"},
+        "backend.kubernetes.labels": {"cost": "7"},
+    }
+    run = submit(tiny(**given)).run
+    change_notes(run, labels={"stage": "final", "owner": None, "seen": "yes"})
+    assert clone(run, "second").labels == {"team": "nlp", "stage": "final", "seen": "yes"}
+    assert clone(run, "third", ["labels.team=vision"]).labels["team"] == "vision"
 
 
 def test_resume_of_nothing(workspace):

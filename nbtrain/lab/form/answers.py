@@ -25,6 +25,7 @@ from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import GROUPS, Field, essentials, every_field, fields_of, group_of, run_yamls
 from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
+from nbtrain.monitor.notes import own_labels_of
 
 Request = Mapping[str, Any]
 
@@ -194,6 +195,8 @@ def _as_clone(draft: Draft) -> None:
         draft.set("name", next(name for name in names if not RunDir.named(name).exists()))
     if draft.base.mode == "eval":
         draft.set("mode", "full")
+    if "labels" not in draft.overrides:
+        draft.set("labels", own_labels_of(RunDir.named(draft.clone_of)))
     draft.given = dict(draft.overrides)
 
 

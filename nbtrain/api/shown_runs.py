@@ -1,6 +1,6 @@
 """What nb.runs() returns: a list of runs that prints as a table, and in a cell is one that stays live."""
 
-from nbtrain.monitor.run_filter import RunFilter
+from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
 from nbtrain.monitor.runs import RunList, list_runs
 
 
@@ -9,15 +9,17 @@ class ShownRuns(RunList):
 
     everything = False
     """Whether nothing was asked of the runs: the live table then has new runs too."""
+    archived = False
+    """Whether archived runs were asked for too."""
 
     def _ipython_display_(self) -> None:
         from nbtrain.lab.widgets.run_table import display_runs
 
-        display_runs(self, self.everything)
+        display_runs(self, self.everything, self.archived)
 
 
 def shown_runs(wanted: RunFilter) -> ShownRuns:
     """The runs under the output root that are `wanted`."""
     found = ShownRuns(list_runs(wanted=wanted))
-    found.everything = wanted == RunFilter()
+    found.everything, found.archived = wanted in (RunFilter(), EVERY_RUN), wanted.archived
     return found

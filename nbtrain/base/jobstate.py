@@ -171,7 +171,10 @@ def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
 
 
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
-    """observed_state of a job on disk. LOST without job.json: its submission never finished."""
+    """observed_state of a job on disk.
+
+    LOST without job.json, which a submission writes last, if its folder has got no other file lately either.
+    """
     return read_job(job, now)[1:]
 
 
@@ -179,6 +182,8 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
     """(record, state, cause): read_state, and job.json as it was read for it; None without job.json."""
     record = JobRecord.read(job.job_json)
     if record is None:
+        if job.path.is_dir() and now - job.path.stat().st_mtime < QUEUED_GRACE_SECONDS:
+            return None, QUEUED, "it is being submitted"
         return None, LOST, "the submission was cut off before job.json was written"
     if record.backend in ENGINES:
         # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.

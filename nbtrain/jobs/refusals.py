@@ -61,9 +61,9 @@ def refuse_foreign(run: RunDir) -> None:
 
 
 def active_job(run: RunDir) -> JobDir | None:
-    """The run's newest job, if it is active."""
+    """The run's newest job, if it is active and its submission has written all of it."""
     newest = run.newest_job()
-    return newest if newest and status_of(newest)[0] in ACTIVE else None
+    return newest if newest and newest.job_json.exists() and status_of(newest)[0] in ACTIVE else None
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:

@@ -38,11 +38,16 @@ class Row(NamedTuple):
     text: str
     """Its JSON."""
     archived: bool
+    active: bool
     created: float
     folder: str
     job: str | None
     stamps: tuple[int, ...] | None
     """Of the folders, if the row holds as long as they do."""
+
+    def is_among(self, archived: bool) -> bool:
+        """Whether it is listed with archived runs, or with the others."""
+        return self.archived == archived or (self.active and not archived)
 
 
 class WatchedRuns:
@@ -55,11 +60,14 @@ class WatchedRuns:
         self._lock = threading.Lock()
 
     def answer(self, archived: bool | None = None) -> str:
-        """The JSON of the list, the newest run first; `archived` picks archived runs, or the others."""
+        """The JSON of the list, the newest run first.
+
+        `archived` picks archived runs, or the others; an archived one whose job is active is among both.
+        """
         with self._lock:
             if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:
                 self._read()
-            rows = [row for row in self._rows.values() if archived is None or row.archived == archived]
+            rows = [row for row in self._rows.values() if archived is None or row.is_among(archived)]
         rows.sort(key=lambda row: row.created, reverse=True)
         about = json.dumps({"root": display(self.root), "run_root_id": root_id(self.root)})
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
@@ -101,7 +109,8 @@ class WatchedRuns:
         if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
             stamps = None
         text = json.dumps(value, separators=(",", ":"))
-        return Row(text, run.archived, run.created_at, folder, run.job_id, stamps)
+        active = run.state in ACTIVE
+        return Row(text, run.archived, active, run.created_at, folder, run.job_id, stamps)
 
 
 def _stamps(folder: str, job: str | None) -> tuple[int, ...] | None:

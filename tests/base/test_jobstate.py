@@ -13,6 +13,7 @@ from nbtrain.base.jobstate import (
     FINAL,
     LOST,
     QUEUED,
+    QUEUED_GRACE_SECONDS,
     RESTARTING,
     RUNNING,
     STARTING,
@@ -191,3 +192,13 @@ def test_a_job_that_only_tunes_has_no_supervisor_and_succeeds_without_one() -> N
     record.autotune = "run"
     assert state_with_engine(record, word_of(RUNNING), 0.0)[0] == RUNNING
     assert state_with_engine(record, word_of(SUCCEEDED), 0.0)[0] == FAILED
+
+
+def test_a_job_that_is_being_submitted_is_not_lost(tmp_path):
+    """job.json comes last; a folder without it that gets no more files is a submission that was cut off."""
+    job = RunDir(tmp_path / "tiny").job("20260101-120000-abcd")
+    assert read_state(job, time.time())[0] == LOST
+    job.make_folders()
+    assert read_state(job, time.time()) == (QUEUED, "it is being submitted")
+    cut_off = (LOST, "the submission was cut off before job.json was written")
+    assert read_state(job, time.time() + QUEUED_GRACE_SECONDS + 1) == cut_off

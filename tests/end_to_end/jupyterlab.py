@@ -3,8 +3,10 @@
 NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
 NBTRAIN_REQUIRE_BROWSER=1            a missing browser is a failure and not a skip
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
+NBTRAIN_PATIENCE_SECONDS=60          how long one thing may take: for who writes a test
 """
 
+import contextlib
 import json
 import os
 import re
@@ -32,7 +34,7 @@ FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 1800
 # For one thing to happen, on a machine that is busy with other work.
-PATIENCE_SECONDS = 900
+PATIENCE_SECONDS = float(os.environ.get("NBTRAIN_PATIENCE_SECONDS", "900"))
 
 CHROMIUM_FLAGS = [
     "--headless",
@@ -90,16 +92,22 @@ class Lab:
 
 @contextmanager
 def jupyter_server(
-    root: Path, module: str, *options: str, **variables: str
+    root: Path, module: str, *options: str, extended: bool = True, **variables: str
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(address, environment) of a Jupyter server that keeps all it has below `root`; stopped at the end.
 
-    It answers below a prefix, as behind a hub, and has nbtrain's extension, which a file of the installed
-    wheel switches on; a tree in use for development has no such file.
+    It answers below a prefix, as behind a hub, and, if `extended`, has nbtrain's extension, which a file of
+    the installed wheel switches on; a tree in use for development has no such file.
     """
     for name in ("home", "output", "notebooks", "switch/jupyter_server_config.d"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    shutil.copy(REPOSITORY / "nbtrain/lab/server/nbtrain.json", root / "switch/jupyter_server_config.d")
+    switch = json.loads((REPOSITORY / "nbtrain/lab/server/nbtrain.json").read_text())
+    # An installed wheel would switch it on, so that False has to be said.
+    switch["ServerApp"]["jpserver_extensions"] = {"nbtrain.lab.server": extended}
+    (root / "switch/jupyter_server_config.d/nbtrain.json").write_text(json.dumps(switch))
+    (root / "switch/labconfig").mkdir(exist_ok=True)
+    disabled = {"disabledExtensions": {"nbtrain": not extended}}
+    (root / "switch/labconfig/page_config.json").write_text(json.dumps(disabled))
     environment = {
         **os.environ,
         "HOME": str(root / "home"),
@@ -151,8 +159,21 @@ def _answers(base: str, server: subprocess.Popen) -> bool:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab with its own home, port, token and output root."""
+    with running_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def plain_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab without the server half and the labextension: as VS Code, a kernel and its widgets alone."""
+    with running_lab(tmp_path_factory.mktemp("plain lab"), extended=False) as lab:
+        yield lab
+
+
+@contextmanager
+def running_lab(root: Path, extended: bool = True) -> Iterator[Lab]:
+    """JupyterLab below `root`, with nbtrain's two extensions if `extended`; stopped at the end."""
     find_chromium()
-    root = tmp_path_factory.mktemp("lab")
     settings = root / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(
@@ -168,8 +189,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         "PYTHONWARNINGS": "ignore",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    options = ("--expose-app-in-browser", f"--LabApp.extra_labextensions_path={BUNDLES}")
-    with jupyter_server(root, "jupyterlab", *options, **variables) as (base, environment):
+    options = ["--expose-app-in-browser"]
+    options += [f"--LabApp.extra_labextensions_path={BUNDLES}"] * extended
+    with jupyter_server(root, "jupyterlab", *options, extended=extended, **variables) as (base, environment):
         yield Lab(base, root, root / "output", environment)
 
 
@@ -251,14 +273,26 @@ def command(page: Any, name: str) -> None:
 
 
 def run_cell(page: Any, index: int) -> None:
-    page.evaluate(
-        """(index) => {
-            const app = window.jupyterapp;
-            app.shell.currentWidget.content.activeCellIndex = index;
-            app.commands.execute("notebook:run-cell");
-        }""",
-        index,
-    )
+    """Run a cell, and go on once it has begun: JupyterLab loses one that comes before it is ready for it."""
+    from playwright.sync_api import TimeoutError as Lost
+
+    for _ in range(10):
+        page.evaluate(
+            """(index) => {
+                const app = window.jupyterapp, content = app.shell.currentWidget.content;
+                const prompt = content.widgets[index].node.querySelector(".jp-InputPrompt");
+                window.hasBegun = false;
+                const observer = new MutationObserver(() => (window.hasBegun = true));
+                observer.observe(prompt, { childList: true, characterData: true, subtree: true });
+                content.activeCellIndex = index;
+                app.commands.execute("notebook:run-cell");
+            }""",
+            index,
+        )
+        with contextlib.suppress(Lost):
+            page.wait_for_function("() => window.hasBegun", timeout=30_000)
+            return
+    pytest.fail(f"cell {index} was never begun")
 
 
 def kernel_busy(lab: Lab) -> bool:

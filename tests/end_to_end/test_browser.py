@@ -100,7 +100,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
 # gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.
 WATCHED = (
     "name=watched model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
-    "batch.global_batch_size=4 batch.max_steps=200000 evaluation.eval_iters=0 "
+    "batch.global_batch_size=4 batch.train_tokens=25600000 evaluation.eval_iters=0 "
     "checkpoint.save_interval_steps=100000 "
     "tokenizer.name=mock tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]'"
 )

@@ -206,7 +206,7 @@ def test_a_form_without_server_asks_its_kernel_and_without_both_says_so(lab: Lab
 # gpt-tiny on random words, small enough for 50 steps a second.
 SUBMITTED = (
     "name=submitted model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
-    "batch.global_batch_size=4 batch.max_steps=200000 evaluation.eval_iters=0 "
+    "batch.global_batch_size=4 batch.train_tokens=25600000 evaluation.eval_iters=0 "
     "checkpoint.save_interval_steps=100000 "
     "tokenizer.name=mock tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]'"
 )

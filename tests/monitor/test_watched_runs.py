@@ -107,6 +107,9 @@ def test_rows_are_in_words_and_by_archive(root):
     ]
     assert [row["name"] for row in json.loads(WatchedRuns(root).answer(True))["runs"]] == ["old"]
     assert [row["name"] for row in json.loads(WatchedRuns(root).answer(False))["runs"]] == ["new", "fresh"]
+    change_notes(RunDir.named("new"), archived=True)
+    assert [row["name"] for row in json.loads(WatchedRuns(root).answer(False))["runs"]] == ["new", "fresh"]
+    assert [row["name"] for row in json.loads(WatchedRuns(root).answer(True))["runs"]] == ["new", "old"]
 
 
 def test_without_a_root(tmp_path):

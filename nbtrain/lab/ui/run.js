@@ -94,6 +94,8 @@ class Run {
     const before = this.view.snap && this.view.snap.state;
     this.busy(key);
     try {
+      // Just shown: a server that has not answered yet is asked before the kernel, which may be busy.
+      if (!this.polled) await this.poll(true);
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
       else if (this.served && POSTED[key]) {
         const body = key === "kill" ? { now: true } : {};
@@ -102,8 +104,8 @@ class Run {
       const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
       // The end may have come before the answer: then there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
-      this.say(this.served ? (ended ? "" : SAID[key] || "") : asked);
-      this.answered = this.served && SAID[key] && !ended ? before : null;
+      this.say(ended ? "" : this.served ? SAID[key] || "" : asked);
+      this.answered = SAID[key] && !ended ? before : null;
       // A stop shows as such until the snapshot says so itself.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       else this.busy("");
@@ -168,9 +170,11 @@ class Run {
     }
   }
 
-  async poll() {
+  async poll(wanted = false) {
+    clearTimeout(this.timer);
     this.timer = null;
-    if (this.ended || !this.root.isConnected || document.hidden || !this.visible || !this.asked) return;
+    if (this.ended || !this.root.isConnected || !this.asked) return;
+    if (!wanted && (document.hidden || !this.visible)) return;
     let wait = POLL_MS;
     try {
       const value = await this.asked.call(`run/${this.name}`);

@@ -30,7 +30,8 @@ const LARGEST_FIRST = ["created", "step"];
  * server   Server of server.js, or null
  * host     what the surroundings can do (host.js)
  * compact  for a sidebar: a run on a few short lines
- * model    the anywidget model, or null: `rows` when there is no server, `root_id`, `names` of the only runs
+ * model    the anywidget model, or null: `rows` when there is no server, `root_id`, `names` of the only runs,
+ *          `archived` if archived runs are among all of them
  */
 export function mountRuns(root, { server, host = makeHost(), compact = false, model = null }) {
   const list = new RunsList(root, { server, host, compact, model });
@@ -81,8 +82,11 @@ class RunsList extends RunsFrame {
   show(runs) {
     const before = new Map((this.runs || []).map((run) => [run.name, run]));
     const wanted = this.only && new Set(this.only), said = [];
-    const meant = (run) => (wanted ? wanted.has(run.name) : Boolean(run.archived) === this.archived);
-    this.runs = runs.filter((run) => meant(run) && (!this.archived || run.archived));
+    const isMeant = (run) => {
+      if (this.archived || wanted) return (!wanted || wanted.has(run.name)) && (!this.archived || run.archived);
+      return !run.archived || run.active || Boolean(this.model && this.model.get("archived"));
+    };
+    this.runs = runs.filter(isMeant);
     if (this.only) {
       const place = new Map(this.only.map((name, at) => [name, at]));
       this.runs.forEach((run) => (run.given = place.get(run.name)));

@@ -115,7 +115,9 @@ export class RunsFrame {
   }
 
   drawBar() {
-    const names = [...this.chosen], state = `${names} ${this.server} ${this.archived}`;
+    const names = [...this.chosen];
+    const archived = this.runs.filter((run) => this.chosen.has(run.name)).every((run) => run.archived);
+    const state = `${names} ${this.server} ${archived}`;
     this.bar.hidden = !names.length;
     if (!names.length || state === this.barState) return;
     this.barState = state;
@@ -128,8 +130,8 @@ export class RunsFrame {
       parts.push(compare);
     }
     if (this.server) {
-      const words = this.archived ? "Take out of the archive" : "Archive";
-      parts.push(button(words, "", () => this.archive(names, !this.archived)));
+      const words = archived ? "Take out of the archive" : "Archive";
+      parts.push(button(words, "", () => this.archive(names, !archived)));
     }
     parts.push(button("Clear", "Choose none", () => this.choose(names, false)));
     this.bar.replaceChildren(...parts);

@@ -139,7 +139,7 @@ export class RunRow {
   }
 
   drawTags(run) {
-    const tags = run.archived ? [...tagsOf(run), ""] : tagsOf(run), state = tags.join("\n");
+    const tags = run.archived ? [...tagsOf(run), ""] : tagsOf(run), state = JSON.stringify(tags);
     if (state === this.tagState) return;
     this.tagState = state;
     this.tags.replaceChildren(...tags.map((tag) =>

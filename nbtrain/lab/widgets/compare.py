@@ -14,7 +14,7 @@ from nbtrain.base.metrics import BY_NAME
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
-from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.compare import compared
 from nbtrain.monitor.compare_picture import comparison_html, comparison_text
@@ -58,6 +58,9 @@ class Comparison:
             value={"tables": self.tables, "curves": {run.name: _curves(run) for run in self.runs}},
         )
         return bundle(page, picture, repr(self))
+
+    def _ipython_display_(self) -> None:
+        show(self._repr_mimebundle_())
 
 
 def _curves(run: RunDir) -> dict[str, Any]:

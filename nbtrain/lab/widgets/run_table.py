@@ -59,9 +59,11 @@ class RunTable(anywidget.AnyWidget):
     root_id = traitlets.Unicode().tag(sync=True)
     names: Any = traitlets.List().tag(sync=True)
     """The only runs to show, in their order; none: all runs under the output root, new ones too."""
+    archived = traitlets.Bool(False).tag(sync=True)
+    """Whether `names`, if there are none, stand for archived runs too."""
     rows: Any = traitlets.List().tag(sync=True)
 
-    def __init__(self, runs: Sequence[RunSummary], everything: bool):
+    def __init__(self, runs: Sequence[RunSummary], everything: bool, archived: bool = False):
         self.root: Path = output_root()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,6 +71,7 @@ class RunTable(anywidget.AnyWidget):
             table_id=uuid.uuid4().hex,
             root_id=root_id(self.root),
             names=[] if everything else [run.name for run in runs],
+            archived=archived,
             rows=[row_of(run) for run in runs],
         )
         self.on_msg(self._on_message)
@@ -85,8 +88,6 @@ class RunTable(anywidget.AnyWidget):
             rows = json.loads(watched.answer(None))["runs"]
             if self.names:
                 rows = [row for row in rows if row["name"] in self.names]
-            else:
-                rows = [row for row in rows if not row["archived"] or row["active"]]
             if not closed.is_set() and rows != self.rows:
                 self.rows = rows
             closed.wait(PUSH_SECONDS)
@@ -133,7 +134,7 @@ def runs_html(runs: Sequence[RunSummary]) -> str:
     return html_table(HEADS, rows, caption)
 
 
-def display_runs(runs: Sequence[RunSummary], everything: bool) -> None:
+def display_runs(runs: Sequence[RunSummary], everything: bool, archived: bool = False) -> None:
     """Show runs in the cell that runs: the live table with its rescue, or the static picture."""
     from IPython.display import display
 
@@ -141,7 +142,8 @@ def display_runs(runs: Sequence[RunSummary], everything: bool) -> None:
     if not is_watched() or not (runs or everything):
         display(words, raw=True)
         return
-    table = RunTable(runs, everything)
+    table = RunTable(runs, everything, archived)
     display(bundle(table, words["text/html"], words["text/plain"]), raw=True)
-    kept = json.dumps({"id": table.table_id, "root_id": table.root_id, "names": table.names})
-    display({"text/html": RESCUE.format(table=html.escape(kept)), "text/plain": ""}, raw=True)
+    kept = {"id": table.table_id} | {name: getattr(table, name) for name in ("root_id", "names", "archived")}
+    rescue = RESCUE.format(table=html.escape(json.dumps(kept)))
+    display({"text/html": rescue, "text/plain": ""}, raw=True)

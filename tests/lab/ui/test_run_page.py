@@ -230,6 +230,19 @@ MODEL = """(() => {
 })()"""
 
 
+def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser: Any) -> None:
+    """A Stop in the moment in which a panel is shown does not wait for a kernel that runs a cell."""
+    stopped: list[Any] = []
+    routes = routes_of(job.run) | {"run/gpt-fake/stop": lambda query, body: stopped.append(body) or {}}
+    mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
+    mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
+    clicked = f"(() => {{ const end = {mount}; root.querySelector('.nbt-stop').click(); return end; }})()"
+    with view_page(browser, routes, clicked) as page:
+        page.get_by_text("Asked to stop: the ranks save a checkpoint").wait_for()
+        assert stopped == [{}]
+        assert {"kind": "stop"} not in page.evaluate("window.sent")
+
+
 def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: Any) -> None:
     """Every tab says what it needs; Stop goes to the kernel, and no button is there that needs a server."""
     snapshot = json.dumps(run_shown(RunView(job.run)))

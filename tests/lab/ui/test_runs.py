@@ -19,9 +19,14 @@ MOUNT = """(() => {
   };
   const openCompare = (names) => (window.compared = names);
   const host = { openRun: (name) => (window.opened = name), openCompare };
-  window.mounted = (place, compact) => ui.mountRuns(place, { server, host, compact });
+  window.mounted = (place, compact) => ui.mountRuns(place, { server, host, compact, model: MODEL });
   const server = { call };
   return window.mounted(root, COMPACT);
+})()"""
+# The traits of a notebook's table that was asked for archived runs.
+WITH_ARCHIVED = """(() => {
+  const traits = { archived: true, names: [], rows: [], root_id: "" };
+  return { get: (name) => traits[name], on() {}, off() {}, send() {} };
 })()"""
 SECOND = """() => {
   const place = document.createElement('div');
@@ -30,8 +35,10 @@ SECOND = """() => {
 }"""
 
 
-def listing(browser: Any, server: ListServer, compact: bool = False, width: int = 1400) -> Any:
-    mount = MOUNT.replace("COMPACT", str(compact).lower())
+def listing(
+    browser: Any, server: ListServer, compact: bool = False, width: int = 1400, model: str = "null"
+) -> Any:
+    mount = MOUNT.replace("COMPACT", str(compact).lower()).replace("MODEL", model)
     return view_page(browser, server.routes, mount, width=width, module="runs")
 
 
@@ -107,6 +114,27 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_label("which states").select_option("archived")
         page.locator("tr[data-run=gpt-0003]").wait_for()
         assert sorted(names(page)) == ["gpt-0003", "gpt-0004"]
+
+
+def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer, browser: Any) -> None:
+    """Marked, and each can be taken out of the archive; other lists have only an active one."""
+    for name in ("gpt-0000", "gpt-0003", "gpt-0004"):
+        server.row(name).update(archived=True, labels={})
+    with listing(browser, server) as page:
+        page.get_by_text("3 runs, 1 active").wait_for()
+    with listing(browser, server, model=WITH_ARCHIVED) as page:
+        page.get_by_text("5 runs, 1 active").wait_for()
+        row = page.locator("tr[data-run=gpt-0002]")
+        assert page.locator("tr[data-run=gpt-0003]").get_by_text("archived", exact=True).count() == 1
+        assert row.get_by_text("archived", exact=True).count() == 0
+        server.row("gpt-0002").update(archived=True, labels={})
+        row.get_by_text("archived", exact=True).wait_for()
+        page.get_by_label("Choose gpt-0003").check()
+        page.get_by_role("button", name="Take out of the archive").click()
+        page.get_by_text("Taken out of the archive: gpt-0003.").wait_for()
+        assert page.asked[-1] == ("PATCH", "run/gpt-0003", {"archived": False})
+        page.get_by_label("Choose gpt-0001").check()
+        page.get_by_role("button", name="Archive").wait_for()
 
 
 def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser: Any) -> None:

@@ -41,6 +41,10 @@ def test_a_person_watches(runs, monkeypatch):
     shown = nb.compare(["gpt-b", "gpt-a"])._repr_mimebundle_()
     assert mime.WIDGET_MIME in shown and "text/html" in shown
     assert made[0].names == ["gpt-b", "gpt-a"]
+    outputs = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: outputs.append(data))
+    nb.compare(["gpt-b", "gpt-a"])._ipython_display_()
+    assert mime.WIDGET_MIME in outputs[0] and 'class="nbtrain-kept"' in outputs[1]["text/html"]
     curves = made[0].value["curves"]["gpt-a"]
     assert curves["series"]["loss"]["step"] == [1, 2, 3, 4, 5, 6]
     assert {row["tag"] for row in curves["tags"]} <= set(widget.NAMES)

@@ -54,6 +54,9 @@ def test_a_live_table_has_new_runs_unless_some_were_asked_for(
     assert (every.everything, some.everything) == (True, False)
     table = RunTable(every, every.everything)
     assert (table.names, RunTable(some, some.everything).names) == ([], ["gpt-fake"])
+    archived = nb.runs(archived=True)
+    assert (archived.everything, archived.archived, every.archived) == (True, True, False)
+    assert RunTable(archived, archived.everything, archived.archived).archived
     assert [row["name"] for row in table.rows] == ["gpt-fake"]
     renewed = threading.Event()
     table.observe(lambda change: len(change["new"]) == 2 and renewed.set(), names="rows")

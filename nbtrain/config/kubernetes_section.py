@@ -171,3 +171,9 @@ class KubernetesConfig(ConfigModel):
     """TrainJob: name of the runtime; its replicated job and container must be called node."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
     """TrainJob: whether the runtime is the cluster's or the namespace's."""
+
+    @property
+    def pod_restart_policy(self) -> str | None:
+        """`restart_policy`, or what is its default in this kind; None: that of the TrainJob's runtime."""
+        default = {"DeepSpeedJob": "ExitCode", "MPIJob": "Never", "PyTorchJob": "ExitCode"}
+        return self.restart_policy or default.get(self.workload)

@@ -57,8 +57,9 @@ def restart_policy(config: RunConfig) -> str:
     most = config.backend.max_restarts
     words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
     words = words if most else "never: a failure ends the job"
-    if config.backend.kind == "kubernetes" and (pods := config.backend.kubernetes.restart_policy):
-        words += f"; pods: {pods}"
+    if config.backend.kind == "kubernetes":
+        section = config.backend.kubernetes
+        words += f"; pods: {section.pod_restart_policy or f'as the runtime {section.runtime} says'}"
     slurm = config.backend.slurm
     if config.backend.kind == "slurm" and (slurm.requeue or slurm.resubmissions):
         again = [amounts.counted(slurm.resubmissions, "resubmission")] if slurm.resubmissions else []

@@ -14,6 +14,7 @@ from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.monitor.job_page import job_page
+from nbtrain.monitor.job_place import restart_policy
 from nbtrain.monitor.job_text import job_text
 from nbtrain.monitor.usage_picture import usage_figure
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
@@ -276,3 +277,20 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
         "\nDeepSpeed's autotuner: no trial ran to its end; look into stderr.log and stdout.log of each"
         in text
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ({"kind": "hosts", "max_restarts": 1}, "at most 1 time"),
+        ({"kind": "slurm"}, "; Slurm: requeued when a node fails"),
+        ({"kind": "slurm", "slurm.requeue": False, "slurm.resubmissions": 2}, "; Slurm: 2 resubmissions"),
+        ({"kind": "kubernetes", "kubernetes.workload": "MPIJob"}, "; pods: Never"),
+        ({"kind": "kubernetes", "kubernetes.workload": "PyTorchJob"}, "; pods: ExitCode"),
+        ({"kind": "kubernetes"}, "; pods: as the runtime torch-distributed says"),
+    ],
+)
+def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:
+    """The default that the manifest gets is said too."""
+    changes = {f"backend.{key}": value for key, value in backend.items()}
+    assert restart_policy(load("gpt-tiny", changes, check=False)).endswith(words)

@@ -39,7 +39,7 @@ def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
         "runPolicy": policy,
         "worker": {
             "replicas": work.nodes,
-            "restartPolicy": section.restart_policy or "ExitCode",
+            "restartPolicy": section.pod_restart_policy,
             "template": pods.template(work, pods.container(work, "worker", None)),
         },
     }

@@ -15,7 +15,7 @@ SSHD = ["/usr/sbin/sshd", "-De"]
 
 def mpi_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
     """The manifest."""
-    restart = work.section.restart_policy or "Never"
+    restart = work.section.pod_restart_policy
     names = [one["name"] for one in pods.variables(work)]
     mpirun = [
         *("mpirun", "--allow-run-as-root", "-np", str(work.nodes)),

@@ -27,7 +27,7 @@ def pytorch_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
     def replicas(count: int) -> dict[str, Any]:
         return {
             "replicas": count,
-            "restartPolicy": section.restart_policy or "ExitCode",
+            "restartPolicy": section.pod_restart_policy,
             "template": pods.template(work, container),
         }
 

@@ -15,6 +15,7 @@ from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.jobstate import ACTIVE, CANCELLED, QUEUED
 from nbtrain.base.node_records import Ask, EngineWord
 from nbtrain.base.rundir import JobDir, new_run_id
+from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
@@ -110,10 +111,15 @@ class KubernetesBackend(RemoteBackend):
 
     def end_in_engine(self, job: JobDir) -> None:
         """Delete the object, and with it its pods."""
-        if handle := KubernetesHandle.read(job.handle_json):
+        handle = KubernetesHandle.read(job.handle_json)
+        if handle is None:
+            return
+        try:
             cluster = _cluster(handle)
             if uid := handle.uid or own_uid(cluster.get(KINDS[handle.kind], handle.name), job.job_id):
                 cluster.delete(KINDS[handle.kind], handle.name, uid)
+        except Unanswered as error:
+            raise EngineUnseen(error.words.rstrip(".")) from error
 
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """From the cluster itself: preflight.py."""
@@ -193,7 +199,13 @@ class KubernetesBackend(RemoteBackend):
             yield from _cluster(handle, read_seconds).log(pod, kind.container, **how)
 
     def _patch(self, job: JobDir, handle: KubernetesHandle, change: Manifest) -> None:
-        _cluster(handle).patch(KINDS[handle.kind], handle.name, change)
+        try:
+            _cluster(handle).patch(KINDS[handle.kind], handle.name, change)
+        except Unanswered as error:
+            raise JobError(
+                f"{display(job.run.path)}: job {job.job_id} cannot be changed in its cluster now: "
+                f"{error.words} Try again when it answers."
+            ) from error
         self.engine_word(job, at_once=True)
 
 

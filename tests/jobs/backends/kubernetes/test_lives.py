@@ -1,14 +1,15 @@
 """A whole life of each kind, through the backend, the official client and an API server on loopback."""
 
 import os
+import re
 import threading
 import time
 
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import QUEUED, RUNNING, SUCCEEDED, SUSPENDED
+from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
@@ -199,6 +200,27 @@ def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stu
     operator.start()
     assert control.pause(job)[0] == SUSPENDED
     operator.join()
+
+
+def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, stub, capsys):
+    """Cancel keeps its request, and says so; pause says what it could not do. Later both are done."""
+    _, path, name = life("TrainJob")
+    stub.set_status(path, name, status_of("TrainJob", "waits"))
+    which = rf"output/{job.run.name}: job {JOB_ID} cannot be "
+    stub.fault("PATCH", "trainjobs", times=3, drop=True)
+    with pytest.raises(
+        JobError, match=rf"{which}changed in its cluster now: .* Try again when it answers\.$"
+    ):
+        control.pause(job)
+    stub.fault("DELETE", "trainjobs", times=3, drop=True)
+    assert cli.main(["cancel", job.run.name]) == JobError.exit_code
+    said = capsys.readouterr().err
+    assert re.search(
+        rf"^JobError: {which}ended by its engine now: .* no whole answer in 3 tries .*\)\. The request", said
+    )
+    assert "goes on" not in said and (path, name) in stub.objects
+    assert control.cancel(job)[0] == CANCELLED
+    assert (path, name) not in stub.objects
 
 
 def test_a_running_job_is_asked_through_its_folder(life, job, stub):

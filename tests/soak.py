@@ -251,6 +251,19 @@ PARTS = (
         ),
     ),
     Part(
+        "page-cost",
+        "JupyterLab, 1,000 runs, a million points, ten minutes of polling: neither heap nor document grows",
+        _pytest("--soak", "tests/end_to_end/test_page_cost.py"),
+        _evidence(
+            ("nbtrain.lab.server.extension",),
+            (
+                "tests/end_to_end/test_page_cost.py",
+                # Names the bundle by the hash of what it holds.
+                "nbtrain/lab/labextension/prebuilt/nbtrain/package.json",
+            ),
+        ),
+    ),
+    Part(
         "gpu-on-cpu",
         "every step of `make gpu` with tiny sizes on the CPU",
         ("-m", "tests.gpu", "--smoke", "--again", "--to", "build/gpu/smoke"),

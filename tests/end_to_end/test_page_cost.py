@@ -1,0 +1,105 @@
+"""What the page costs in a real browser: 1,000 runs, a run of a million scalar points, minutes of polling.
+
+Nothing asserts on time: the figures are printed (pytest -s) and are in docs/server.md. What is asserted is
+that neither the document nor the heap grows.
+"""
+
+import os
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.list_runs import make_run
+from tests.benchmarks.server_cost import make_long_run
+from tests.end_to_end.jupyterlab import Lab, fake_job, screenshot
+from tests.end_to_end.test_labextension import SIDEBAR_TAB
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
+
+NUM_RUNS, NUM_POINTS = 1000, 1_000_000
+MINUTES = float(os.environ.get("NBTRAIN_PAGE_MINUTES", "10"))
+SAMPLE_SECONDS = 10.0
+# The first minute fills curves (300 points each) and what JupyterLab loads late.
+WARM_SECONDS = 60.0
+ROWS = ".nbtrain-Sidebar .nbt-run"
+LINES = "#nbtrain-run-{name} polyline"
+# On the first page of a run: loss, learning rate, throughput, gradient norm.
+NUM_LINES = 4
+FROM_CLICK = """([what, least]) => {
+    const seen = (one) => one.getClientRects().length > 0;
+    const inSight = () => [...document.querySelectorAll(what)].filter(seen).length;
+    window.nbtrainOpened = new Promise((resolve) => {
+        addEventListener("pointerdown", () => {
+            const begin = performance.now();
+            // Drawn: the frame after the one in which all of them are there.
+            const look = () => inSight() >= least
+                ? requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - begin)))
+                : requestAnimationFrame(look);
+            look();
+        }, { capture: true, once: true });
+    });
+}"""
+
+
+def seconds_from_click(page: Any, button: Any, what: str, least: int) -> float:
+    """From the press of a button until `least` elements of `what` are in sight and drawn."""
+    page.evaluate(FROM_CLICK, [what, least])
+    button.click()
+    return page.evaluate("() => window.nbtrainOpened") / 1000
+
+
+def cost(devtools: Any) -> dict[str, float]:
+    """Bytes of the heap after a collection, nodes and listeners, of the whole page with JupyterLab."""
+    devtools.send("HeapProfiler.collectGarbage")
+    found = {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
+    return {
+        "heap MiB": found["JSHeapUsedSize"] / (1 << 20),
+        "nodes": found["Nodes"],
+        "listeners": found["JSEventListeners"],
+    }
+
+
+def test_a_long_list_and_a_long_run_open_at_once_and_polling_costs_no_memory(lab: Lab, page: Any) -> None:
+    """One page of the 1,000 rows is in the document; heap, nodes and listeners stay for ten minutes."""
+    for number in range(NUM_RUNS):
+        make_run(lab.output, number)
+    make_long_run(lab.output / "gpt-long", NUM_POINTS)
+    with fake_job(lab, "gpt-live", "--steps", "100000"):
+        page.goto(lab.url("lab?reset"))
+        page.locator(".jp-Launcher").wait_for()
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Performance.enable")
+        before = cost(devtools)
+        print(f"\nJupyterLab alone: {words(before)}")
+        seconds = seconds_from_click(page, page.locator(SIDEBAR_TAB), ROWS, 100)
+        print(f"from click to 100 rows of {NUM_RUNS + 2:,} runs: {seconds:.2f} s")
+        assert page.locator(ROWS).count() == 100
+        screenshot(page, "cost-list")
+        for name in ("gpt-long", "gpt-live"):
+            button = page.locator(f".nbtrain-Sidebar [data-run={name}] .nbt-open")
+            lines = LINES.format(name=name)
+            seconds = [seconds_from_click(page, button, lines, NUM_LINES)]
+            screenshot(page, f"cost-{name}")
+            for _ in range(3):
+                page.evaluate("() => window.jupyterapp.shell.currentWidget.close()")
+                seconds.append(seconds_from_click(page, button, lines, NUM_LINES))
+            print(f"from click to the curves of {name}: {', '.join(f'{one:.2f}' for one in seconds)} s")
+        samples, end = [], time.monotonic() + WARM_SECONDS + 60 * MINUTES
+        while time.monotonic() < end:
+            time.sleep(SAMPLE_SECONDS)
+            samples.append(cost(devtools))
+        samples = samples[int(WARM_SECONDS / SAMPLE_SECONDS) :]
+        third = max(1, len(samples) // 3)
+        for key in before:
+            first, last = (
+                statistics.median(one[key] for one in part) for part in (samples[:third], samples[-third:])
+            )
+            most = max(one[key] for one in samples)
+            print(f"{key}: {first:,.1f} at first, {last:,.1f} after {MINUTES:g} minutes, most {most:,.1f}")
+            assert last <= 1.02 * first, f"{key} grows: {[one[key] for one in samples]}"
+
+
+def words(found: dict[str, float]) -> str:
+    return ", ".join(f"{value:,.0f} {key}" for key, value in found.items())

@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -46,6 +48,21 @@ _INSTRUCTIONS = os.environ.get("ATEN_CPU_CAPABILITY", "default")
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/nbtrain-tests-{os.getuid()}/inductor-{_INSTRUCTIONS}"
 )
+
+
+# With it jsonschema checks addresses in a format that no test has; it makes its parser when imported: 2 s.
+# Without it jsonschema leaves that format unchecked.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+# What all tests of a file are marked with, at the beginning of a line.
+ALL_SLOW = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make check` does not even load the files that hold slow tests alone."""
+    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+        return None
+    return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,6 +19,7 @@ The programs, and which sources the planner's constants are fitted to (`train`) 
 SOURCES. Speeds become seconds per step; figures in TFLOP/s count what the source counts.
 """
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -282,6 +283,7 @@ def shape_of_case(case: dict[str, Any]) -> Shape:
     )
 
 
+@functools.cache
 def device_of_case(kind: str) -> Device:
     """The row of the device table; for a kind that DEVICES does not know, that of its own or nearest name."""
     bare = re.sub(r"-?SXM\d?|\s.*", "", kind)

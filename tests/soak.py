@@ -253,7 +253,7 @@ PARTS = (
     Part(
         "page-cost",
         "JupyterLab, 1,000 runs, a million points, ten minutes of polling: neither heap nor document grows",
-        _pytest("--soak", "tests/end_to_end/test_page_cost.py"),
+        _pytest("--soak", "-s", "tests/end_to_end/test_page_cost.py"),
         _evidence(
             ("nbtrain.lab.server.extension",),
             (

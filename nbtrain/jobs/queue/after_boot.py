@@ -4,14 +4,13 @@ Jupyter Server looks when it starts. The look costs a list of a folder; the work
 of its own.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import NbtrainError
-from nbtrain.base.workspace import queue_folder
+from nbtrain.base.workspace import display, queue_folder
 
 if TYPE_CHECKING:
     from nbtrain.jobs.queue.folder import Queue, Ticket
@@ -31,10 +30,21 @@ def from_before(queue: "Queue") -> "list[Ticket]":
 
 def start_after_boot(say: Callable[[str], object]) -> None:
     """Start them again in the background, and say which, if there are any. Never raises an error."""
-    # Whatever is wrong with the queue must not stop a command that has nothing to do with it.
-    with contextlib.suppress(OSError, NbtrainError):
-        if not os.listdir(queue_folder() / "tickets"):
-            return
+    try:
+        _start_after_boot(say)
+    except FileNotFoundError:
+        return  # no job of this machine has ever queued
+    except (OSError, NbtrainError) as error:
+        # Whatever is wrong with the queue must not stop a command that has nothing to do with it.
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        say(
+            f"{display(queue_folder())}: this machine's queue cannot be looked at, so that no job in it is "
+            f"started again: {why}"
+        )
+
+
+def _start_after_boot(say: Callable[[str], object]) -> None:
+    if os.listdir(queue_folder() / "tickets"):
         # Imported here: on most machines nothing waits, and what follows takes 20 ms to load.
         import subprocess
 

@@ -40,20 +40,21 @@ class Holders:
     def config(self, name: str, **overrides: object) -> RunConfig:
         return load(self._folder / "tiny.yaml", {"name": name, **overrides}, check=False)
 
-    def job(self, name: str, submitted_at: float | None = None) -> JobDir:
+    def job(self, name: str, submitted_at: float | None = None, backend: str = "local") -> JobDir:
         """A job folder as submit leaves it, with no more than the queue reads."""
         job = RunDir.named(name).job(new_job_id())
         job.make_folders()
         write_identity(job.run)
         at = time.time() if submitted_at is None else submitted_at
-        JobRecord(job.job_id, "0", name, "QUEUED", at, 1).write(job.job_json)
+        JobRecord(job.job_id, "0", name, "QUEUED", at, 1, backend=backend).write(job.job_json)
         return job
 
     def start(
         self, name: str, submitted_at: float | None = None, hold_seconds: float = 3600, **overrides: object
     ) -> JobDir:
         """A process that waits for its devices, holds them and ends; TERM stops it."""
-        config, job = self.config(name, **overrides), self.job(name, submitted_at)
+        config = self.config(name, **overrides)
+        job = self.job(name, submitted_at, config.backend.kind)
         self._pids[name] = os.fork()
         if self._pids[name] == 0:
             try:

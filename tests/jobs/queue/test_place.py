@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,12 +14,12 @@ from nbtrain.api.run import open_run
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.jobstate import read_state
-from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.cli.__main__ import main
-from nbtrain.config.load import to_yaml
+from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
 from nbtrain.jobs.machine import usable_cores
-from nbtrain.jobs.queue import restart
+from nbtrain.jobs.queue import after_boot, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of
@@ -242,6 +243,41 @@ def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until
     assert "far + 1,0" in holders.said()
 
 
+def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders, wait_until, monkeypatch):
+    """The records are of another boot: it is LOST, frees its GPU, and is resumed where it was, once."""
+    gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
+    far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"], **gpu}
+    job = holders.start("far", **far)
+    wait_until(lambda: holders.said() == ["far + 0"], "it has the GPU")
+    holders.signal("far", signal.SIGKILL)
+    record, ticket = JobRecord.read(job.job_json), holders.queue.ticket(job)
+    assert (record.state, ticket.holds) == ("RUNNING", ["gpu-0"])
+    record.supervisor = ticket.supervisor = replace(record.supervisor, boot_id="an earlier one")
+    record.write(job.job_json)
+    holders.queue.write(replace(ticket, system="an earlier one", priority=4))
+    job.run.config_yaml.write_text(to_yaml(holders.config("far", **far)))
+    assert read_state(job, time.time())[0] == "LOST"
+    resumed, said = [], []
+
+    def resume(run, overrides, wanted):
+        resumed.append((run.name, load(load_resolved(run.config_yaml), overrides, check=False), wanted()))
+        successor = run.job("99990101-000000-0000")
+        successor.make_folders()
+        record.write(successor.job_json)
+        resumed.append(wanted())
+
+    monkeypatch.setattr(submit, "resume", resume)
+    monkeypatch.setattr(restart, "start_again", lambda one: restart.go_on(one.run, one.job_id))
+    restart.restart(holders.queue, False, said.append)
+    [(name, config, wanted), again] = resumed
+    assert (name, config.backend.kind, config.backend.priority) == ("far", "hosts", 4)
+    assert (wanted, again, said) == (True, False, ["far: started again"])
+    restart.restart(holders.queue, False, said.append)
+    assert (len(resumed), holders.queue.tickets()) == (2, [])
+    holders.start("near", hold_seconds=0.01, **gpu)
+    wait_until(lambda: "near + 0" in holders.said(), "its GPU is free")
+
+
 @pytest.mark.parametrize(
     ("backend", "overrides", "has_place"),
     [
@@ -315,3 +351,19 @@ def test_a_cause_that_the_table_cuts_stands_below_it():
     *_, row, blank, whole = queue_table([entry]).split("\n")
     assert row.endswith("xxx...")
     assert (blank, whole) == ("", f"first: {cause}")
+
+
+def test_a_queue_that_cannot_be_looked_at_is_said(holders):
+    """The command goes on; it does not look as if nothing had waited."""
+    said = []
+    after_boot.start_after_boot(said.append)
+    assert said == []
+    (holders.queue.path / "tickets").rmdir()
+    after_boot.start_after_boot(said.append)
+    assert said == [], "no job has ever queued"
+    (holders.queue.path / "tickets").touch()
+    after_boot.start_after_boot(said.append)
+    assert said == [
+        "queue: this machine's queue cannot be looked at, so that no job in it is started again: Not a "
+        "directory"
+    ]

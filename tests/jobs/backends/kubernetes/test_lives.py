@@ -4,6 +4,7 @@ import os
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from nbtrain.base.node_records import EngineWord
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.autotune import write_files
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.backends import remote_backend
@@ -78,8 +80,8 @@ def life(stub, cluster, job, work_with, monkeypatch):
         module, "_cluster", lambda handle, read_seconds=300: Cluster(connect(), (0.01, 0.01), read_seconds)
     )
 
-    def begin(kind):
-        manifest = write(work_with(kind), "research")
+    def begin(kind, **fields):
+        manifest = write(work_with(kind, **fields), "research")
         metadata = cluster.create(manifest)["metadata"]
         KubernetesHandle(kind, "research", metadata["name"], metadata["uid"], "here").write(job.handle_json)
         path = f"/apis/{KINDS[kind].group}/{KINDS[kind].version}/namespaces/research/{KINDS[kind].plural}"
@@ -385,3 +387,39 @@ def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, m
     wait_until(lambda: not askers(), "the end of the thread")
     look_after(job)
     assert askers() == []
+
+
+def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys):
+    """autotune: tune has no supervisor: manifest, trials, end and the command that takes the best over."""
+    section = {**PLAIN, "workload": "DeepSpeedJob", "autotune": "tune"}
+    config = load("gpt-125m-4xdp", {"backend": {"kind": "kubernetes", "kubernetes": section}})
+    files.write_text(job.run.config_yaml, to_yaml(config))
+    write_files(job, config)
+    record = JobRecord.read(job.job_json)
+    record.autotune = "tune"
+    record.write(job.job_json)
+    backend, path, name = life("DeepSpeedJob", autotune="tune")
+    sent = stub.objects[path, name]["spec"]["config"]
+    words = sent["run"]["python"]
+    assert sent["autotune"] == "tune" and "--then" not in words
+    assert [Path(words[0]).name, words[2], Path(words[3]).name] == [
+        *("autotune.py", "--deepspeed_config", "autotune.json")
+    ]
+    assert files.read_json(job.autotune_json)["autotuning"]["enabled"]
+    stub.set_status(path, name, status_of("DeepSpeedJob", "runs"))
+    assert backend.status(job) == ("RUNNING", "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes")
+    assert cli.main(["job", job.run.name]) == 0
+    assert "its trials go to output/gpt-125m-4xdp/autotuning_results/" in capsys.readouterr().out
+    job.run.autotuning_results.mkdir()
+    files.write_json(job.run.autotuning_optimum, {"zero_optimization": {"stage": 3}})
+    stub.set_status(path, name, {"phase": "Succeeded", "backoffCount": 0, "aggregate": {}})
+    assert backend.status(job) == (
+        "SUCCEEDED",
+        "DeepSpeed's autotuner has ended; `nbtrain job gpt-125m-4xdp` says what it found",
+    )
+    assert cli.main(["wait", job.run.name]) == 0
+    assert cli.main(["job", job.run.name]) == 0
+    taken = (
+        "`nbtrain resume gpt-125m-4xdp parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with it"
+    )
+    assert taken in " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,6 @@
 """nb.check: what stands against a run or against files of other programs, before anything starts."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,11 @@ class Checked:
         return "\n".join([self._heading(), *(line for one in self.findings for line in one.lines())])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from nbtrain.planner.findings import findings_html
+
+        return f"<p><b>{html.escape(self._heading())}</b></p>{findings_html(self.findings, places=True)}"
 
     def _heading(self) -> str:
         num = len(self.findings)

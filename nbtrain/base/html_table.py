@@ -53,7 +53,7 @@ def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
         lines.append(f'<tr style="{ROW}"><th colspan="2" style="{heading}">{html.escape(title)}</th></tr>')
         for name, said in facts.items():
             indent = 16 if name.startswith(" ") else 0
-            left = f"text-align:left;{CELL};padding-left:{indent}px;{DIM}"
+            left = f"text-align:left;white-space:nowrap;{CELL};padding-left:{indent}px;{DIM}"
             lines.append(
                 f'<tr style="{ROW}"><td style="{left}">{html.escape(name.strip())}</td>'
                 f'<td style="text-align:left;{CELL}">{html.escape(str(said))}</td></tr>'

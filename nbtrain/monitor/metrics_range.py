@@ -24,6 +24,14 @@ from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import six_digits, thin
 from nbtrain.monitor.tfevents import ScalarReader, Series, event_files
 
+# As the tiles of a run name them (shown.py).
+TITLES = {
+    "loss": "training loss",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "throughput",
+    "mfu": "MFU",
+    "hfu": "HFU",
+}
 AXES = ("step", "tokens", "time")
 MOST_TAGS = 64
 POINTS = 500
@@ -113,7 +121,7 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
     return [
         {
             "tag": row.name,
-            "title": row.name.replace("_", " "),
+            "title": TITLES.get(row.name) or row.name.removesuffix("_bytes").replace("_", " "),
             "unit": row.unit,
             "meaning": row.meaning,
             "num_points": len(there[row.name]),

@@ -4,12 +4,14 @@
 first. The rules that make findings are in lint/.
 """
 
+import html
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from nbtrain.base import amounts
+from nbtrain.base.look import WORD_COLORS
 from nbtrain.config.schema import RunConfig
 
 Level = Literal["error", "warning", "note"]
@@ -148,3 +150,15 @@ def finding_of_problem(problem: str) -> Finding:
     if match is None and (begins := _PLACE.match(problem)):
         place = begins["place"]
     return Finding("error", "rules", key, place, problem, "", Cost(fatal=True))
+
+
+def findings_html(findings: Iterable[Finding], places: bool = False) -> str:
+    """A list of them for a notebook, its words as large as those of tables; `places`: with file and field."""
+    rows = []
+    for one in findings:
+        kind = {"error": "bad", "warning": "tight"}.get(one.level, "")
+        color = f";color:{WORD_COLORS[kind]}" if kind else ""
+        said = f"{one.head}: {one.text}" if places and one.head else one.text
+        label = f'<strong style="font-weight:600{color}">{html.escape(one.label)}</strong>'
+        rows.append(f'<li style="margin:2px 0">{label}: {html.escape(said)}</li>')
+    return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px">{"".join(rows)}</ul>'

@@ -18,7 +18,7 @@ from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.cost import CostEstimate, estimate_cost
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
-from nbtrain.planner.findings import Finding
+from nbtrain.planner.findings import Finding, findings_html
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
@@ -247,11 +247,7 @@ class Plan:
     def _repr_html_(self) -> str:
         words = [("fits", self.headline["fits"], self.headline["kind"])]
         words += [(name, self.headline[name], "") for name in ("time", "disk")]
-        items = (
-            f"<li><b>{html.escape(finding.label)}</b>: {html.escape(finding.text)}</li>"
-            for finding in self.findings
-        )
-        listed = f"<p><b>Findings</b></p><ul>{''.join(items)}</ul>" if self.findings else ""
+        listed = f"<p><b>Findings</b></p>{findings_html(self.findings)}" if self.findings else ""
         reasons = f"<details><summary>Why: every formula</summary>{self.why().folds()}</details>"
         head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
         return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"

@@ -1,7 +1,7 @@
 // One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
 //
 //   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?}], bounds: [{word, value}],
-//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, smoothing?, begin?, named?}
+//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?, smoothing?, begin?, named?}
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
@@ -100,9 +100,12 @@ export class Chart {
 
   show(spec) {
     this.spec = spec;
+    // The only line of its title needs no second name.
+    const only = spec.lines.length === 1 && !(spec.bounds || []).length ? spec.lines[0].label : "";
+    const same = Boolean(only) && only.toLowerCase() === (spec.title || "").toLowerCase();
     const marks = spec.named === false
       ? [element("i", "", `${spec.lines.length} lines`)]
-      : spec.lines.map((line) => {
+      : same ? [] : spec.lines.map((line) => {
           const mark = element("i", "", line.label);
           mark.style.setProperty("--c", stroke(line));
           return mark;
@@ -137,6 +140,7 @@ export class Chart {
         if (line.maxima) see(line.maxima[at]);
       });
     (spec.bounds || []).forEach(({ value }) => see(value));
+    if (known(spec.top)) see(spec.top);
     if (low > high) [low, high] = this.log ? [1, 10] : [0, 1];
     let y0, y1, scale, yTicks;
     const most = Math.max(3, Math.floor((height - TOP - BOTTOM) / APART_Y));

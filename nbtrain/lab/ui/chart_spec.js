@@ -32,6 +32,8 @@ export const usageSpec = (chart) => ({
   yName: "",
   yForm: chart.form,
   fromZero: true,
+  // How busy something is reads against all of it.
+  top: chart.form === "share" ? 1 : null,
 });
 
 const MOST_NAMED = 8;

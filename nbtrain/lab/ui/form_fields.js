@@ -97,6 +97,7 @@ export class FormField {
     node.classList.toggle("nbf-bad", problems.length > 0);
     node.classList.toggle("nbf-also", !problems.length && Boolean(also));
     this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
+    this.badge.title = this.badge.textContent;
     this.back.hidden = !changed;
     this.control.setAttribute("aria-invalid", String(problems.length > 0));
     const base = changed ? `YAML: ${spec.base || "none"}` : "";

@@ -39,7 +39,6 @@ export class FormPages {
     this.tabs = new Tabs(groups.map(({ title }) => [title, title]), () => this.chosen());
     this.tabs.bar.append(element("span", "nbt-room"), this.search);
     this.all.append(this.tabs.bar, this.tabs.page);
-    this.tabs.page.tabIndex = 0;
     this.tabs.select(groups[0].title);
   }
 

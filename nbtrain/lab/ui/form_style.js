@@ -25,7 +25,8 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-label i{font-style:normal;font-weight:400;color:var(--nbt-dim)}
 .nbtrain-form .nbf-meta{font-size:11px;line-height:1.35;min-height:1.35em;color:var(--nbt-dim);
  white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
-.nbtrain-form .nbf-badge{font-size:10.5px;color:var(--nbt-a);flex:1}
+.nbtrain-form .nbf-badge{font-size:10.5px;color:var(--nbt-a);flex:1;min-width:0;white-space:nowrap;
+ overflow:hidden;text-overflow:ellipsis}
 .nbt-root .nbf-head .nbf-back{border:0;padding:0 5px;line-height:18px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-row{display:flex;align-items:center;gap:6px}
 .nbtrain-form .nbf-row input[type=text],.nbtrain-form .nbf-row select,.nbtrain-form textarea{flex:1;
@@ -64,7 +65,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-stale .nbt-tiles,.nbtrain-form .nbf-stale .nbf-plan{opacity:.5}
 .nbtrain-form .nbf-when{min-height:17px;font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-verdict{font-weight:600;font-size:12.5px;margin:2px 0}
-.nbtrain-form .nbf-found{height:150px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
+.nbtrain-form .nbf-found{height:184px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
  padding:4px 10px 6px;font-size:12px;resize:vertical}
 .nbtrain-form .nbf-found p{margin:3px 0;overflow-wrap:anywhere;white-space:pre-wrap}
 .nbt-root.nbtrain-form .nbf-found ul{margin:2px 0;padding:0;list-style:none}
@@ -87,6 +88,8 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-kernel.nbf-warning{color:var(--nbt-warned)}
 .nbtrain-form .nbf-run{margin-top:8px}
 .nbtrain-form .nbf-layouts td:first-child{padding-right:8px}
-@container (max-width:760px){.nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
+@container (max-width:760px){.nbtrain-form .nbf-help{height:5.4em}
+ .nbtrain-form .nbf-help:not(.nbf-error){-webkit-line-clamp:4}
+ .nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
  .nbtrain-form .nbf-side{position:static;order:-1}}
 `;

@@ -55,6 +55,11 @@ export class Logs {
     this.pre = element("pre");
     this.pre.tabIndex = 0;
     this.pre.setAttribute("aria-label", "log");
+    this.atEnd = true;
+    this.pre.addEventListener("scroll", () => {
+      const { scrollHeight, scrollTop, clientHeight } = this.pre;
+      this.atEnd = scrollHeight - scrollTop - clientHeight < 24;
+    });
     this.node.append(tools, this.note, this.traceback, this.hits, this.pre);
     this.forget();
   }
@@ -74,6 +79,7 @@ export class Logs {
     this.hit = null;
     this.rest = "";
     this.lines = [];
+    this.atEnd = true;
     this.reading = false;
     this.pre.replaceChildren();
   }
@@ -159,7 +165,7 @@ export class Logs {
   }
 
   paint(empty) {
-    const { pre } = this, ended = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 24;
+    const { pre } = this, ended = this.atEnd;
     const text = [...this.lines, this.rest].map(lastDrawn).join("\n");
     pre.hidden = empty;
     if (pre.textContent === text) return;
@@ -169,7 +175,13 @@ export class Logs {
   }
 
   toEnd() {
+    this.atEnd = true;
     this.pre.scrollTop = this.pre.scrollHeight;
+  }
+
+  /** A lower or narrower page shows the newest line still. */
+  resize() {
+    if (this.follow.input.checked && this.atEnd && !this.hit) this.toEnd();
   }
 
   say(text) {

@@ -29,15 +29,17 @@ export class Overview {
     this.events.filter = (row) => this.wanted(row);
     this.kind = element("select");
     this.kind.setAttribute("aria-label", "which events");
+    this.object = element("select");
+    this.object.setAttribute("aria-label", "events of which object");
     this.find = element("input");
     Object.assign(this.find, { type: "search", placeholder: "Filter events" });
     this.find.setAttribute("aria-label", "filter events");
-    for (const control of [this.kind, this.find])
+    for (const control of [this.kind, this.object, this.find])
       control.addEventListener("input", () => {
         this.events.page = 0;
         this.events.draw();
       });
-    this.events.tool(this.kind, this.find);
+    this.events.tool(this.kind, this.object, this.find);
     this.parts = [element("h4", "", "Basic info"), this.basics, element("h4", "", "Conditions")];
     this.parts.push(this.conditions.node, element("h4", "", "Events"), this.events.node);
     const kept = element("div", "nbt-padded");
@@ -49,13 +51,15 @@ export class Overview {
     const kind = this.kind.value, text = this.find.value.trim().toLowerCase();
     const cells = row.cells.join(" ").toLowerCase();
     const fits = !kind || (kind === "warning" ? row.kind === "warning" : row.cells.includes(kind.slice(2)));
-    return fits && cells.includes(text);
+    const object = this.object.value, mine = !object || row.cells[this.objectAt] === object;
+    return fits && mine && cells.includes(text);
   }
 
   draw(snap, kept) {
     const shown = snap.shown;
     this.tiles.replaceChildren(...shown.tiles.map(([label, value, unit]) => {
       const node = element("div", "nbt-tile"), strong = element("strong", "", value);
+      node.title = `${label}: ${value} ${unit || ""}`.trim();
       if (unit) strong.append(element("small", "", unit));
       node.append(element("span", "", label), strong);
       return node;
@@ -68,6 +72,7 @@ export class Overview {
       const reasons = [...new Set(rows.map(({ cells }) => cells[1]))].sort();
       const options = [["", `all events (${rows.length})`], ["warning", `warnings (${warnings})`]];
       choices(this.kind, [...options, ...reasons.map((reason) => [`r:${reason}`, reason])]);
+      this.chooseObjects(rows, kept.events.heads.indexOf("object") - 1);
       this.events.show(["age", ...kept.events.heads.slice(1)], rows);
     } else {
       const rows = snap.events.map((one) => ({
@@ -76,9 +81,19 @@ export class Overview {
         cells: [one.kind, one.writer, one.message],
       }));
       choices(this.kind, [["", `newest events (${rows.length})`]]);
+      this.chooseObjects(rows, 1);
       this.events.show(["age", "kind", "from", "message"], rows);
     }
     this.events.tick();
+  }
+
+  /** What the events are of: the job, a rank, a machine. `at` is the place of its cell in a row. */
+  chooseObjects(rows, at) {
+    this.objectAt = at;
+    const names = [...new Set(rows.map(({ cells }) => cells[at]))].sort((one, two) =>
+      one.localeCompare(two, "en", { numeric: true }));
+    choices(this.object, [["", "all objects"], ...names.map((name) => [name, name])]);
+    this.object.hidden = names.length < 2 && !this.object.value;
   }
 
   drawBasics(snap, kept) {

@@ -1,13 +1,13 @@
 // The tab Plan: whether it fits, its time and disk first; then the tables of the plan and its findings.
 
 import { refused } from "./server.js";
-import { DataTable } from "./table.js";
+import { pairs } from "./table.js";
 import { element } from "./words.js";
 
 export class Plan {
   constructor(run) {
     this.run = run;
-    this.node = element("div", "nbt-padded");
+    this.node = element("div", "nbt-padded nbt-plan");
     this.note = element("p", "nbt-empty", "Reading the plan...");
     this.node.append(this.note);
   }
@@ -36,12 +36,13 @@ export class Plan {
       tile.append(element("span", "", label), words);
       tiles.append(tile);
     }
-    const parts = [tiles];
-    for (const { title, heads, rows } of tables) {
-      const table = new DataTable(title, { sortable: false });
-      table.show(heads, rows.map((cells) => ({ kind: "", cells })));
-      parts.push(element("h4", "", title), table.node);
+    const grid = element("div", "nbt-plan-tables");
+    for (const { title, rows } of tables) {
+      const part = element("section");
+      part.append(element("h4", "", title), pairs(rows, title));
+      grid.append(part);
     }
+    const parts = [tiles, grid];
     if (findings.length) {
       const list = element("ul");
       findings.forEach(({ label, message, fix }) => {

@@ -16,8 +16,9 @@ export class Replicas {
     this.replicas = new DataTable("replicas", options);
     this.ranks = new DataTable("ranks", options);
     this.empty = element("p", "nbt-empty", "Reading what the run has kept...");
-    this.title = element("h4", "", "Ranks");
-    this.node.append(this.empty, this.replicas.node, this.title, this.ranks.node);
+    this.replicas.tool(element("h4", "", "Replicas"));
+    this.ranks.tool(element("h4", "", "Ranks"));
+    this.node.append(this.empty, this.replicas.node, this.ranks.node);
   }
 
   /** A button, or a menu if there are several logs. */

@@ -50,8 +50,13 @@ export class RunHead {
   /** Ask in the page; whether the answer is yes. */
   confirm(question, verb) {
     return new Promise((done) => {
+      const before = document.activeElement;
       const answer = (value) => () => {
+        const within = this.asked.contains(document.activeElement);
         this.asked.hidden = true;
+        // The buttons may have been made anew meanwhile.
+        const again = this.actions.querySelector(`[data-key="${before.dataset.key}"]`) || before;
+        if (within) again.focus();
         done(value);
       };
       const no = button("Cancel", "", answer(false));
@@ -115,7 +120,7 @@ export class RunHead {
     this.note.textContent = failed ? "" : shown.note;
     this.note.className = `nbt-note ${shown.tone && `nbt-${shown.tone}`}`;
     this.failure.hidden = !failed;
-    const state = JSON.stringify([failed, shown.advice, snap.actions, this.busy]);
+    const state = JSON.stringify([failed, shown.advice, snap.actions, this.busy, this.run.can("resume")]);
     if (!failed || state === this.failureState) return;
     this.failureState = state;
     const cause = element("p", "nbt-cause", snap.cause), row = element("p", "nbt-actions");

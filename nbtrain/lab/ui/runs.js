@@ -22,6 +22,8 @@ const RUNS_SAID = {
   pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
   resume: "Asked to resume.",
 };
+const RUNS_OF_KERNEL =
+  "Asked the kernel to stop the job; it hears this when its running cell has ended.";
 const LARGEST_FIRST = ["created", "step"];
 
 /**
@@ -241,7 +243,9 @@ class RunsList extends RunsFrame {
       else if (key === "delete") await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
       else if (key === "kill") await this.server.call(`${path}/stop`, "POST", { now: true });
       else await this.server.call(`${path}/${key}`, "POST", {});
-      this.say(`${name}: ${key === "delete" ? "deleted." : RUNS_SAID[key] || key}`);
+      // The kernel hears of it between two cells.
+      const said = this.server ? RUNS_SAID[key] || key : RUNS_OF_KERNEL;
+      this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
     } catch (error) {
       this.busy.delete(name);
       this.say(`${name}: ${key}: ${error.message}`, "error");

@@ -76,9 +76,9 @@ export class RunRow {
   }
 
   compactCells() {
-    const cell = element("td", "nbt-wide"), first = element("div", "nbt-line");
+    const cell = element("td", "nbt-wide"), first = element("div", "nbt-first");
     this.line = element("div", "nbt-line");
-    first.append(this.open, this.state, this.acts);
+    first.append(this.open, this.acts);
     this.under.classList.remove("nbt-under");
     cell.append(first, this.line, this.track, this.under, this.tags);
     return [cell];
@@ -130,7 +130,7 @@ export class RunRow {
     if (known(run.loss)) parts.push(["loss", run.words.loss]);
     if (run.active && run.words.eta) parts.push(["left", run.words.eta]);
     if (!run.active) parts.push([`${age(now - (run.ended ?? run.created))} ago`, ""]);
-    this.line.replaceChildren(...parts.map(([label, value]) => {
+    this.line.replaceChildren(this.state, ...parts.map(([label, value]) => {
       const node = element("span", "", value ? `${label} ` : label);
       if (value) node.append(element("b", "", value));
       return node;

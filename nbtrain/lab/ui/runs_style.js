@@ -27,7 +27,7 @@ export const RUNS_CSS = `
  color:var(--nbt-fg);background:color-mix(in srgb,var(--nbt-a) 12%,transparent);
  white-space:normal;overflow-wrap:anywhere;text-align:left;
  border-color:color-mix(in srgb,var(--nbt-a) 40%,transparent)}
-.nbt-root.nbtrain-runs .nbt-name-cell{min-width:150px;white-space:normal}
+.nbt-root.nbtrain-runs .nbt-name-cell{min-width:min(240px,20cqw);white-space:normal}
 .nbtrain-runs .nbt-about{font-size:12px;color:var(--nbt-dim);overflow:hidden;display:-webkit-box;
  -webkit-line-clamp:2;-webkit-box-orient:vertical;overflow-wrap:anywhere}
 .nbtrain-runs .nbt-about.nbt-error{color:var(--nbt-failed)}
@@ -56,12 +56,16 @@ export const RUNS_CSS = `
 .nbt-root .nbt-run-menu button{border:0;text-align:left;padding:3px 10px}
 .nbtrain-runs.nbt-compact .nbt-track{max-width:none}
 .nbt-root.nbtrain-runs.nbt-compact td.nbt-wide{padding-right:2px}
-.nbtrain-runs.nbt-compact .nbt-row-acts{margin-left:auto;white-space:nowrap}
+.nbtrain-runs .nbt-first{display:flex;align-items:flex-start;gap:8px}
+.nbtrain-runs .nbt-first .nbt-open{flex:1;min-width:0;line-height:22px}
+.nbtrain-runs.nbt-compact .nbt-row-acts{flex:none;white-space:nowrap}
 .nbtrain-runs .nbt-line{display:flex;flex-wrap:wrap;align-items:center;gap:2px 10px;font-size:12px;
  color:var(--nbt-dim)}
 .nbtrain-runs .nbt-line b{color:var(--nbt-fg);font-weight:600}
 .nbtrain-runs.nbt-compact input[type=search]{flex:1 1 100%;max-width:none}
-.nbtrain-runs.nbt-compact select{max-width:118px}
+.nbtrain-runs.nbt-compact select{flex:1 1 90px;min-width:0;max-width:none}
+.nbtrain-runs:not(.nbt-compact) input[type=search]{min-width:190px}
+.nbtrain-runs:not(.nbt-compact) select{max-width:170px}
 @container (max-width:1100px){.nbt-root.nbtrain-runs [data-column=validation_loss]{display:none}}
 @container (max-width:960px){.nbt-root.nbtrain-runs [data-column=about]{display:none}
  .nbtrain-runs:not(.nbt-compact) .nbt-under{display:-webkit-box}
@@ -70,4 +74,5 @@ export const RUNS_CSS = `
 @container (max-width:720px){.nbt-root.nbtrain-runs [data-column=eta_seconds]{display:none}
  .nbt-root.nbtrain-runs td,.nbt-root.nbtrain-runs th{padding-right:10px}}
 @container (max-width:640px){.nbt-root.nbtrain-runs [data-column=created]{display:none}}
+@container (max-width:540px){.nbt-root.nbtrain-runs [data-column=loss]{display:none}}
 `;

@@ -23,6 +23,8 @@ export class Server {
   constructor(config) {
     this.base = config.base.replace(/\/*$/, "/") + "nbtrain/";
     this.token = config.token;
+    /** Called after each request that is no GET, such as a submission. */
+    this.changed = () => {};
   }
 
   /** The address of a route, for a link. */
@@ -56,6 +58,8 @@ export class Server {
       failure.status = response.status;
       throw failure;
     }
+    // The form only asks by POST.
+    if (method !== "GET" && !path.startsWith("form")) this.changed();
     return value;
   }
 }

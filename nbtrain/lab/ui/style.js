@@ -16,6 +16,8 @@ const CSS = `
 .nbt-root [hidden]{display:none!important}
 .nbt-root .nbt-unseen{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .nbt-root :focus-visible{outline:2px solid var(--nbt-a);outline-offset:1px}
+.nbt-root .nbt-page:focus-visible,.nbt-root .nbt-scroll:focus-visible,.nbt-root pre:focus-visible{
+ outline-offset:-2px}
 .nbt-root.nbt-root h4{margin:14px 0 4px;font-size:12px;font-weight:600;color:var(--nbt-fg)}
 .nbt-root .nbt-padded{padding:4px 14px 12px}
 .nbt-root .nbt-empty{margin:8px 0;color:var(--nbt-dim)}
@@ -62,7 +64,12 @@ const CSS = `
 .nbt-root.nbt-root th[aria-sort=descending] button::after{content:"\\25be"}
 .nbt-root.nbt-root td.nbt-wide{white-space:normal;width:100%;overflow-wrap:anywhere;padding-right:0}
 .nbt-root.nbt-root .nbt-table td.nbt-wide{min-width:300px}
-.nbt-root.nbt-root td.nbt-act{white-space:nowrap}
+.nbt-root.nbt-root td.nbt-act{white-space:nowrap;width:1px}
+.nbt-root.nbt-root tr:has(>td.nbt-act)>td{vertical-align:middle}
+.nbt-root .nbt-act button,.nbt-root .nbt-act .nbt-menu>summary{border:1px solid var(--nbt-line);
+ border-radius:5px;padding:0 9px;line-height:20px;color:var(--nbt-fg)}
+.nbt-root.nbt-root .nbt-act .nbt-menu-list button{border:0}
+.nbt-root.nbt-root .nbt-tools h4{margin:0 6px 0 0}
 .nbt-root .nbt-tools .nbt-menu>summary{border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px}
 .nbt-root .nbt-act .nbt-menu-list{left:0;right:auto}
 .nbt-root .nbt-scroll{overflow-x:auto}
@@ -107,6 +114,7 @@ const CSS = `
 .nbt-root .nbt-tile span{display:block;font-size:11px;color:var(--nbt-dim);white-space:nowrap;
  overflow:hidden;
  text-overflow:ellipsis}
+.nbt-root .nbt-overview>.nbt-tiles{border-bottom:1px solid var(--nbt-line)}
 .nbt-root .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
 .nbt-root .nbt-tile strong.nbt-kind-bad{color:var(--nbt-failed);white-space:normal}
 .nbt-root .nbt-tile strong.nbt-kind-tight{color:var(--nbt-warned);white-space:normal}
@@ -170,7 +178,7 @@ const CSS = `
  background:var(--nbt-line);border-bottom:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-charts .nbt-chart{padding:8px 10px 4px 12px}
 .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:span 2}
-.nbtrain-panel .nbt-usage{display:grid;gap:10px 18px;
+.nbtrain-panel .nbt-usage{display:grid;gap:10px 18px;padding-top:6px;
  grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}
 .nbtrain-panel .nbt-page{max-height:640px;overflow:auto}
 .nbtrain-panel[data-page=logs] .nbt-page{overflow:hidden}
@@ -178,12 +186,12 @@ const CSS = `
 .nbt-root.nbtrain-panel .nbt-logs pre{flex:1;overflow:auto;padding:4px 6px;
  border:1px solid var(--nbt-line);border-radius:4px}
 .nbtrain-panel .nbt-logs pre.nbt-wraps{white-space:pre-wrap;overflow-wrap:anywhere}
-.nbtrain-panel .nbt-traceback{margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
- border-radius:5px;
- flex:0 1 auto;min-height:60px;overflow:auto}
-.nbtrain-panel .nbt-traceback>button{float:right}
+.nbtrain-panel .nbt-traceback{position:relative;margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
+ border-radius:5px;flex:0 1 auto;min-height:60px;overflow:auto}
+.nbtrain-panel .nbt-traceback>button{position:absolute;top:4px;right:8px;background:var(--nbt-bg)}
 .nbtrain-panel .nbt-traceback summary{cursor:pointer;font-weight:600;font-size:12px}
-.nbt-root.nbtrain-panel .nbt-logs .nbt-traceback pre{border:0;max-height:none;padding:4px 0}
+.nbt-root.nbtrain-panel .nbt-logs .nbt-traceback pre{border:0;max-height:none;padding:4px 0;
+ white-space:pre-wrap;overflow-wrap:anywhere}
 .nbtrain-panel .nbt-hits{flex:0 1 auto;max-height:45%;overflow:auto;margin-bottom:8px;
  border:1px solid var(--nbt-line);border-radius:4px;padding:2px 8px}
 .nbt-root.nbt-root .nbt-hits ol{margin:0;padding:0;list-style:none}
@@ -191,7 +199,15 @@ const CSS = `
 .nbtrain-panel .nbt-hit code{flex:1;min-width:0;font:11.5px/1.5 var(--nbt-mono);background:transparent;
  color:var(--nbt-fg);overflow:hidden;text-overflow:ellipsis;white-space:pre}
 .nbtrain-panel .nbt-place{color:var(--nbt-dim)}
-@container (max-width:640px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
+.nbtrain-panel .nbt-plan .nbt-tiles{margin:6px 0 2px;border:1px solid var(--nbt-line);border-radius:6px}
+.nbtrain-panel .nbt-plan .nbt-tile strong{white-space:normal}
+.nbtrain-panel .nbt-plan-tables{display:grid;gap:2px 30px;align-items:start;
+ grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr))}
+.nbt-root.nbtrain-panel .nbt-plan .nbt-pairs th{width:150px;white-space:pre}
+.nbtrain-panel .nbt-plan ul{margin:4px 0;padding-left:18px;font-size:12px}
+@container (max-width:640px){.nbtrain-panel .nbt-steps .nbt-eta{margin-left:0}
+ .nbtrain-panel .nbt-steps{gap:2px 14px}
+ .nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
  .nbtrain-panel .nbt-charts .nbt-chart:first-child{grid-row:auto}}
 
 .nbtrain-compare .nbt-usage{display:grid;gap:8px 16px;

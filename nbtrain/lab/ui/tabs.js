@@ -15,7 +15,7 @@ export class Tabs {
     list.setAttribute("role", "tablist");
     this.page.id = `${own}-page`;
     this.page.setAttribute("role", "tabpanel");
-    this.page.tabIndex = -1;
+    this.page.tabIndex = 0;
     this.tabs = {};
     for (const [key, title] of titles) {
       const tab = button(title, "", () => this.select(key));

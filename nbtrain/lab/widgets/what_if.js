@@ -59,6 +59,8 @@ function element(tag, className, text) {
 
 const words = (value) => (value === true ? "on" : value === false ? "off" : String(value));
 
+let controlsMade = 0;
+
 /** One control: made once, filled with the values of each answer. */
 class Control {
   constructor(name, kind, send) {
@@ -66,6 +68,8 @@ class Control {
     this.label = element("label");
     this.value = element("output");
     this.input = element(kind === "slider" ? "input" : "select");
+    this.input.id = `w-${(controlsMade += 1)}`;
+    this.label.htmlFor = this.input.id;
     this.input.dataset.control = name;
     if (kind === "slider") this.input.type = "range";
     this.slider = kind === "slider";

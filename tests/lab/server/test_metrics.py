@@ -13,7 +13,7 @@ def test_curves_of_a_run(server: Server, run: RunDir) -> None:
     found = server.get("run/gpt-done/metrics?tags=loss,validation_loss")
     assert found["tags"][0] == {
         "tag": "loss",
-        "title": "loss",
+        "title": "training loss",
         "unit": "nats",
         "meaning": "Training loss: mean over the global batch, fp32.",
         "num_points": 20,

@@ -260,3 +260,18 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
         assert buttons == ["Stop"]
         page.get_by_role("button", name="Stop").click()
         assert {"kind": "stop"} in page.evaluate("window.sent")
+
+
+def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None:
+    """Beside kind and words: of the job, of a rank, of a machine."""
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        events = page.locator("table[aria-label=events]")
+        events.locator("td").first.wait_for()
+        every = events.locator("tbody tr").count()
+        choice = page.get_by_label("events of which object")
+        names = choice.locator("option").all_inner_texts()
+        assert names[0] == "all objects" and len(names) > 2
+        column = events.locator("th").all_inner_texts().index("object")
+        choice.select_option(label=names[1])
+        found = [row.locator("td").nth(column).inner_text() for row in events.locator("tbody tr").all()]
+        assert set(found) == {names[1]} and 0 < len(found) < every

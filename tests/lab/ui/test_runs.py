@@ -1,5 +1,6 @@
 """The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, choice."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,3 +197,32 @@ def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> Non
         page.evaluate("() => window.end()")
         server.row("gpt-0000")["words"]["step"] = "121 / 600"
         page.locator(".nbt-compact", has_text="121 / 600").wait_for()
+
+
+MODEL = """(() => {
+  const traits = { rows: ROWS, names: [], root_id: "" };
+  const send = (asked) => (window.sent = asked);
+  const model = { get: (name) => traits[name], on: () => {}, off: () => {}, send };
+  return ui.mountRuns(root, { server: null, model, compact: false });
+})()"""
+
+
+def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListServer, browser: Any) -> None:
+    """The kernel answers between cells: no word that the ranks were asked already."""
+    mount = MODEL.replace("ROWS", json.dumps(server.rows))
+    with view_page(browser, server.routes, mount, module="runs") as page:
+        page.get_by_label("Stop gpt-0000").click()
+        said = page.locator(".nbtrain-runs [role=status]")
+        assert said.inner_text() == (
+            "gpt-0000: Asked the kernel to stop the job; it hears this when its running cell has ended."
+        )
+        assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
+
+
+def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServer, browser: Any) -> None:
+    """Whatever the name's length, the buttons are on its line and nothing scrolls sideways."""
+    with listing(browser, server, compact=True, width=300) as page:
+        stop = page.get_by_label("Stop gpt-0000").bounding_box()
+        name = page.locator("tr[data-run=gpt-0000] .nbt-open").bounding_box()
+        assert abs(stop["y"] + stop["height"] / 2 - name["y"] - name["height"] / 2) < 4
+        assert page.evaluate("document.documentElement.scrollWidth") == 300

@@ -96,7 +96,8 @@ function activate(
     command: ids.compare,
     namespace: "nbtrain-compare",
     icon: runsIcon,
-    label: (args) => `Compare ${names(args).join(", ")}`,
+    label: (args) => comparedWords(names(args)),
+    caption: (args) => `Compare ${names(args).join(", ")}`,
     own: (args) => only(args, "names"),
     content: (args) => compareView(server, host, names(args)),
   });
@@ -161,10 +162,15 @@ function activate(
     execute: (args) => boards.open(args as any),
   });
 
-  const sidebar = makeSidebar(runsView(server, host, true), {
+  const list = runsView(server, host, true);
+  const sidebar = makeSidebar(list, {
     newRun: () => host.openForm(),
     openRuns: host.openRuns,
     tensorBoard: () => host.openTensorBoard(),
+    refresh: () => {
+      list.look();
+      watch.refresh();
+    },
   });
   shell.add(sidebar, "left", { rank: 350 });
 
@@ -203,6 +209,11 @@ function activate(
     },
     () => begin(null),
   );
+}
+
+/** A tab's words have room for two names. */
+function comparedWords(names: string[]): string {
+  return names.length > 2 ? `Compare ${names[0]} and ${names.length - 1} more` : `Compare ${names.join(", ")}`;
 }
 
 /** Ask for one of the runs; "" if none was chosen. */

@@ -1,6 +1,6 @@
 // The left sidebar: buttons above the list of runs.
 
-import { Toolbar, ToolbarButton, type LabIcon } from "@jupyterlab/ui-components";
+import { Toolbar, ToolbarButton, refreshIcon, type LabIcon } from "@jupyterlab/ui-components";
 import { PanelLayout, Widget } from "@lumino/widgets";
 
 import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
@@ -10,6 +10,7 @@ export interface SidebarActions {
   newRun(): void;
   openRuns(): void;
   tensorBoard(): void;
+  refresh(): void;
 }
 
 export function makeSidebar(list: Widget, actions: SidebarActions): Widget {
@@ -27,6 +28,8 @@ export function makeSidebar(list: Widget, actions: SidebarActions): Widget {
   add("new-run", newRunIcon, "New run...", actions.newRun);
   add("open-runs", runsIcon, "Show the runs in a tab", actions.openRuns);
   add("tensorboard", tensorBoardIcon, "TensorBoard of all runs", actions.tensorBoard);
+  toolbar.addItem("room", Toolbar.createSpacerItem());
+  add("refresh", refreshIcon, "Refresh the list of runs", actions.refresh);
   const layout = new PanelLayout();
   layout.addWidget(toolbar);
   layout.addWidget(list);

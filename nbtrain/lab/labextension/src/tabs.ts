@@ -14,6 +14,8 @@ export interface TabKind {
   icon: LabIcon;
   /** The tab's words. */
   label(args: ReadonlyJSONObject): string;
+  /** Its tooltip, if that says more. */
+  caption?(args: ReadonlyJSONObject): string;
   /** The arguments that tell a tab apart from others of its kind: what is restored after a reload. */
   own(args: ReadonlyJSONObject): ReadonlyJSONObject;
   /** `id`: the tab's. */
@@ -46,7 +48,7 @@ export class Tabs {
       widget = new MainAreaWidget({ content: this.kind.content(own, id) });
       widget.id = id;
       widget.title.label = this.kind.label(own);
-      widget.title.caption = widget.title.label;
+      widget.title.caption = this.kind.caption?.(own) ?? widget.title.label;
       widget.title.icon = this.kind.icon;
       widget.title.closable = true;
       widget.toolbar.hide();

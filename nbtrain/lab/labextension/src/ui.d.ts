@@ -3,6 +3,8 @@
 declare module "*/ui/server.js" {
   export class Server {
     constructor(config: { base: string; token: string });
+    /** Called after each request that is no GET, such as a submission. */
+    changed: () => void;
     call(path: string, method?: string, body?: unknown): Promise<any>;
   }
   export function pageConfig(): { base: string; token: string } | null;
@@ -36,7 +38,7 @@ declare module "*/ui/runs.js" {
   export function mountRuns(
     root: HTMLElement,
     options: { server: unknown; host: unknown; compact?: boolean },
-  ): () => void;
+  ): (() => void) & { look(): void };
 }
 
 declare module "*/ui/run.js" {

@@ -11,7 +11,10 @@ import type { Server } from "../../ui/server.js";
 import type { Host } from "./host";
 
 /** Draws into an element, and returns what ends that. */
-export type Mount = (root: HTMLElement) => () => void;
+export type Mount = (root: HTMLElement) => Mounted;
+
+/** What ends a view; of some, with what asks the server at once. */
+export type Mounted = (() => void) & { look?(): void };
 
 export class View extends Widget {
   constructor(kind: string, mounted: Mount) {
@@ -19,6 +22,11 @@ export class View extends Widget {
     this._mount = mounted;
     this.addClass("nbtrain-View");
     this.addClass(`nbtrain-${kind}View`);
+  }
+
+  /** Ask the server at once. */
+  look(): void {
+    this._end?.look?.();
   }
 
   dispose(): void {
@@ -36,7 +44,7 @@ export class View extends Widget {
   }
 
   private readonly _mount: Mount;
-  private _end: (() => void) | null = null;
+  private _end: Mounted | null = null;
 }
 
 export const compareView = (server: Server, host: Host, names: string[]) =>

@@ -17,12 +17,13 @@ export interface RunEntry {
 
 type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
 
-// An idle server is looked at so many times more rarely.
-const IDLE_FACTOR = 4;
 const LONGEST_MS = 300_000;
 
 export class RunsWatch {
-  constructor(readonly server: Server) {}
+  constructor(readonly server: Server) {
+    // What a view of this page has asked for, such as a submission, shows at once.
+    server.changed = () => this.refresh();
+  }
 
   /** The newest list; empty until the server has answered, and while it does not. */
   get runs(): readonly RunEntry[] {
@@ -56,9 +57,8 @@ export class RunsWatch {
   // --- what the feed asks of those who have joined it ---
 
   wait(): number {
-    const interval = this._interval * (this.active.length ? 1 : IDLE_FACTOR);
     // Longer and longer while there is no server half; the list of runs says so.
-    return Math.min(LONGEST_MS, interval * 2 ** this._failures);
+    return Math.min(LONGEST_MS, this._interval * 2 ** this._failures);
   }
 
   took(value: { runs: RunEntry[] }): void {

@@ -264,6 +264,24 @@ PARTS = (
         ),
     ),
     Part(
+        "look",
+        "every place in JupyterLab at three widths, light and dark: pictures in build/ui, axe-core's findings",
+        _pytest("--soak", "tests/end_to_end/test_look.py"),
+        _evidence(
+            ("nbtrain.lab.server.extension", "nbtrain.api.verbs"),
+            (
+                "tests/end_to_end/test_look.py",
+                "tests/end_to_end/stations.py",
+                "tests/end_to_end/accessible.py",
+                "tests/end_to_end/axe/yarn.lock",
+                # The hash of every module of the user interface.
+                "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json",
+            ),
+            ("nbtrain.corpus", "nbtrain.cli"),
+        ),
+        {"NBTRAIN_REQUIRE_AXE": "1"},
+    ),
+    Part(
         "gpu-on-cpu",
         "every step of `make gpu` with tiny sizes on the CPU",
         ("-m", "tests.gpu", "--smoke", "--again", "--to", "build/gpu/smoke"),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.rundir import RunDir
+from tests.end_to_end.accessible import axe_script, findings
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
     PATIENCE_SECONDS,
@@ -23,7 +25,9 @@ from tests.end_to_end.jupyterlab import (
     wait_for,
     write_notebook,
 )
+from tests.end_to_end.stations import choose_theme
 from tests.end_to_end.test_browser import WATCHED
+from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -80,6 +84,153 @@ def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> Non
     assert page.locator(".jp-Dialog").count() == 0
     assert not page.locator(".nbtrain-Status").is_visible()
     screenshot(page, "extension-without-server")
+
+
+@pytest.fixture(scope="module")
+def ended(lab: Lab) -> str:
+    """A run of two ranks that has ended, with a log, events and measured resources."""
+    job = FakeJob(RunDir(lab.output / "gpt-keys"), 60, world_size=2)
+    measure(job)
+    for _ in range(30):
+        job.one_step()
+    job.job.log(1, 0).write_text("rank 1 is ready\n")
+    job.finish("CANCELLED", "stopped on request at step 30")
+    return "gpt-keys"
+
+
+def focused(page: Any) -> str:
+    """The accessible name of what has the focus, or its words."""
+    return page.evaluate(
+        """() => {
+            const node = document.activeElement;
+            return node.getAttribute("aria-label") || node.textContent || node.value || node.tagName;
+        }"""
+    ).strip()
+
+
+def assert_ring(page: Any) -> None:
+    """What has the focus is seen to have it: an outline of a pixel or more."""
+    style = page.evaluate(
+        """() => {
+            const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(document.activeElement);
+            return [outlineStyle, parseFloat(outlineWidth), outlineColor];
+        }"""
+    )
+    assert style[0] != "none" and style[1] >= 1 and style[2] != "rgba(0, 0, 0, 0)", (focused(page), style)
+
+
+def press_until(page: Any, key: str, name: str, most: int = 60) -> None:
+    """Press `key` until what has the focus is called `name`; each station on the way shows a ring."""
+    seen = []
+    for _ in range(most):
+        page.keyboard.press(key)
+        seen.append(focused(page))
+        if seen[-1] == name:
+            return assert_ring(page)
+    pytest.fail(f"{name!r} is not reached with {key}: {seen}")
+
+
+def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any, ended: str) -> None:
+    """From the palette to the list, tabs, a sorted column, a question that Escape leaves, and the form."""
+    page.goto(lab.url("lab?reset"))
+    page.locator(".jp-Launcher").wait_for()
+    page.keyboard.press("Control+Shift+C")
+    page.locator(".lm-CommandPalette-input").wait_for()
+    page.keyboard.type("Runs of nbtrain")
+    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Runs of nbtrain").wait_for()
+    page.keyboard.press("Enter")
+    page.locator(f".nbtrain-Sidebar [data-run={ended}] .nbt-open").wait_for()
+    press_until(page, "Tab", "only runs with these words")
+    page.keyboard.type(ended)
+    press_until(page, "Tab", ended)
+
+    # Deleting is asked for in the list; Escape leaves the question, and the focus returns.
+    press_until(page, "Tab", f"Actions of {ended}")
+    page.keyboard.press("Enter")
+    page.get_by_role("menuitem", name="Delete...").wait_for()
+    press_until(page, "ArrowUp", "Delete...")
+    page.keyboard.press("Enter")
+    question = page.locator(".nbtrain-Sidebar [role=alertdialog]")
+    question.wait_for()
+    assert focused(page) == "Cancel"
+    page.keyboard.press("Escape")
+    question.wait_for(state="detached")
+    assert focused(page) == f"Actions of {ended}"
+    press_until(page, "Shift+Tab", ended)
+    page.keyboard.press("Enter")
+
+    # Its tabs by the arrow keys, to a sorted column.
+    run = page.locator(".nbtrain-RunView")
+    run.locator("table[aria-label=conditions] td").first.wait_for()
+    press_until(page, "Tab", "Overview")
+    for name in ("Replicas", "Logs", "Resources", "Metrics", "Plan", "Config"):
+        page.keyboard.press("ArrowRight")
+        assert focused(page) == name
+        assert_ring(page)
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    run.locator("table[aria-label=ranks] td").first.wait_for()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement.closest('table')?.ariaLabel") == "ranks":
+            break
+    assert focused(page) == "rank"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert run.locator("table[aria-label=ranks] th[aria-sort=descending]").inner_text() == "rank"
+    assert run.locator("table[aria-label=ranks] tbody tr").first.locator("td").nth(1).inner_text() == "1"
+    assert focused(page) == "rank"
+
+    # The question of the run's own Delete.
+    press_until(page, "Shift+Tab", "Delete")
+    page.keyboard.press("Enter")
+    assert focused(page) == "Cancel"
+    page.keyboard.press("Escape")
+    assert focused(page) == "Delete"
+    assert (lab.output / ended).is_dir()
+
+    # A field of the form, and what is said of it aloud.
+    page.keyboard.press("Control+Shift+C")
+    page.locator(".lm-CommandPalette-input").wait_for()
+    page.keyboard.type("New Run...")
+    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="New Run...").wait_for()
+    page.keyboard.press("Enter")
+    form = page.locator(".nbtrain-FormView")
+    form.locator(".nbf-found p").first.wait_for()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if (
+            page.evaluate("() => document.activeElement.closest('.nbf-field')?.dataset.key")
+            == "lr_schedule.lr"
+        ):
+            break
+    assert_ring(page)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("fast")
+    verdict = form.locator("[aria-live=polite]", has_text="1 problem")
+    verdict.wait_for()
+    assert form.locator("[data-key='lr_schedule.lr'] .nbf-help").first.inner_text() == "Must be a number."
+
+
+def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
+    """axe-core finds nothing serious in list, run and form, light and dark; test_look.py asks everywhere."""
+    script = axe_script()
+    page.goto(lab.url("lab?reset"))
+    page.locator(".jp-Launcher").wait_for()
+    found = []
+    page.evaluate(f"() => void window.nbtrainHost.openRun('{ended}')")
+    page.locator(".nbtrain-RunView table[aria-label=events] td").first.wait_for()
+    page.locator(SIDEBAR_TAB).click()
+    page.locator(f".nbtrain-Sidebar [data-run={ended}] .nbt-open").wait_for()
+    for theme in ("Light", "Dark"):
+        choose_theme(page, theme)
+        found += findings(page, script, (".nbtrain-Sidebar .nbtrain-View", ".nbtrain-RunView"))
+    page.evaluate("() => void window.nbtrainHost.openForm({yaml: 'gpt-tiny'})")
+    page.locator(".nbtrain-FormView .nbf-found p").first.wait_for()
+    for theme in ("Dark", "Light"):
+        choose_theme(page, theme)
+        found += findings(page, script, (".nbtrain-FormView",))
+    assert found == [], "\n".join(found)
 
 
 @pytest.mark.soak

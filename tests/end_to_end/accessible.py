@@ -1,0 +1,80 @@
+"""axe-core on a page: what it finds wrong inside our own elements, in words.
+
+axe/package.json and axe/yarn.lock say which axe-core; jlpm fetches it into .cache/axe, as `make labextension`
+fetches its packages, and no page ever ships it (MPL-2.0).
+
+NBTRAIN_REQUIRE_AXE=1    axe-core that cannot be had is a failure and not a skip
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import skip_or_fail
+from tests.end_to_end.jupyterlab import REPOSITORY
+
+SOURCES = Path(__file__).parent / "axe"
+SETTINGS = ("package.json", "yarn.lock", ".yarnrc.yml")
+CACHE = REPOSITORY / ".cache" / "axe"
+SCRIPT = CACHE / "node_modules" / "axe-core" / "axe.min.js"
+INSTALL_SECONDS = 120.0
+BAD = ("serious", "critical")
+
+
+def axe_script() -> str:
+    """axe-core as JavaScript; skips if it cannot be had."""
+    wanted = {name: (SOURCES / name).read_bytes() for name in SETTINGS}
+    there = SCRIPT.is_file() and all(
+        (CACHE / name).is_file() and (CACHE / name).read_bytes() == text for name, text in wanted.items()
+    )
+    if not there:
+        why = _install()
+        if why:
+            skip_or_fail("NBTRAIN_REQUIRE_AXE", f"axe-core cannot be had: {why}")
+    return SCRIPT.read_text(encoding="utf-8")
+
+
+def _install() -> str:
+    """Fetch axe-core; "" if it is there, else why not."""
+    jlpm = Path(sys.executable).parent / "jlpm"
+    if shutil.which("node") is None or not jlpm.is_file():
+        return "node 20 and JupyterLab's jlpm are needed"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for name in SETTINGS:
+        shutil.copyfile(SOURCES / name, CACHE / name)
+    try:
+        done = subprocess.run(
+            [jlpm, "install", "--immutable"],
+            cwd=CACHE,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the registry did not answer in {INSTALL_SECONDS:g} s"
+    return "" if done.returncode == 0 else " ".join(done.stdout.split())[-300:]
+
+
+def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
+    """Each serious or critical finding inside the elements `within`, one line for each element."""
+    if not page.evaluate("() => Boolean(window.axe)"):
+        page.evaluate(script)
+    found = page.evaluate(
+        """(within) => {
+            const there = within.filter((one) => document.querySelector(one));
+            if (!there.length) throw new Error(`nothing of ${within} is in the page`);
+            return axe.run({ include: there.map((one) => [one]) }, { resultTypes: ["violations"] });
+        }""",
+        list(within),
+    )
+    assert found["passes"] is not None and "violations" in found
+    return [
+        f"{one['impact']} {one['id']} at {' '.join(map(str, node['target']))}: "
+        f"{' '.join((node.get('failureSummary') or one['help']).split())} [{node['html'][:160]}]"
+        for one in found["violations"]
+        if one["impact"] in BAD
+        for node in one["nodes"]
+    ]

@@ -265,7 +265,7 @@ PARTS = (
     ),
     Part(
         "look",
-        "every place in JupyterLab at three widths, light and dark: pictures in build/ui, axe-core's findings",
+        "every place in JupyterLab at three widths, light and dark: pictures in build/ui, and axe-core",
         _pytest("--soak", "tests/end_to_end/test_look.py"),
         _evidence(
             ("nbtrain.lab.server.extension", "nbtrain.api.verbs"),

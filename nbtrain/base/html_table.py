@@ -56,7 +56,8 @@ def grouped_table(groups: Mapping[str, Mapping[str, str]]) -> str:
             left = f"text-align:left;white-space:nowrap;{CELL};padding-left:{indent}px;{DIM}"
             lines.append(
                 f'<tr style="{ROW}"><td style="{left}">{html.escape(name.strip())}</td>'
-                f'<td style="text-align:left;{CELL}">{html.escape(str(said))}</td></tr>'
+                f'<td style="text-align:left;white-space:normal;overflow-wrap:anywhere;{CELL}">'
+                f"{html.escape(str(said))}</td></tr>"
             )
     return f'<table style="{TABLE}"><tbody>{"".join(lines)}</tbody></table>'
 
@@ -66,7 +67,7 @@ def words_row(words: Iterable[tuple[str, str, str]]) -> str:
     cells = "".join(
         f'<td style="text-align:left;border:0;padding:2px 34px 6px 0"><span style="font-size:11px;{DIM}">'
         f"{html.escape(name)}</span><br>"
-        f'<strong style="font-size:18px;color:{WORD_COLORS.get(kind, "inherit")}">'
+        f'<strong style="font-size:19px;color:{WORD_COLORS.get(kind, "inherit")}">'
         f"{html.escape(word)}</strong></td>"
         for name, word, kind in words
     )

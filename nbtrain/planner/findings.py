@@ -157,8 +157,9 @@ def findings_html(findings: Iterable[Finding], places: bool = False) -> str:
     rows = []
     for one in findings:
         kind = {"error": "bad", "warning": "tight"}.get(one.level, "")
-        color = f";color:{WORD_COLORS[kind]}" if kind else ""
+        # Small words in a colour would be too faint in one of the two themes.
+        dot = f'<span aria-hidden="true" style="color:{WORD_COLORS[kind]}">&#9679;</span> ' if kind else ""
         said = f"{one.head}: {one.text}" if places and one.head else one.text
-        label = f'<strong style="font-weight:600{color}">{html.escape(one.label)}</strong>'
-        rows.append(f'<li style="margin:2px 0">{label}: {html.escape(said)}</li>')
+        label = f'<strong style="font-weight:600">{html.escape(one.label)}</strong>'
+        rows.append(f'<li style="margin:2px 0">{dot}{label}: {html.escape(said)}</li>')
     return f'<ul style="font-size:12px;margin:2px 0 8px 0;padding-left:18px">{"".join(rows)}</ul>'

@@ -108,6 +108,8 @@ def choose_theme(page: Any, name: str) -> None:
     page.locator(f"body[data-jp-theme-light={'true' if name == 'Light' else 'false'}]").wait_for(
         state="attached"
     )
+    # JupyterLab covers the page while it changes its colours.
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
 def sidebar(page: Any, lab: Lab) -> None:
@@ -218,6 +220,7 @@ STATIONS = (
     Station("compare", compare, (".nbtrain-CompareView",)),
     Station("form", form, (".nbtrain-FormView",)),
     Station("form-problems", form_problems, (".nbtrain-FormView",)),
-    Station("tensorboard", board, (".nbtrain-TensorBoard",)),
+    # Inside the frame is TensorBoard's own page.
+    Station("tensorboard", board, ()),
     *(Station(f"notebook-{key}", notebook(key), OUTPUT, ".jp-OutputArea") for key in CELLS),
 )

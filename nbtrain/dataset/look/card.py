@@ -71,7 +71,9 @@ class _Card:
     def summary_html(self) -> str:
         """The heading, warnings, tables and pictures, without what follows them."""
         escaped = map(html.escape, self.warnings)
-        warnings = "".join(f'<p style="color:{ORANGE}"><b>warning</b>: {text}</p>' for text in escaped)
+        # Small words in a colour would be too faint in one of the two themes.
+        dot = f'<span aria-hidden="true" style="color:{ORANGE}">&#9679;</span>'
+        warnings = "".join(f"<p>{dot} <b>warning</b>: {text}</p>" for text in escaped)
         grid = grouped_table({title: as_facts(table) for title, table in self._tables().items()})
         return f"<h3>{html.escape(self._heading)}</h3>{warnings}{grid}{self._pictures()}"
 
@@ -365,7 +367,7 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
 
 def _image(svg: bytes, title: str) -> str:
     data = base64.b64encode(svg).decode()
-    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}"/>'
+    return f'<img alt="{html.escape(title)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 
 
 def _licence(licence: Any) -> str:

@@ -57,7 +57,7 @@ export const RUNS_CSS = `
 .nbtrain-runs.nbt-compact .nbt-track{max-width:none}
 .nbt-root.nbtrain-runs.nbt-compact td.nbt-wide{padding-right:2px}
 .nbtrain-runs .nbt-first{display:flex;align-items:flex-start;gap:8px}
-.nbtrain-runs .nbt-first .nbt-open{flex:1;min-width:0;line-height:22px}
+.nbtrain-runs .nbt-first .nbt-open{flex:1;min-width:0;margin-top:2px}
 .nbtrain-runs.nbt-compact .nbt-row-acts{flex:none;white-space:nowrap}
 .nbtrain-runs .nbt-line{display:flex;flex-wrap:wrap;align-items:center;gap:2px 10px;font-size:12px;
  color:var(--nbt-dim)}

@@ -26,7 +26,7 @@ const CSS = `
  border:1px solid var(--nbt-line);border-radius:5px;padding:2px 10px;cursor:pointer}
 .nbt-root button:hover:not(:disabled){background:var(--nbt-soft)}
 .nbt-root button:disabled{opacity:.45;cursor:default}
-.nbt-root .nbt-stop,.nbt-root .nbt-delete,.nbt-root .nbt-danger{color:var(--nbt-bad);
+.nbt-root .nbt-stop,.nbt-root .nbt-delete,.nbt-root .nbt-danger{color:var(--nbt-failed);
  border-color:currentColor}
 .nbt-root .nbt-primary{color:var(--jp-ui-inverse-font-color1,#fff);background:var(--nbt-a);
  border-color:transparent}
@@ -79,7 +79,7 @@ const CSS = `
  color:var(--nbt-warned)}
 .nbt-root.nbt-root tr[data-kind=error] td,.nbt-root.nbt-root tr[data-kind=bad] td{color:var(--nbt-failed)}
 .nbt-root.nbt-root tr[data-kind=past] td{color:var(--nbt-dim)}
-.nbt-root{--nbt-warned:color-mix(in srgb,var(--nbt-b) 70%,var(--nbt-fg));
+.nbt-root{--nbt-warned:color-mix(in srgb,var(--nbt-b) 60%,var(--nbt-fg));
  --nbt-failed:color-mix(in srgb,var(--nbt-bad) 75%,var(--nbt-fg))}
 .nbt-root.nbt-root .nbt-pairs th{width:1px;padding-right:18px}
 
@@ -203,7 +203,7 @@ const CSS = `
 .nbtrain-panel .nbt-plan .nbt-tile strong{white-space:normal}
 .nbtrain-panel .nbt-plan-tables{display:grid;gap:2px 30px;align-items:start;
  grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr))}
-.nbt-root.nbtrain-panel .nbt-plan .nbt-pairs th{width:150px;white-space:pre}
+.nbt-root.nbtrain-panel .nbt-plan .nbt-pairs th{min-width:130px;white-space:pre}
 .nbtrain-panel .nbt-plan ul{margin:4px 0;padding-left:18px;font-size:12px}
 @container (max-width:640px){.nbtrain-panel .nbt-steps .nbt-eta{margin-left:0}
  .nbtrain-panel .nbt-steps{gap:2px 14px}

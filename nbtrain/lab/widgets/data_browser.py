@@ -32,7 +32,7 @@ class DocumentBrowser(widgets.VBox):
         later = {"continuous_update": False}
         bounds = {"min": 0, "max": last}
         self.number = widgets.BoundedIntText(description="document", layout={"width": "190px"}, **bounds)
-        stretched = widgets.Layout(flex="1 1 200px", max_width="420px")
+        stretched = widgets.Layout(flex="1 1 100px", max_width="420px")
         self.slider = widgets.IntSlider(readout=False, layout=stretched, **bounds, **later)
         self.previous_button = widgets.Button(icon="chevron-left", tooltip="the one before", layout=small)
         self.next_button = widgets.Button(icon="chevron-right", tooltip="the next", layout=small)

@@ -46,7 +46,7 @@ const CSS = `
 .nbtrain-what-if td{text-align:left;padding:1px 14px 1px 0;background:transparent;border:0;color:inherit}
 .nbtrain-what-if .w-foot{display:flex;flex-wrap:wrap;gap:8px;align-items:center;margin-top:10px}
 .nbtrain-what-if .w-foot button{font:inherit;padding:3px 12px;border:0;border-radius:4px;cursor:pointer;
- color:#fff;background:var(--jp-brand-color1,#1976d2)}
+ color:var(--jp-ui-inverse-font-color1,#fff);background:var(--jp-brand-color1,#1976d2)}
 .nbtrain-what-if .w-answer{white-space:pre-wrap;overflow-wrap:anywhere}
 `;
 

@@ -36,6 +36,8 @@ export class Status {
       item: this._item,
       align: "left",
       rank: 90,
+      // Without it a window that was narrow once keeps the item hidden.
+      priority: 1,
       isActive: () => this._wanted && this.watch.active.length > 0,
       activeStateChanged: this._changed,
     });

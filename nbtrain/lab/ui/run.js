@@ -22,6 +22,11 @@ const SAID = {
   resume: "Asked to resume.",
 };
 
+// A notebook draws a widget anew when its cell is scrolled into sight, with the snapshot that it was made with:
+// it begins with the newest one that this page has seen of its run. So many runs are kept.
+const SNAPS_KEPT = 20;
+const newestSnaps = new Map();
+
 /**
  * Keep `root` showing the run `name`; returns what ends it.
  *
@@ -137,6 +142,11 @@ class Run {
       this.answered = null;
       this.say("");
     }
+    if (value.run_id) {
+      newestSnaps.delete(value.run_id);
+      newestSnaps.set(value.run_id, value);
+      if (newestSnaps.size > SNAPS_KEPT) newestSnaps.delete(newestSnaps.keys().next().value);
+    }
     this.view.draw(value);
     this.keep();
   }
@@ -227,7 +237,8 @@ class Run {
       if (!this.asked)
         this.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
     }
-    this.show(snap);
+    const seen = newestSnaps.get(this.runId);
+    this.show(seen && (!snap || seen.time > snap.time) ? seen : snap);
   }
 
   end() {

@@ -243,6 +243,21 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
         assert {"kind": "stop"} not in page.evaluate("window.sent")
 
 
+def test_a_panel_that_is_drawn_anew_says_nothing_old(job: FakeJob, browser: Any) -> None:
+    """As by a notebook, when a cell is scrolled into sight; the widget holds its first snapshot."""
+    old = run_shown(RunView(job.run))
+    mount = MODEL.replace("SNAP", json.dumps(old)).replace("run_id: ''", f"run_id: '{old['run_id']}'")
+    mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
+    with view_page(browser, routes_of(job.run), f"(window.drawn = () => {mount})()") as page:
+        page.locator(".nbt-pill", has_text="RUNNING").wait_for()
+        job.finish("CANCELLED", "stopped on request at step 20; saved")
+        page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
+        anew = "window.end(); root.replaceChildren(); window.end = window.drawn();"
+        read = "return root.querySelector('.nbt-top').innerText"
+        words = page.evaluate(f"() => {{ const root = document.getElementById('root'); {anew} {read}; }}")
+        assert words.startswith("CANCELLED") and "stopped on request at step 20; saved" in words
+
+
 def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: Any) -> None:
     """Every tab says what it needs; Stop goes to the kernel, and no button is there that needs a server."""
     snapshot = json.dumps(run_shown(RunView(job.run)))

@@ -77,6 +77,14 @@ def _evidence(
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
 DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
+# What the sources of the user interface are, by their hashes.
+UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
+IN_A_BROWSER = (
+    "tests/end_to_end/test_form_browser.py",
+    "tests/end_to_end/test_labextension.py",
+    "tests/end_to_end/test_outputs.py",
+    "tests/end_to_end/test_tensorboard_soak.py",
+)
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
     Part("faults", "each fault suffered by a real run", ("-m", "tests.jobs.faults_table"), FAULTS),
@@ -280,6 +288,26 @@ PARTS = (
             ("nbtrain.corpus", "nbtrain.cli"),
         ),
         {"NBTRAIN_REQUIRE_AXE": "1"},
+    ),
+    Part(
+        "false-words",
+        "real jobs stopped, killed, failed, on a full disk: what the browser says of them is what is saved",
+        _pytest("--soak", "tests/end_to_end/test_no_false_word.py"),
+        _evidence(
+            (*ENGINE, "nbtrain.jobs.submit", "nbtrain.lab.server.extension", "nbtrain.api.run"),
+            ("tests/end_to_end/test_no_false_word.py", "tests/end_to_end/claims.py", UI_BUNDLE),
+            ("nbtrain.corpus", "nbtrain.cli"),
+        ),
+    ),
+    Part(
+        "browser",
+        "JupyterLab in Chromium: form, tabs, two browsers, a hub's proxy; no server, kernel or network",
+        _pytest("--soak", *IN_A_BROWSER),
+        _evidence(
+            ("nbtrain.lab.server.extension", "nbtrain.api.verbs"),
+            (*IN_A_BROWSER, "tests/end_to_end/jupyterlab.py", "tests/lab/widgets/fake_run.py", UI_BUNDLE),
+            ("nbtrain.corpus", "nbtrain.cli"),
+        ),
     ),
     Part(
         "gpu-on-cpu",

@@ -213,8 +213,8 @@ SUBMITTED = (
 
 
 @pytest.mark.soak
-def test_a_form_submits_while_a_cell_runs(lab: Lab, page: Any) -> None:
-    """Its run appears below it and is stopped, while the cell goes on."""
+def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page: Any) -> None:
+    """Its run appears below it and is stopped, while the cell goes on; after a reload without kernel too."""
     prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(SUBMITTED)]
     subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
     opened = f'import nbtrain as nb\n\nform = nb.launcher("gpt-tiny", """{SUBMITTED}""")\nform'
@@ -234,3 +234,19 @@ def test_a_form_submits_while_a_cell_runs(lab: Lab, page: Any) -> None:
     page.locator(".nbtrain-panel .nbt-stop").first.click()
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
     screenshot(page, "form-submitted")
+
+    # Neither the kernel nor the page is the one that it was typed into.
+    command(page, "docmanager:save")
+    wait_for(lambda: "nbtrain-rescue" in saved(lab, "submit.ipynb"), lambda: "the notebook was not saved")
+    lab.restart_kernels()
+    page.reload()
+    form = FormPage(page)
+    form.shows(".nbf-kernel", "The kernel that made this form is gone")
+    form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
+    assert form.field("lr_schedule.lr").locator("input").input_value() == "0.003"
+    form.button("Submit").click()
+    form.shows(".nbf-answer", "Submitted: job")
+    page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
+    assert len(list((lab.output / "submitted" / "jobs").iterdir())) == 2
+    page.locator(".nbtrain-panel .nbt-stop").first.click()
+    page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()

@@ -209,6 +209,13 @@ class TrainingProgress(Record):
     """Peak memory of rank 0's device; on a CPU the process's most resident memory."""
     pipeline_fraction: float | None = None
     """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
+    target_tokens: int | None = None
+    """Trained at the last step: fewer than train_tokens in a trial (batch.max_steps)."""
+
+    @property
+    def goal_tokens(self) -> int:
+        """What a reader sees as the whole; records of earlier versions have no target."""
+        return self.train_tokens if self.target_tokens is None else self.target_tokens
 
 
 @dataclass

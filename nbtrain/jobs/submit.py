@@ -431,7 +431,8 @@ def _write_job(
         if step:
             tokens, samples = (of(step) for of in (schedule.tokens_after, schedule.samples_after))
             reached = TrainingProgress(config.train_steps, config.train_tokens, tokens, samples)
-            record.goes_on_from = saved_progress(run, replace(reached, checkpoint_step=step))
+            reached = replace(reached, checkpoint_step=step, target_tokens=config.target_tokens)
+            record.goes_on_from = saved_progress(run, reached)
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:

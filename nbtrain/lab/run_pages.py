@@ -1,13 +1,12 @@
 """The pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor.metrics_range import MOST_TAGS, Asked, metrics
+from nbtrain.monitor.metrics_range import MOST_TAGS, Asked, metrics, whole_metrics
 from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.run_view import RunView
 
@@ -68,10 +67,7 @@ def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None
 
 def metrics_page(view: RunView) -> dict[str, Any]:
     """Every curve of a run with few points, as monitor/metrics_range.py has it."""
-    deadline = time.monotonic() + READ_SECONDS
-    answer = metrics(view, Asked((), points=PICTURE_POINTS))
-    while answer["reading"] < 1 and time.monotonic() < deadline:
-        answer = metrics(view, Asked((), points=PICTURE_POINTS))
+    answer = whole_metrics(view, Asked((), points=PICTURE_POINTS), READ_SECONDS)
     names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
     return metrics(view, Asked(tuple(names), points=PICTURE_POINTS))
 

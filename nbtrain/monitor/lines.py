@@ -50,7 +50,7 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
     parts = [f"{run.name} {state}"]
     if heartbeat and (progress := heartbeat.progress):
         parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
-        consumed, target = amounts.count(progress.consumed_tokens), amounts.count(progress.train_tokens)
+        consumed, target = amounts.count(progress.consumed_tokens), amounts.count(progress.goal_tokens)
         parts.append(f"tokens {consumed}/{target}")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4f}")
@@ -68,7 +68,7 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
         saved = record.goes_on_from
         parts.append(f"step {record.first_step:,}" + (f"/{saved.total_steps:,}" if saved else ""))
         if saved:
-            consumed, target = amounts.count(saved.consumed_tokens), amounts.count(saved.train_tokens)
+            consumed, target = amounts.count(saved.consumed_tokens), amounts.count(saved.goal_tokens)
             parts.append(f"tokens {consumed}/{target}")
             losses = {"loss": saved.loss, "validation": saved.validation_loss}
             parts += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]

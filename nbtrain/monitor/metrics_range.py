@@ -6,6 +6,7 @@ Of points that are too many, each stretch's lowest and highest stay, so that a s
 """
 
 import bisect
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -104,6 +105,15 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
         "marks": marks(view.run, [record for record in records if record]),
         "reading": round(read, 3),
     }
+
+
+def whole_metrics(view: RunView, asked: Asked, seconds: float) -> dict[str, Any]:
+    """metrics() once the event files are read, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    answer = metrics(view, asked)
+    while answer["reading"] < 1 and time.monotonic() < deadline:
+        answer = metrics(view, asked)
+    return answer
 
 
 def _tag(name: str) -> str:

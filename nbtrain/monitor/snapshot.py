@@ -72,7 +72,7 @@ def progress_part(
     if known is None:
         return None
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
-    loss, target = known.validation_loss, config["target_tokens"] if config else known.train_tokens
+    loss, target = known.validation_loss, config["target_tokens"] if config else known.goal_tokens
     return {
         **vars(known),
         "step": heartbeat.step if heartbeat else known.checkpoint_step or 0,

@@ -65,6 +65,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     if heartbeat.rank == 0:
         heartbeat.events = EventWriter(job, "rank0")
         heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)
+        heartbeat.progress.target_tokens = config.target_tokens
 
     with heartbeat.phase("start"):
         # torch takes seconds to import: the first sign of life comes before it.

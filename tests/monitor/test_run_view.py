@@ -303,6 +303,12 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     line = progress_line(run)
     assert line.startswith("gpt-fake RUNNING | step 2/4 | tokens 2.05k/4.1k | loss ")
     assert line.endswith(" tokens/s | 0 s left")
+    # The goal is that of the steps beside it, as in the panel: a trial trains fewer tokens than its schedule.
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    assert beat and beat.progress
+    beat.progress.target_tokens = 2048
+    beat.write(job.job.heartbeat(0))
+    assert "tokens 2.05k/2.05k" in progress_line(run)
     text = status_text(RunView(run))
     assert f"job {job.job.job_id}: 2 ranks on backend local, " in text
     assert "  rank 1: train, step 2, heard 0 s ago" in text

@@ -10,6 +10,8 @@ import { checkbox, element } from "./words.js";
 const COMPARED_HEIGHT = 190;
 const COMPARED_POINTS = 400;
 const COMPARED_MS = 5000;
+// Of long runs, an answer holds what was read of the event files so far.
+const UNREAD_MS = 800;
 const COMPARED_SMOOTHING = 0.6;
 const NUM_COLORS = 8;
 // Curves that answer most questions stand first; all others follow.
@@ -115,7 +117,7 @@ class Compare {
   async read() {
     if (this.ended) return;
     const { server, names } = this;
-    let active = false;
+    let active = false, unread = false;
     if (this.root.isConnected && !document.hidden) {
       try {
         const tables = await server.call(`compare?${new URLSearchParams({ runs: names.join(",") })}`);
@@ -123,14 +125,17 @@ class Compare {
         active = tables.active;
         for (const name of names) await this.readCurves(name);
         if (this.ended) return;
-        this.note.textContent = "";
+        const least = Math.min(...[...this.curves.values()].map(({ reading }) => reading));
+        unread = least < 1;
+        this.note.textContent = unread ? `Reading the event files: ${Math.floor(100 * least)} %` : "";
         this.paint();
       } catch (error) {
         this.note.textContent = refused(error, "the comparison");
         active = true;
       }
     } else active = true;
-    if (!this.ended && active) this.timer = setTimeout(() => this.read(), COMPARED_MS);
+    const wait = unread ? UNREAD_MS : COMPARED_MS;
+    if (!this.ended && (active || unread)) this.timer = setTimeout(() => this.read(), wait);
   }
 
   /** The curves of a run: those that every run has by default, then all that this one has. */

@@ -231,6 +231,8 @@ export class Logs {
     const { run } = this, text = this.find.value;
     if (!text || !run.server) return;
     this.hits.hidden = false;
+    // There is room for the hits and their log.
+    this.traceback.open = false;
     this.hits.replaceChildren(element("p", "nbt-empty", `Searching for "${text}"...`));
     try {
       const words = new URLSearchParams({ q: text, case: 0, limit: SEARCH_LIMIT });

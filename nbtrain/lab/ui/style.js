@@ -183,14 +183,14 @@ const CSS = `
 .nbtrain-panel .nbt-page{max-height:640px;overflow:auto}
 .nbtrain-panel[data-page=logs] .nbt-page{overflow:hidden}
 .nbtrain-panel .nbt-logs{display:flex;flex-direction:column;height:min(600px,70vh);padding:4px 14px 10px}
-.nbt-root.nbtrain-panel .nbt-logs pre{flex:1;overflow:auto;padding:4px 6px;
+.nbt-root.nbtrain-panel .nbt-logs pre{flex:1;min-height:140px;overflow:auto;padding:4px 6px;
  border:1px solid var(--nbt-line);border-radius:4px}
 .nbtrain-panel .nbt-logs pre.nbt-wraps{white-space:pre-wrap;overflow-wrap:anywhere}
 .nbtrain-panel .nbt-traceback{position:relative;margin:0 0 8px;padding:6px 10px;border:1px solid var(--nbt-bad);
  border-radius:5px;flex:0 1 auto;min-height:60px;overflow:auto}
 .nbtrain-panel .nbt-traceback>button{position:absolute;top:4px;right:8px;background:var(--nbt-bg)}
 .nbtrain-panel .nbt-traceback summary{cursor:pointer;font-weight:600;font-size:12px}
-.nbt-root.nbtrain-panel .nbt-logs .nbt-traceback pre{border:0;max-height:none;padding:4px 0;
+.nbt-root.nbtrain-panel .nbt-logs .nbt-traceback pre{border:0;min-height:0;max-height:none;padding:4px 0;
  white-space:pre-wrap;overflow-wrap:anywhere}
 .nbtrain-panel .nbt-hits{flex:0 1 auto;max-height:45%;overflow:auto;margin-bottom:8px;
  border:1px solid var(--nbt-line);border-radius:4px;padding:2px 8px}

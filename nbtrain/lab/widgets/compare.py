@@ -18,13 +18,15 @@ from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.compare import compared
 from nbtrain.monitor.compare_picture import comparison_html, comparison_text
-from nbtrain.monitor.metrics_range import Asked, metrics
+from nbtrain.monitor.metrics_range import Asked, whole_metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.watched_runs import root_id
 
 # Without a server: the curves that the page opens with, thinned.
 NAMES = ("loss", "validation_loss", "tokens_per_second", "grad_norm")
 POINTS = 200
+# The event files of a long run are read for so long at most.
+READ_SECONDS = 3.0
 
 
 class ComparePage(anywidget.AnyWidget):
@@ -66,5 +68,5 @@ class Comparison:
 def _curves(run: RunDir) -> dict[str, Any]:
     """As the route metrics answers, for NAMES alone."""
     asked = Asked(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
-    answer = metrics(RunView(run), asked)
+    answer = whole_metrics(RunView(run), asked, READ_SECONDS)
     return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

@@ -16,9 +16,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def curves_of(run: RunDir) -> Any:
-    """The route metrics of a run."""
-    view = RunView(run)
-    return lambda query, body: metrics(view, Asked(tuple(query.get("tags", "loss").split("%2C"))))
+    """The route metrics of a run; at first, a half of its event files is read."""
+    view, looks = RunView(run), []
+
+    def answer(query: dict[str, str], _: Any) -> Any:
+        looks.append(query)
+        found = metrics(view, Asked(tuple(query.get("tags", "loss").split("%2C"))))
+        if len(looks) > 2:
+            return found
+        halves = {name: {**part, **half(part)} for name, part in found["series"].items()}
+        return {**found, "series": halves, "reading": 0.5}
+
+    return answer
+
+
+def half(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: part[key][: len(part[key]) // 2] for key in ("step", "time", "tokens", "value")}
 
 
 def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
@@ -31,6 +44,9 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
     with view_page(browser, routes, mount, module="compare_widget") as page:
         charts = page.locator(".nbtrain-compare .nbt-chart")
         charts.first.locator("polyline").first.wait_for()
+        # An ended run is read to its end.
+        charts.first.locator(".nbt-x", has_text="12").wait_for()
+        assert page.locator(".nbtrain-compare [aria-live]").inner_text() == ""
         assert charts.first.locator(".nbt-legend i").all_text_contents() == ["gpt-a", "gpt-b"]
         shown = charts.count()
         assert page.get_by_role("cell", name="sequence length").count() == 1

@@ -91,7 +91,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def trainer_status(progress: TrainingProgress, step: int, now: float | None = None) -> dict[str, Any]:
     """The body, within the CRD's bounds; what is not known is left out."""
-    done = progress.consumed_tokens / progress.train_tokens if progress.train_tokens else 0.0
+    done = progress.consumed_tokens / progress.goal_tokens if progress.goal_tokens else 0.0
     moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
     status: dict[str, Any] = {
         # 100 is for the end alone.

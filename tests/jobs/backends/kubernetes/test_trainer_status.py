@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,8 @@ def test_the_body_is_what_the_kind_takes(work_with):
             {"name": "checkpoint_step", "value": "400"},
         ],
     }
+    # A trial (batch.max_steps) comes to its end too.
+    assert trainer_status(replace(PROGRESS, target_tokens=2000), 500)["progressPercentage"] == 99
     unknown = trainer_status(TrainingProgress(10, 0, eta_seconds=math.inf, loss=math.nan), 0)
     from nbtrain.jobs.backends.kubernetes.manifests.kinds import write
 

@@ -21,7 +21,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
@@ -429,9 +428,9 @@ def _write_job(
         record.backend, record.command = config.backend.kind, list(command)
         record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
         if step:
-            tokens, samples = (of(step) for of in (schedule.tokens_after, schedule.samples_after))
-            reached = TrainingProgress(config.train_steps, config.train_tokens, tokens, samples)
-            reached = replace(reached, checkpoint_step=step, target_tokens=config.target_tokens)
+            counts = (of(step) for of in (schedule.tokens_after, schedule.samples_after))
+            known = {"checkpoint_step": step, "target_tokens": config.target_tokens}
+            reached = TrainingProgress(config.train_steps, config.train_tokens, *counts, **known)
             record.goes_on_from = saved_progress(run, reached)
         record.mark("created_at")
         record.write(job.job_json)

@@ -65,7 +65,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-stale .nbt-tiles,.nbtrain-form .nbf-stale .nbf-plan{opacity:.5}
 .nbtrain-form .nbf-when{min-height:17px;font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-verdict{font-weight:600;font-size:12.5px;margin:2px 0}
-.nbtrain-form .nbf-found{height:184px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
+.nbtrain-form .nbf-found{height:206px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
  padding:4px 10px 6px;font-size:12px;resize:vertical}
 .nbtrain-form .nbf-found p{margin:3px 0;overflow-wrap:anywhere;white-space:pre-wrap}
 .nbt-root.nbtrain-form .nbf-found ul{margin:2px 0;padding:0;list-style:none}

@@ -63,7 +63,7 @@ export const RUNS_CSS = `
  color:var(--nbt-dim)}
 .nbtrain-runs .nbt-line b{color:var(--nbt-fg);font-weight:600}
 .nbtrain-runs.nbt-compact input[type=search]{flex:1 1 100%;max-width:none}
-.nbtrain-runs.nbt-compact select{flex:1 1 90px;min-width:0;max-width:none}
+.nbtrain-runs.nbt-compact select{flex:1 1 112px;min-width:0;max-width:none}
 .nbtrain-runs:not(.nbt-compact) input[type=search]{min-width:190px}
 .nbtrain-runs:not(.nbt-compact) select{max-width:170px}
 @container (max-width:1100px){.nbt-root.nbtrain-runs [data-column=validation_loss]{display:none}}

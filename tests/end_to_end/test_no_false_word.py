@@ -229,7 +229,7 @@ ENDINGS = {
         nothing,
         "SUCCEEDED",
         "all steps are trained and saved",
-        {"batch.train_tokens": 50 * 4 * 32},
+        {"batch.train_tokens": 50 * 4 * 32, "lr_schedule.lr_warmup_tokens": 640},
         from_step=None,
         resumes=False,
     ),

@@ -125,8 +125,15 @@ def card(options: argparse.Namespace) -> None:
     from nbtrain.base import files
     from nbtrain.dataset.look.card import data_card as make_card
 
-    for path in (options.html, options.json):
-        if path is not None and (not path.parent.is_dir() or path.is_dir() or not path.name):
+    for path, ending in ((options.html, ".html"), (options.json, ".json")):
+        if path is None:
+            continue
+        # Not of a device, such as /dev/stdout.
+        if path.suffix.lower() != ending and (path.is_file() or not path.exists()):
+            raise ConfigError(
+                f"{path}: --{ending[1:]} writes a file that ends in {ending}; name one that does."
+            )
+        if not path.parent.is_dir() or path.is_dir() or not path.name:
             raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists.")
     made = make_card(target_of(options.data, options.overrides), options.tokenizer)
     print(made)

@@ -1,5 +1,6 @@
 """What a submission would send to an engine, as text: written here, started by whoever may start it."""
 
+import re
 from pathlib import Path
 
 from nbtrain.base import files
@@ -9,6 +10,10 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.submit import unused_job_id
+
+# One of the first two lines of each text that request_text(alone=True) gives; a script begins with its shell.
+HEADING = re.compile(rb"(?:#!.*\n)?# .*\bjob \S.*, written by nbtrain\.")
+HEADING_BYTES = 4096
 
 
 def request_text(config: RunConfig, alone: bool = False) -> str:
@@ -22,7 +27,10 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
 
 
 def dry_run(config: RunConfig, path: Path) -> Path:
-    """Write what starts the run alone. Raises ConfigError if there is none, SubmitError for a bad path."""
+    """Write what starts the run alone; of files that exist, only another dry run's is overwritten.
+
+    Raises ConfigError if there is none, SubmitError for a bad path.
+    """
     text = request_text(config, alone=True)
     if not text:
         raise ConfigError(
@@ -30,7 +38,21 @@ def dry_run(config: RunConfig, path: Path) -> Path:
             "engine is sent, and there is none. Set backend.kind to hosts, slurm or kubernetes."
         )
     try:
+        _refuse_to_overwrite(path)
         files.write_output(path, text)
     except OSError as error:
         raise SubmitError(f"{path} cannot be written: {error.strerror}. Name another file.") from error
     return path
+
+
+def _refuse_to_overwrite(path: Path) -> None:
+    """Raises SubmitError for a file that no dry run wrote, such as the run's own YAML."""
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        head = stream.read(HEADING_BYTES)
+    if head and not HEADING.match(head):
+        raise SubmitError(
+            f"{path}: exists already, and no dry run of nbtrain wrote it; nothing was written. Name another "
+            "file, or delete it first if you do not need it."
+        )

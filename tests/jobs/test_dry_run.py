@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nbtrain.api.check import check
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.config.load import load
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.dry_run import dry_run, request_text
@@ -59,6 +59,21 @@ def test_the_readmes_diffs_are_what_the_engines_get(places, workspace, tmp_path)
         assert RUN_YAML not in request_text(config), "what `nbtrain submit` sends has its run on the disk"
         assert RUN_YAML in dry_run(config, tmp_path / "alone").read_text()
     assert not (workspace / "output").exists()
+
+
+@pytest.mark.parametrize("where", ["Slurm", "Kubernetes"])
+def test_only_a_dry_run_is_overwritten(places, workspace, tmp_path, where):
+    """Neither the run's own YAML, under any name, nor another file; an empty one and a dry run are."""
+    before = (workspace / "my-run.yaml").read_bytes()
+    (tmp_path / "link").symlink_to(workspace / "my-run.yaml")
+    (tmp_path / "notes").write_text("# job list\nwritten by nbtrain.\n")
+    for path in (workspace / "my-run.yaml", tmp_path / "link", tmp_path / "notes"):
+        with pytest.raises(SubmitError, match=f"{path}: exists already, .* Name another file, or delete it"):
+            dry_run(places[where], path)
+    assert (workspace / "my-run.yaml").read_bytes() == before
+    (tmp_path / "new").touch()
+    first = dry_run(places[where], tmp_path / "new").read_text()
+    assert dry_run(places[where], tmp_path / "new").read_text() != "" != first
 
 
 def changed(before, after):

@@ -259,6 +259,12 @@ def test_page_stands_by_itself(make_config, texts, workspace, capsys):
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
     assert json.loads(values.read_text())["documents"] == 121
     assert "bytes/token" in capsys.readouterr().out
+    before = page.read_bytes()
+    for flag in ("--html", "--json"):
+        (workspace / "run.yaml").write_bytes(before)
+        assert cli.main(["data", "card", "small", flag, str(workspace / "run.yaml")]) == 2
+        assert f"run.yaml: {flag} writes a file that ends in .{flag[2:]}" in capsys.readouterr().err
+        assert (workspace / "run.yaml").read_bytes() == before
 
 
 def test_card_of_a_blend(make_config, texts):

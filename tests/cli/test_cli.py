@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.jupyterlab import lab_command
 
@@ -201,3 +202,11 @@ def test_help_names_every_verb_of_checkpoint_and_data():
         [words] = [entry.help for entry in verbs_of._choices_actions if entry.dest == verb]
         [under] = [action for action in verbs_of.choices[verb]._actions if isinstance(action.choices, dict)]
         assert words.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)
+
+
+def test_python_m_nbtrain_is_nbtrain():
+    """With its exit codes."""
+    call = [sys.executable, "-m", "nbtrain"]
+    answer = subprocess.run([*call, "--version"], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (0, f"nbtrain {__version__}\n")
+    assert subprocess.run([*call, "nonsense"], capture_output=True, check=False).returncode == 2

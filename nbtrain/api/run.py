@@ -184,6 +184,7 @@ class Run:
         The log is that of the rank that failed, and its last traceback comes first.
         """
         from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
+        from nbtrain.monitor.tracebacks import whose
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
         if DISK_IS_FULL in (self.cause or ""):
@@ -192,24 +193,23 @@ class Run:
         tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES, rank))
         traceback = textwrap.indent(self.traceback() or "", "  ")
         if traceback and traceback not in tail:
-            said += f"\nThe last traceback of rank {rank}:\n{traceback}"
-        if not tail:
-            return said
-        return f"{said}\nEnd of its log{f' (rank {rank})' if rank else ''}:\n{tail}"
+            said += f"\nThe last traceback of {whose(rank)}:\n{traceback}"
+        which = f" ({whose(rank)})" if rank else ""
+        return f"{said}\nEnd of its log{which}:\n{tail}" if tail else said
 
     @property
-    def failed_rank(self) -> int:
-        """The rank that the cause of the newest job's end names first; 0 if it names none that has a log."""
+    def failed_rank(self) -> int | str:
+        """The rank that the cause of the newest job's end names; 0 if none; "supervisor" if no rank began."""
         from nbtrain.monitor.tracebacks import failed_rank
 
         return failed_rank(self.job, self.cause)
 
-    def traceback(self, rank: int | None = None, job_id: str | None = None) -> str | None:
-        """The last traceback of a rank, by default of the one that failed in the newest job; None if none."""
+    def traceback(self, rank: int | str | None = None, job_id: str | None = None) -> str | None:
+        """The last traceback of a rank or of such a log, by default of the one that failed; None if none."""
         from nbtrain.monitor.tracebacks import failed_rank, last_traceback
 
         job = self._job(job_id)
-        return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else whole("rank", rank))
+        return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else self._whose(rank))
 
     def search(
         self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None

@@ -218,7 +218,7 @@ def logs(options: argparse.Namespace) -> None:
     from nbtrain.monitor.job_page import job_of
     from nbtrain.monitor.lines import waiting_line
     from nbtrain.monitor.logs import log_path
-    from nbtrain.monitor.tracebacks import failed_rank
+    from nbtrain.monitor.tracebacks import failed_rank, whose
 
     run = run_of(options)
     if options.lines is not None and options.lines < 0:
@@ -246,8 +246,10 @@ def logs(options: argparse.Namespace) -> None:
         rank = failed_rank(job, cause)
         if traceback := run.traceback(rank, job.job_id):
             which = f"job {job.job_id} of {run.name}" if options.job else run.name
-            print(f"{which} is FAILED. The last traceback of rank {rank}:\n\n{traceback}\n")
-        if traceback or rank:
+            print(f"{which} is FAILED. The last traceback of {whose(rank)}:\n\n{traceback}\n")
+        if isinstance(rank, str):
+            print(f"No rank has a log. The end of {whose(rank)}:\n")
+        elif traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
     # What a pod says before its rank has a log is followed from its start.

@@ -1,7 +1,8 @@
 """What a failed job said last: the rank that its cause names, and the traceback of that rank.
 
 exit/<rank>.<attempt>.json holds the traceback of a rank that could still say why it failed; one that could
-not may have left one in its log; of a rank that hung, the supervisor's event holds the stack.
+not may have left one in its log; of a rank that hung, the supervisor's event holds the stack. If no rank has
+begun, torchrun may have left one in the supervisor's log, or on several machines in a node's.
 """
 
 import re
@@ -9,7 +10,7 @@ import re
 from nbtrain.base.events import read_events
 from nbtrain.base.records import ExitRecord
 from nbtrain.base.rundir import JobDir
-from nbtrain.monitor.logs import log_attempts, read_log
+from nbtrain.monitor.logs import SUPERVISOR, log_attempts, log_path, read_log
 
 # "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is named first.
 RANK = re.compile(r"\branks? (\d+)")
@@ -24,19 +25,39 @@ def culprit(cause: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def failed_rank(job: JobDir, cause: str | None) -> int:
-    """The rank that the cause of a job's end names first; 0 if it names none that has a log."""
+def failed_rank(job: JobDir, cause: str | None) -> int | str:
+    """The rank that the cause of a job's end names first; 0 if it names none that has a log.
+
+    If no rank has a log, the log that may say why: that of a node with a traceback, or "supervisor".
+    """
+    attempts = log_attempts(job)
+    if not attempts:
+        nodes = sorted(path.stem for path in job.supervisor_log.parent.glob("node*.log"))
+        said = [log for log in (SUPERVISOR, *nodes) if read_log(log_path(job, log), limit_bytes=1).size_bytes]
+        return next((log for log in said if last_traceback(job, log)), said[0] if said else 0)
     rank = culprit(cause)
-    return rank if rank is not None and rank in log_attempts(job) else 0
+    return rank if rank is not None and rank in attempts else 0
 
 
-def last_traceback(job: JobDir, rank: int) -> str | None:
-    """The newest traceback of a rank, or the stack of one that hung; None if there is neither."""
+def whose(rank: int | str) -> str:
+    """ "rank 0", or "the supervisor's log" and the like."""
+    if rank == SUPERVISOR:
+        return "the supervisor's log"
+    return f"rank {rank}" if isinstance(rank, int) else f"the log of {rank}"
+
+
+def last_traceback(job: JobDir, rank: int | str) -> str | None:
+    """The newest traceback of a rank, or the stack of one that hung; None if there is neither.
+
+    Of "supervisor" and a machine such as "node0": the last one in its log.
+    """
+    if isinstance(rank, str):
+        return traceback_in(read_log(log_path(job, rank), limit_bytes=SEARCHED_BYTES).text)
     for attempt in reversed(log_attempts(job).get(rank, [])):
         ended = ExitRecord.read(job.exit_record(rank, attempt))
         if ended and ended.detail.startswith("Traceback"):
             return ended.detail.rstrip()
-        if logged := _in_log(read_log(job.log(rank, attempt), limit_bytes=SEARCHED_BYTES).text):
+        if logged := traceback_in(read_log(job.log(rank, attempt), limit_bytes=SEARCHED_BYTES).text):
             return logged
         hung = [event for event in read_events(job) if event["kind"] == "hang" and event.get("rank") == rank]
         if hung and hung[-1].get("stack"):
@@ -45,7 +66,7 @@ def last_traceback(job: JobDir, rank: int) -> str | None:
     return None
 
 
-def _in_log(text: str) -> str | None:
+def traceback_in(text: str) -> str | None:
     """The last traceback of a text, to the line of its exception."""
     start = text.rfind(TRACEBACK)
     if start < 0:

@@ -10,6 +10,7 @@ needed 1.1 times the planned memory is expected to need 1.1 times after a change
 
 import difflib
 import html
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,21 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
             "no step is recorded, and advice needs a job that has run: "
             f"`nbtrain submit {name}` starts one, `nbtrain plan {name}` predicts it."
         )
+    if observations.failed and not changes:
+        notes.extend(_unanswered(config, observations))
     changes.sort(key=lambda change: _rank(change, observations))
     return Advice(config, observations, changes, notes)
+
+
+def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
+    """Of a failure that asks for no change: its cause, and where to look."""
+    yield (
+        f"{seen.cause or 'no cause was recorded'}. No change of settings follows from that alone: "
+        f"`nbtrain logs {config.name}` begins with the last traceback, if there is one."
+    )
+    if config.backend.env and not seen.steps:
+        names = ", ".join(sorted(config.backend.env))
+        yield f"no step was made, and backend.env sets {names}: torchrun and all ranks read it. Look there."
 
 
 def _predicted(

@@ -207,6 +207,26 @@ def test_a_long_value_is_shown_short():
     assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")
 
 
+def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
+    """`nbtrain logs` and the failure begin with its last traceback; it may be in a node's log."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    cause = "the launcher ended before any rank had left a record: torchrun ended with code 1"
+    JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, world_size=1, cause=cause).write(job.job_json)
+    assert run.failed_rank == 0
+    text = "Traceback (most recent call last):\n  File a.py, line 1\nValueError: BOGUS\n"
+    job.supervisor_log.write_text(f"attempt 0 starts\n{text}attempt 0 has ended\n")
+    assert cli.main(["logs", "mine", "-n", "1"]) == 0
+    assert capsys.readouterr().out == (
+        f"mine is FAILED. The last traceback of the supervisor's log:\n\n{text}\n"
+        "No rank has a log. The end of the supervisor's log:\n\nattempt 0 has ended\n"
+    )
+    assert "(the supervisor's log):\n  attempt 0 starts\n  Traceback" in run.failure()
+    job.supervisor_log.write_text("attempt 0 starts\n")
+    job.node_log(1).write_text(text)
+    assert run.failed_rank == "node1" and run.traceback().endswith("ValueError: BOGUS")
+
+
 def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
     """After a full disk the log is TensorBoard's failure to write; any other failure shows its log."""
     job = run.directory.job("20260101-000000-0000")

@@ -130,6 +130,13 @@ def test_nothing_seen_is_no_advice():
     assert str(advice) == "Advice for gpt-125m: SUCCEEDED after 1,000 steps"
 
 
+def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
+    config = load("gpt-125m", {"backend.env": {"TORCH_LOGS": "nonsense"}})
+    notes = advise(config, Observations("FAILED", cause="torchrun ended with code 1: ValueError: x")).notes
+    assert notes[0].startswith("torchrun ended with code 1: ValueError: x. No change of settings follows")
+    assert "backend.env sets CUDA_DEVICE_MAX_CONNECTIONS, TORCH_LOGS: torchrun and all ranks read" in notes[1]
+
+
 def test_a_run_without_a_step_names_what_comes_first():
     assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
         "Note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "

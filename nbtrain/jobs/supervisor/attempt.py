@@ -29,12 +29,16 @@ from nbtrain.jobs.supervisor.phases import (
 )
 from nbtrain.jobs.supervisor.ranks import Ranks, overdue
 from nbtrain.jobs.supervisor.verdict import Circumstances, Verdict, judge, lost_a_peer
+from nbtrain.monitor.logs import read_log
+from nbtrain.monitor.tracebacks import traceback_in
 
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
 # A rank that does not write them keeps the others waiting so often.
 STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
+# Of torchrun's words, so much of the end is searched for the error that ended it.
+SAID_BYTES = 1 << 20
 
 
 class Attempt:
@@ -70,6 +74,7 @@ class Attempt:
 
     def start(self) -> None:
         """Launch the ranks."""
+        self._log_bytes = read_log(self._job.supervisor_log, limit_bytes=1).size_bytes
         self._launcher.launch(self._config, self._number)
         self.ranks = Ranks(self._launcher, self._config.world_size, time.monotonic())
 
@@ -153,9 +158,17 @@ class Attempt:
                 saved_step=newest_saved_step(self._job.run),
                 reached_step=self.ranks.reached_step(),
                 node_left=self._launcher.last_words,
-                launcher_message=self._launcher.last_words or f"torchrun ended with code {code}; {LOG}",
+                launcher_message=self._launcher.last_words or self._torchruns_end(code),
             ),
         )
+
+    def _torchruns_end(self, code: int | None) -> str:
+        """With the error that ended it, if it has left a traceback in this attempt."""
+        part = read_log(self._job.supervisor_log, limit_bytes=SAID_BYTES)
+        begin = max(0, self._log_bytes - part.start_bytes)
+        traceback = traceback_in(part.text.encode()[begin:].decode("utf-8", "replace"))
+        error = f": {traceback.splitlines()[-1]}" if traceback else ""
+        return f"torchrun ended with code {code}{error}; {LOG}"
 
     def _observe(self, now: float) -> Observed:
         """Read what there is, and note since when it is so."""

@@ -128,10 +128,12 @@ class TracebackHandler(NbtrainHandler):
 
 
 def _traceback(job: JobDir, rank: int | None) -> dict[str, Any]:
-    from nbtrain.monitor.tracebacks import failed_rank, last_traceback
+    from nbtrain.monitor.tracebacks import failed_rank, last_traceback, whose
 
     state, cause = read_state(job, time.time())
-    rank = failed_rank(job, cause) if rank is None else rank
-    text = last_traceback(job, rank)
-    title = f"The last traceback of rank {rank}" if text else f"Rank {rank} has left no traceback"
-    return {"job_id": job.job_id, "state": state, "rank": rank, "title": title, "text": text}
+    who: int | str = failed_rank(job, cause) if rank is None else rank
+    text = last_traceback(job, who)
+    title = (
+        f"The last traceback of {whose(who)}" if text else f"{whose(who).capitalize()} has left no traceback"
+    )
+    return {"job_id": job.job_id, "state": state, "rank": who, "title": title, "text": text}

@@ -241,3 +241,19 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
     watched.look()
     assert not watched.on
     assert watched.launcher.sent == ["kill"]
+
+
+def test_what_ended_torchrun_before_any_rank_is_in_the_cause(watched):
+    """The error of this attempt's traceback, not that of an attempt before."""
+    head = 'Traceback (most recent call last):\n  File "run.py", line 1\n'
+    log = watched.job.supervisor_log
+    log.write_text(f"an earlier attempt: é\n{head}ValueError: old\n")
+    watched.attempt.start()
+    watched.launcher.code, watched.launcher.left = 1, False
+    for said, error in (("", ""), (f"{head}ValueError: new\n", ": ValueError: new")):
+        with log.open("a") as stream:
+            stream.write(said)
+        assert watched.attempt.finish().cause == (
+            f"the launcher ended before any rank had left a record: torchrun ended with code 1{error}; see "
+            "logs/supervisor.log"
+        )

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
-from nbtrain.base import files
+from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUSPENDED
+from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.base import backend_of_job
+from nbtrain.jobs.refusals import more_to_train
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.jobs.supervisor.ranks import Patience
@@ -166,6 +167,19 @@ def advice_to_resume(run: RunDir) -> str:
     return f"`nbtrain resume {run.name}` {does}."
 
 
+def _instead(job: JobDir, state: str, what: str) -> str:
+    """Why a job that has ended can do nothing more, and what goes on in its place; two sentences."""
+    if state != SUCCEEDED:
+        return f"only an active job can {what}. {advice_to_resume(job.run)}"
+    config = load_resolved(job.run.config_yaml)
+    if config.mode != "full":
+        return f"it has done all that it was to do, so there is nothing that could {what}."
+    return (
+        f"all its {amounts.counted(config.train_steps, 'step')} are trained, so there is nothing that could "
+        f"{what}. To train on: {more_to_train(job.run, config)}."
+    )
+
+
 def ask_devices(job: JobDir, devices: int | None) -> None:
     """Say how many devices the next attempt may take (backend.elastic); None: it counts them itself again."""
     files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
@@ -201,7 +215,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     began = time.monotonic()
     state, _ = backend.status(job)
     if state not in ACTIVE:
-        raise JobError(f"{which} is {state}; only an active job can be paused. {advice_to_resume(job.run)}")
+        raise JobError(f"{which} is {state}; {_instead(job, state, 'be paused')}")
     config, stop = load_resolved(job.run.config_yaml), f"`nbtrain cancel {job.run.name}` stops it."
     if config.mode != "full":
         raise JobError(
@@ -258,7 +272,7 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     if state in ACTIVE and not backend.capabilities.save:
         raise JobError(f"{which} runs on a backend that cannot ask it to save.")
     if state not in ACTIVE or not backend.save(job):
-        raise JobError(f"{which} is {state}; only an active job can save. {advice_to_resume(job.run)}")
+        raise JobError(f"{which} is {state}; {_instead(job, state, 'save')}")
     if wait_seconds is None:
         return None
     known = before.request_id if before else 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from nbtrain.base import amounts, last_words
 from nbtrain.base.errors import ConfigError, JobError, RecordError
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root, resolve, workspace
@@ -127,8 +127,8 @@ def _refuse_active(run: RunDir, force: bool) -> None:
     """Raises JobError if a job is active; a damaged record counts as ended only if `force`."""
     newest = run.newest_job()
     try:
-        if newest and status_of(newest)[0] in ACTIVE:
-            raise _active(run)
+        if newest and (state := status_of(newest)[0]) in ACTIVE:
+            raise _active(run, state)
     except RecordError as error:
         if not force:
             raise JobError(
@@ -137,10 +137,9 @@ def _refuse_active(run: RunDir, force: bool) -> None:
             ) from error
 
 
-def _active(run: RunDir) -> JobError:
-    return JobError(
-        f"{display(run.path)}: a job is active. `nbtrain cancel {run.name}` stops it; delete the run then."
-    )
+def _active(run: RunDir, state: str = "") -> JobError:
+    how = "its job is SUSPENDED (paused) and may go on" if state == SUSPENDED else "a job is active"
+    return JobError(f"{display(run.path)}: {how}. `nbtrain cancel {run.name}` stops it; delete the run then.")
 
 
 def _refuse_referred(run: RunDir) -> None:

@@ -141,6 +141,19 @@ def test_a_pid_that_was_given_away_is_not_signalled(job):
         control.request_save(job)
 
 
+@pytest.mark.parametrize("mode", ["full", "perf"])
+def test_a_finished_run_has_nothing_to_pause_or_save(job, mode):
+    """No resume is advised that would be refused: how to train on."""
+    files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run", "mode": mode})))
+    JobRecord(job.job_id, "id", "run", "SUCCEEDED", time.time(), 1).write(job.job_json)
+    for act, what in ((control.pause, "be paused"), (control.request_save, "save")):
+        with pytest.raises(JobError) as refused:
+            act(job)
+        said = str(refused.value)
+        assert "is SUCCEEDED; " in said and f"so there is nothing that could {what}." in said
+        assert ("To train on: `nbtrain resume run batch.train_tokens=" in said) == (mode == "full")
+
+
 def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
     """From a checkpoint only if a whole one exists: `cancel` and a refused `save` say the same."""
     run = job.run

@@ -78,6 +78,10 @@ def test_an_active_run_is_refused(run):
     assert str(refused.value) == (
         "output/run: a job is active. `nbtrain cancel run` stops it; delete the run then."
     )
+    record.state = "SUSPENDED"
+    record.write(job.job_json)
+    with pytest.raises(JobError, match=r"^output/run: its job is SUSPENDED \(paused\) and may go on\. `nb"):
+        delete(run)
     assert run.exists()
 
 

@@ -13,7 +13,7 @@ from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.workspace import display, output_root, resolve
+from nbtrain.base.workspace import display, output_root, resolve, the_workspace
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
@@ -433,8 +433,8 @@ def open_run(run: RunLike) -> Run:
         directory = _directory_of(str(run))
     if not directory.exists():
         raise JobError(
-            f"{display(directory.path)} is no run directory: it has no run.json. `nbtrain runs` lists the "
-            f"runs under {display(output_root())}; nb.submit makes one."
+            f"{display(directory.path)} is no run directory: it has no run.json. {the_workspace()} `nbtrain "
+            f"runs` lists the runs under {display(output_root())}; nb.submit makes one."
         )
     return Run(directory)
 

@@ -50,6 +50,19 @@ def workspace() -> Path:
     return here
 
 
+def the_workspace() -> str:
+    """Where the workspace is and why, in one sentence: for errors about what is not found in it."""
+    folder = workspace()
+    if os.environ.get("NBTRAIN_WORKSPACE"):
+        return f"The workspace is {folder} (NBTRAIN_WORKSPACE)."
+    if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
+        return f"The workspace is {folder}, found from the current folder."
+    return (
+        f"The workspace is {folder}, the current folder, as none at or above it holds notebooks/ and "
+        "examples/megatron-gpt/. Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it."
+    )
+
+
 def output_root() -> Path:
     """The folder that holds every run directory: $NBTRAIN_OUTPUT, else <workspace>/output."""
     return _from_environment("NBTRAIN_OUTPUT", "output")

@@ -16,7 +16,7 @@ from nbtrain.base.locks import flock_folder
 from nbtrain.base.records import JobRecord, Record
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import shortened
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, the_workspace
 
 # A page of text: a list of runs reads it with each line.
 MOST_NOTES_CHARS = 10_000
@@ -86,7 +86,7 @@ def change_notes(
     has another type, and JobError if there is no such run; then nothing is changed.
     """
     if not run.exists():
-        raise JobError(f"{display(run.path)} is no run directory: it has no run.json.")
+        raise JobError(f"{display(run.path)} is no run directory: it has no run.json. {the_workspace()}")
     _check(labels or {}, notes, archived)
     run.jobs.mkdir(exist_ok=True)
     # The run's own lock is held as long as a job is active.

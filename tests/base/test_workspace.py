@@ -16,6 +16,19 @@ def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
         assert places.resolve("corpus/a.txt") == tmp_path / "corpus" / "a.txt"
 
 
+def test_an_error_says_which_folder_was_looked_in_and_why(tmp_path, monkeypatch):
+    """With its absolute path; without the marks of a workspace, what to do."""
+    monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert places.the_workspace().startswith(f"The workspace is {tmp_path}, the current folder, as none at")
+    assert places.the_workspace().endswith("Go to the workspace of the run, or set NBTRAIN_WORKSPACE to it.")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "examples" / "megatron-gpt").mkdir(parents=True)
+    assert places.the_workspace() == f"The workspace is {tmp_path}, found from the current folder."
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    assert places.the_workspace() == f"The workspace is {tmp_path} (NBTRAIN_WORKSPACE)."
+
+
 def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path):
     """An absolute NBTRAIN_OUTPUT is taken as it is, a relative one is below the workspace."""
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "elsewhere"))

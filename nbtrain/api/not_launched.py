@@ -31,6 +31,8 @@ class NotLaunched:
             self._why, self._where = "this machine does not suffice", "On a machine that has it"
         elif shortages:
             self._why, self._where = f"backend {kind} cannot take it from here", "Where it can"
+        if kind == "local" and config.resources.nodes > 1:
+            self._where = "Once that is changed"
         self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"
 
     def __str__(self) -> str:

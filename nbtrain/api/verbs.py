@@ -180,10 +180,9 @@ def submit(
     prepared=False it is prepared first. `dry_run` names a file that gets Slurm's batch script, the
     Kubernetes manifest or the commands for hosts: nothing is submitted.
     """
-    from nbtrain.jobs.changes import changes_between
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.refusals import refuse_finished
+    from nbtrain.jobs.refusals import refuse_finished, trained_changes
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -201,7 +200,7 @@ def submit(
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
-            if not changes_between(existing.config, config):
+            if not trained_changes(existing.config, config):
                 return existing
             refuse_finished(directory, config)
         if existing.state in jobstate.ACTIVE:
@@ -230,9 +229,13 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
         )
     if mode == "twin":
         return twin(run, submitted=True)
+    from nbtrain.jobs.preflight import preflight
+
     config = load(run)
     if dry_run or placeholders_of(config):
-        return not_launched(config, [])
+        # What keeps this machine from taking the run; no engine is asked.
+        here = preflight(config) if config.backend.kind == "local" else []
+        return not_launched(config, [str(problem) for problem in here if problem.kind == "resource"])
     return submit(run, finished="open", too_small="explain", prepared=False)
 
 

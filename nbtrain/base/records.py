@@ -217,6 +217,13 @@ class TrainingProgress(Record):
         """What a reader sees as the whole; records of earlier versions have no target."""
         return self.train_tokens if self.target_tokens is None else self.target_tokens
 
+    @property
+    def mean_tokens_per_second(self) -> float | None:
+        """Of the last 100 steps: one slow step, such as the last one, says little. None: not known yet."""
+        if not self.samples_per_second or not self.consumed_samples:
+            return self.tokens_per_second
+        return self.samples_per_second * self.consumed_tokens / self.consumed_samples
+
 
 @dataclass
 class JobRecord(Stamped):
@@ -263,9 +270,17 @@ class JobRecord(Stamped):
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
         """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
         newest = self.attempts[-1] if self.attempts else None
+        progress = beat.progress
+        if newest is not None and beat.attempt != newest.attempt:
+            # How fast an ended attempt was says nothing of this one.
+            if progress:
+                progress = replace(
+                    progress, tokens_per_second=None, samples_per_second=None, eta_seconds=None
+                )
+            beat = replace(beat, progress=progress)
         if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
             return beat
-        progress = beat.progress and replace(beat.progress, consumed_tokens=newest.first_tokens)
+        progress = progress and replace(progress, consumed_tokens=newest.first_tokens)
         return replace(beat, step=newest.first_step, progress=progress)
 
 

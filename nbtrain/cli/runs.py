@@ -116,7 +116,9 @@ def submit(options: argparse.Namespace) -> int:
     if options.dry_run is not None:
         # A path on the command line is relative to the current folder.
         path = api.submit(config, dry_run=options.dry_run.absolute())
-        print(f"{path}: written; nothing was submitted. Its first lines say what must be there first.")
+        hosts = config.backend.kind == "hosts"
+        says = "what `nbtrain submit` asks the machines first" if hosts else "what must be there first"
+        print(f"{path}: written; nothing was submitted. Its first lines say {says}.")
         return 0
     return _started(api.submit(config), config, options.wait)
 
@@ -266,13 +268,14 @@ def logs(options: argparse.Namespace) -> None:
 
 def _rank_of(text: str | None, run: Any) -> int | str | None:
     """What --rank says: a rank of the run, supervisor or a machine's log. Raises ConfigError."""
+    from nbtrain.base.amounts import counted
     from nbtrain.monitor.logs import NODE, SUPERVISOR
 
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
         return text
     ranks = run.config.world_size
     if not text.isdecimal() or int(text) >= ranks:
-        has = f"{run.name} has {ranks} rank(s), 0 to {ranks - 1}"
+        has = f"{run.name} has {counted(ranks, 'rank')}: 0{f' to {ranks - 1}' if ranks > 1 else ''}"
         raise ConfigError(f"--rank {text}: {has}; beside them supervisor and, on several machines, node0.")
     return int(text)
 

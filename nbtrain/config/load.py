@@ -366,6 +366,14 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
     kind, context = entry["type"], entry.get("ctx", {})
+    found = f"{where}: {dotted} = {show(entry['input'])}"
+    if parts and parts[-1] == "[key]":
+        section = ".".join(str(part) for part in parts[:-2])
+        found = f"{where}: {section} has the key {show(entry['input'])}"
+    if kind == "model_type" and dotted == "backend":
+        known = entry["input"] in ("local", "hosts", "slurm", "kubernetes")
+        engine = entry["input"] if known else "slurm"
+        return f"{found}: must be a section with a kind: write `backend: {{kind: {engine}}}`."
     if kind == "missing":
         return f"{where}: {dotted} is missing; it has no default."
     if kind == "extra_forbidden":
@@ -382,8 +390,7 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")
-        return f"{where}: {dotted} = {show(entry['input'])}: {rule}."
-    found = f"{where}: {dotted} = {show(entry['input'])}"
+        return f"{found}: {rule}."
     if kind in _BOUNDS:
         words, limit = _BOUNDS[kind]
         return f"{found}: must be {words} {_number(context[limit])}."

@@ -23,14 +23,14 @@ def one_line(config: RunConfig) -> str:
             raise ConfigError(
                 f"{config.where(key).partition('=')[0]}: {key} has an address with a user, password or "
                 "query, any of which may be a secret, and the file would show it. Take that part out, or "
-                "start the run with `nbtrain submit`."
+                "submit the run without a dry run."
             )
     # Kubernetes replaces $(NAME), pdsh %h and its like.
     text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
     if len(text) > MOST_CHARS:
         raise ConfigError(
             f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the file "
-            f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or start it with `nbtrain submit`."
+            f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or submit it without a dry run."
         )
     return text
 

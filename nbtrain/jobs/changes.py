@@ -36,7 +36,7 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
         new |= _weights(now)
     keys = [*new, *(key for key in old if key not in new)]
     return [
-        Change(key, old.get(key), new.get(key), now.where(key))
+        Change(key, old.get(key), new.get(key), now.where(key) if _says(now, key) else "default")
         for key in keys
         if old.get(key) != new.get(key)
     ]
@@ -45,6 +45,11 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
 def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
     """Those fields that differ whose new value a file or an override says: a default asks for nothing."""
     return [change for change in changes_between(before, now) if now.sets(change.key)]
+
+
+def _says(config: RunConfig, key: str) -> bool:
+    """Whether the place of a key is its own: that of its section says nothing of a default."""
+    return config.sets(key) or key.startswith("data.sources.")
 
 
 def _weights(config: RunConfig) -> dict[str, Any]:

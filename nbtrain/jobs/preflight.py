@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import DataError
 from nbtrain.base.files import is_read_only
 from nbtrain.base.rundir import RunDir
@@ -131,7 +132,11 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
     if config.resources.device == "cpu":
         ranks = config.world_size
-        needed, present, where = needed * ranks, machine.memory_bytes, f"{ranks} rank(s) on {machine.host}"
+        needed, present, where = (
+            needed * ranks,
+            machine.memory_bytes,
+            f"{counted(ranks, 'rank')} on {machine.host}",
+        )
     else:
         sizes = [gpu.memory_bytes for gpu in machine.gpus[: config.world_size] if gpu.memory_bytes]
         if not sizes:
@@ -159,8 +164,8 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
         yield shortage(
-            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host "
-            f"memory and there is {gib(machine.memory_bytes)} (per rank: {parts}).",
+            f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {gib(needed)} of "
+            f"host memory and there is {gib(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
             "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
         )
@@ -253,6 +258,10 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
+# Its command is for a run whose name is not known there.
+MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
+
+
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     """The .bin/.idx are there, of their index's size, with this vocabulary and their manifest's contents."""
     tokenizer = manifest = None
@@ -262,16 +271,14 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     except DataError as error:
         # Data that was brought along needs no tokenizer to train.
         if config.data.sources:
-            yield data_problem(str(error), prepare)
+            yield data_problem(str(error).replace(MAKE_IT, ""), prepare)
     try:
         dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
         check_contents(dataset)
     except DataError as error:
         # Damaged data is not missing: its message says how it is made again, with --force.
-        said = str(error)
-        # Its command is for a run whose name is not known there.
-        said = said.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
+        said = str(error).replace(MAKE_IT, "")
         yield data_problem(said, "" if "--force" in said else prepare)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield mistake(

@@ -12,7 +12,9 @@ from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.config.resume import within
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.base import status_of
 from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import dataset_sha256
@@ -21,6 +23,9 @@ from nbtrain.jobs.environment import dataset_sha256
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
 # The first file of a run that is made (base/files.py).
 BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
+
+# What says where and how a run is started, and what is told of it: nothing of it is trained.
+NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify")
 
 
 def refuse_foreign(run: RunDir) -> None:
@@ -76,19 +81,33 @@ def refuse_finished(run: RunDir, config: RunConfig) -> None:
         return
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "
-        f"To train on: {more_to_train(run, before)}. "
+        f"To train on: {more_to_train(run, before, config)}. "
         f"To train again under another name: `nbtrain clone {run.name} NEWNAME`.{_differs(before, config)}"
     )
 
 
 def _differs(before: RunConfig, config: RunConfig) -> str:
     """What `config` would change of a finished run, a field in each line; "" if nothing."""
-    lines = [f"\n  {change}  ({change.where})" for change in changes_between(before, config)]
+    lines = [f"\n  {change}  ({change.where})" for change in trained_changes(before, config)]
     return f"\nWhat is submitted differs from what was trained:{''.join(lines)}" if lines else ""
 
 
-def more_to_train(run: RunDir, config: RunConfig) -> str:
-    """The command that gives a finished run more to do."""
+def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
+    """The fields that differ, without those of which nothing is trained; the backend's kind says where."""
+    return [
+        change
+        for change in changes_between(before, now)
+        if change.key == "backend.kind" or not within(change.key, NOT_TRAINED)
+    ]
+
+
+def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
+    """The command that gives a finished run more to do: as much as is `asked` for, if that is more."""
+    if asked and asked.train_steps > config.train_steps:
+        changes = changes_between(config, asked)
+        keys = ("batch.max_steps", f"batch.train_{config.batch.train_amount[0]}")
+        if wanted := [f"{one.key}={show(one.now)}" for one in changes if one.key in keys]:
+            return f"`nbtrain resume {run.name} {' '.join(wanted)}`"
     if config.train_steps < config.scheduled_steps:
         return f"`nbtrain resume {run.name} batch.max_steps=null`"
     unit, amount = config.batch.train_amount

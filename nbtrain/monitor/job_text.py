@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
-from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.jobstate import ACTIVE, RUNNING
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 from nbtrain.base.usage import FIGURES
@@ -111,6 +111,9 @@ def replicas_words(page: "JobPage") -> str:
 def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
     """What the engine said last, and whether it can be seen now; nobody asks it after the job `ended`."""
     engine, reason = said.get("engine") or "the engine", said.get("reason") or ""
+    if ended and said.get("state") in ACTIVE - {RUNNING}:
+        # Why it waited or was held says nothing of a job that has ended.
+        return f"{engine}: not asked again since the job ended"
     if reason.startswith(engine):
         words = reason
     else:

@@ -58,11 +58,13 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
             parts.append(f"validation {progress.validation_loss:.4f}")
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
-        if progress.tokens_per_second is not None:
-            parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
-        if progress.eta_seconds is not None and working:
+        # Of ranks that are gone while their job goes on, only what they have done counts.
+        gone = working and heartbeat.process.gone()
+        if (rate := progress.mean_tokens_per_second) is not None and not gone:
+            parts.append(f"{rate:,.0f} tokens/s")
+        if progress.eta_seconds is not None and working and not gone:
             parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
-        if heartbeat.phase != "train" and working:
+        if heartbeat.phase != "train" and working and not gone:
             parts.append(heartbeat.phase)
     elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
         saved = record.goes_on_from
@@ -127,9 +129,10 @@ def status_text(view: RunView) -> str:
     if job:
         engine = engine_lines(view)
         lines += [f"  {words}" for words in why if not any(words in line for line in engine)]
+        heard = "last heard of after " if snapshot["state"] == LOST else ""
         lines.append(
             f"job {job['job_id']}: {amounts.counted(job['world_size'], 'rank')} on backend {job['backend']}, "
-            f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
+            f"{heard}{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
             f"{amounts.counted(job['restarts'], 'restart')}"
         )
         lines += engine

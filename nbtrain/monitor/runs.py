@@ -270,16 +270,21 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     """The record with `ended_at`, which job.json does not hold.
 
     It is that of the job's last words (base/last_words.py). A job without any, which is LOST, ended at its
-    newest heartbeat, or at job.json's time stamp if it had none.
+    newest sign of life: a heartbeat, or job.json's time stamp.
     """
     if (words := last_words.kept(record)) and words.ended_at is not None:
         return words
-    beats = [beat for path in job.heartbeats() if (beat := Heartbeat.read(path))]
+    signed_at = job.job_json.stat().st_mtime
+    beats = [(beat, path.stat().st_mtime) for path in job.heartbeats() if (beat := Heartbeat.read(path))]
     if not beats:
-        return replace(record, ended_at=job.job_json.stat().st_mtime)
-    last = max(beats, key=lambda beat: beat.time)
-    stamps = {"ended_at": last.stamps["time"]} if "time" in last.stamps else {}
-    return replace(record, ended_at=last.time, stamps={**record.stamps, **stamps})
+        return replace(record, ended_at=signed_at)
+    last, written_at = max(beats, key=lambda pair: pair[0].time)
+    # Two time stamps of one disk: in a copy of the run they are new, and their difference still tells.
+    later = max(0.0, signed_at - written_at)
+    stamps = dict(record.stamps)
+    if stamp := last.stamps.get("time"):
+        stamps["ended_at"] = replace(stamp, seconds=stamp.seconds + later)
+    return replace(record, ended_at=last.time + later, stamps=stamps)
 
 
 def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:

@@ -72,15 +72,19 @@ def progress_part(
     if known is None:
         return None
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
+    gone = active and heartbeat is not None and heartbeat.process.gone()
     loss, target = known.validation_loss, config["target_tokens"] if config else known.goal_tokens
     return {
         **vars(known),
         "step": heartbeat.step if heartbeat else known.checkpoint_step or 0,
-        "phase": heartbeat.phase if heartbeat else None,
-        "phase_seconds": heartbeat.seconds_since("phase_since", now) if heartbeat and active else None,
+        "phase": heartbeat.phase if heartbeat and not gone else None,
+        "phase_seconds": heartbeat.seconds_since("phase_since", now)
+        if heartbeat and active and not gone
+        else None,
         "target_tokens": target,
         "fraction": min(1.0, known.consumed_tokens / target) if target else None,
-        "eta_seconds": known.eta_seconds if active else None,
+        "eta_seconds": known.eta_seconds if active and not gone else None,
+        "tokens_per_second": None if gone else known.tokens_per_second,
         "validation_perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
         "heartbeat_age_seconds": heartbeat.seconds_since("time", now) if heartbeat else None,
     }

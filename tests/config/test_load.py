@@ -122,6 +122,20 @@ REFUSED = {
         "model: 4\n",
         "my-run.yaml:2: model = 4: must be a section: a mapping of keys.",
     ),
+    "a word for the backend": (
+        "backend: hosts\n",
+        "my-run.yaml:2: backend = hosts: must be a section with a kind: write `backend: {kind: hosts}`.",
+    ),
+    "nothing for the backend": (
+        "backend:\n",
+        "my-run.yaml:2: backend = null: must be a section with a kind: write `backend: {kind: slurm}`.",
+    ),
+    "a key that is no label": (
+        "backend:\n  kubernetes:\n    node_selector: {a b: a}\n",
+        "my-run.yaml:4: backend.kubernetes.node_selector has the key a b: must be a label's key: at most 63 "
+        "letters, digits, dots, dashes and underscores, the first and last a letter or digit, if wanted "
+        "after a domain: example.com/team.",
+    ),
     "a mapping for a value": (
         "model:\n  num_layers: {a: 1}\n",
         "my-run.yaml:3: model.num_layers = {a: 1}: must be a whole number.",

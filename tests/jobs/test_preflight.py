@@ -129,7 +129,7 @@ def test_host_memory_beside_the_gpus(tiny):
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     [message] = host_memory(found(config, machine))
     assert re.match(
-        r"1 rank\(s\) on box will need about [\d.]+ GiB of host memory and there is 16.0 GiB \(per rank:",
+        r"1 rank on box will need about [\d.]+ GiB of host memory and there is 16.0 GiB \(per rank:",
         message,
     )
     assert "gradients" in message
@@ -369,7 +369,7 @@ def test_memory_is_estimated(tiny):
     """A model that cannot fit is reported by parts before it is started."""
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
     message = next(message for kind, message in found(config) if "memory" in message)
-    assert message.startswith("1 rank(s) on box will need about ")
+    assert message.startswith("1 rank on box will need about ")
     assert "there is 16.0 GiB (per rank: weights" in message
 
 

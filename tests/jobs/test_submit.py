@@ -702,9 +702,35 @@ def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
         "  model.seed: 1234 -> 7  (override model.seed=7)\n"
         "  batch.train_tokens: 1280 -> 2560  (override batch.train_tokens=2560)"
     )
-    with pytest.raises(SubmitError) as refused:
-        submit(tiny())
-    assert str(refused.value).endswith("`nbtrain clone tiny NEWNAME`.")
+    for same in ({}, {"backend.priority": 5, "labels": {"team": "nlp"}}):
+        with pytest.raises(SubmitError) as refused:
+            submit(tiny(**same))
+        assert str(refused.value).endswith("`nbtrain clone tiny NEWNAME`.")
+
+
+def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
+    """As submit says it: two machines are not one."""
+    over = {"resources.nodes": 2, "parallel.data_parallel_size": 2, "batch.global_batch_size": 8}
+    said = str(nb.launch(tiny(**over), dry_run=True))
+    assert "tiny was not launched: this machine does not suffice.\n" in said
+    assert "resources.nodes=2: the run needs 2 machines; backend `local` has 1. Set backend.kind to" in said
+    assert "\nOnce that is changed:\n  nbtrain submit " in said
+    with pytest.raises(SubmitError, match="the run needs 2 machines"):
+        submit(tiny(**over))
+
+
+def test_a_finished_trial_is_trained_on_by_as_much_as_was_typed(tiny):
+    """Its advice is the rest of the training only if nothing else was asked for."""
+    end(submit(tiny(**{"batch.max_steps": 4})), step=4)
+    for asked, advised in ((8, "8"), (4, "null"), (2, "null")):
+        with pytest.raises(SubmitError, match=rf"`nbtrain resume tiny batch\.max_steps={advised}`"):
+            submit(tiny(**{"batch.max_steps": asked}))
+
+
+def test_the_place_of_a_default_is_no_line_of_its_section(tiny):
+    before = tiny(**{"backend.priority": 5, "backend.elastic": True})
+    [change] = changes_between(before, tiny(**{"backend.elastic": True}))
+    assert (change.key, change.where) == ("backend.priority", "default")
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])

@@ -327,6 +327,31 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
 
 
+def test_what_a_dead_rank_did_last_is_not_shown_as_going_on(run: RunDir) -> None:
+    """Neither rate nor time left nor phase; the rate of a live one is the mean of its last steps."""
+    job = FakeJob(run, steps=4)
+    job.one_step()
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    beat.phase, beat.progress.eta_seconds, beat.progress.tokens_per_second = "save", 528.0, 298.0
+    beat.progress.consumed_samples, beat.progress.consumed_tokens = 2, 200
+    beat.progress.samples_per_second = 30.0
+    beat.write(job.job.heartbeat(0))
+    assert progress_line(run).endswith(" | 3,000 tokens/s | 8 min 48 s left | save")
+    job.record.attempts = [AttemptRecord(1, time.time(), 1, 1)]
+    job.record.write(job.job.job_json)
+    assert "tokens/s" not in progress_line(run)
+    assert " left" not in progress_line(run)
+    job.record.attempts = []
+    job.record.write(job.job.job_json)
+    replace(beat, process=replace(beat.process, start_ticks=1)).write(job.job.heartbeat(0))
+    line = progress_line(run)
+    assert line.startswith("gpt-fake RUNNING | step 1/4 | tokens 200/")
+    assert not any(word in line for word in ("tokens/s", "left", "save"))
+    progress = RunView(run).snapshot()["progress"]
+    assert {progress[key] for key in ("phase", "phase_seconds", "eta_seconds", "tokens_per_second")} == {None}
+    job.tensorboard.close()
+
+
 STATUS = {
     "QUEUED": "gpt-fake QUEUED\n  waits for 1 GPU; 0 are free\nJOB\nlast events:\n  TIME state",
     "STARTING": "gpt-fake STARTING\nJOB\nlast events:\n  TIME state",
@@ -455,8 +480,15 @@ def test_a_lost_job_ended_at_its_last_heartbeat(
         )
         job.record.write(job.job.job_json)
     end, elapsed = ends_and_durations(run, monkeypatch)
-    assert end == beat.time
-    assert elapsed == pytest.approx(7 if stamped else beat.time - job.record.started_at)
+    assert end == pytest.approx(beat.time, abs=1)
+    assert elapsed == pytest.approx(7 if stamped else beat.time - job.record.started_at, abs=1)
+    # Its supervisor was heard of after its ranks; a copy of the run has new time stamps.
+    for moment in (time.time(), time.time() + 9000):
+        for path, age in (*((path, 40) for path in job.job.heartbeats()), (job.job.job_json, 0)):
+            os.utime(path, (moment - age, moment - age))
+        later, longer = ends_and_durations(run, monkeypatch)
+        assert (later, longer) == (pytest.approx(end + 40, abs=2), pytest.approx(elapsed + 40, abs=2))
+    assert ", last heard of after " in status_text(RunView(run))
     assert RunView(run).state == "LOST"
 
 

@@ -93,7 +93,7 @@ def slurm_options_agree(config: RunConfig) -> Problems:
             )
         elif option in OWN_SBATCH_OPTIONS:
             own = OWN_SBATCH_OPTIONS[option]
-            fix = f"Set {own} instead." if own else "nbtrain writes it itself; take it out."
+            fix = f"Set {own} instead." if own else "Take it out."
             yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
     limit, before = section.time_limit_seconds, section.signal_before_seconds
     # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.

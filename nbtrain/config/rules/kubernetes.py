@@ -73,9 +73,10 @@ def fields_have_a_place(config: RunConfig, section: KubernetesConfig) -> Problem
     set_fields = {
         name for name, field in type(section).model_fields.items() if getattr(section, name) != field.default
     }
+    article = "an" if kind == "MPIJob" else "a"
     for field, why in NO_PLACE[kind].items():
         if field in set_fields:
-            yield f"{_found(config, section, field)}\n  has no place in a {kind}: {why}."
+            yield f"{_found(config, section, field)}\n  has no place in {article} {kind}: {why}."
     for owner, fields in (("DeepSpeedJob", OF_DEEPSPEED_JOBS), ("TrainJob", OF_TRAIN_JOBS)):
         for field in fields:
             if kind != owner and field in set_fields:
@@ -94,9 +95,9 @@ def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
     image = section.image or config.resources.image
     if image is None:
         yield (
-            f"{config.where('resources.image')}: neither resources.image nor backend.kubernetes.image is "
-            "set\n"
-            "  must name a container image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
+            f"{config.where('backend.kind')}: neither backend.kubernetes.image nor resources.image is set\n"
+            "  one of them must name a container image with nbtrain in it, e.g. "
+            "registry.example.com/nbtrain:0.1.0."
         )
     elif image != "".join(image.split()) or len(image) > 500:
         key = "backend.kubernetes.image" if section.image else "resources.image"
@@ -136,6 +137,8 @@ def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:
     """min_nodes <= resources.nodes = max_nodes; with pods that may be fewer, restarts count them."""
+    if "min_nodes" in NO_PLACE[section.workload]:
+        return
     nodes, least, most = config.resources.nodes, section.min_nodes, section.max_nodes
     if most is not None and least is None:
         yield f"{_found(config, section, 'max_nodes')}\n  needs min_nodes."

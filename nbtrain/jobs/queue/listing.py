@@ -65,7 +65,7 @@ def list_queue(name: str = "") -> QueueList:
     tickets = queue.tickets()
     alive = [ticket for ticket in tickets if ticket.supervisor.alive()]
     having = [ticket for ticket in alive if not ticket.waits]
-    found = QueueList(_entry(ticket, None, now) for ticket in having)
+    found = QueueList(_having(ticket, tickets, now) for ticket in having)
     waiting = [ticket for ticket in alive if ticket.waits]
     # Its supervisor's words are as old as its last look: the order may have changed since.
     taken = {slot for ticket in tickets for slot in ticket.holds}
@@ -78,6 +78,16 @@ def list_queue(name: str = "") -> QueueList:
         found.append(entry)
     found += [_entry(ticket, None, now) for ticket in lost]
     return QueueList(entry for entry in found if name in entry.name)
+
+
+def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry:
+    """Of a job that has its devices, or was just told not to wait for them."""
+    entry = _entry(ticket, None, now)
+    if ticket.at_once and entry.state == QUEUED:
+        # Its supervisor's words are those from before.
+        beside = ", ".join(_who_has(ticket, tickets)[:NAMED_JOBS])
+        entry = replace(entry, cause=f"starts now{f', beside {beside}' if beside else ''}")
+    return entry
 
 
 def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
@@ -112,15 +122,21 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
         said += f", and it may have {len(mine.slots)} in all"
-    others = []
-    for one in tickets:
-        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
-            state = read_state(one.job, time.time())[0]
-            others.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
+    others = _who_has(mine, tickets)
     others += [f"{one.name} ({QUEUED})" for one in before]
     more = len(others) - NAMED_JOBS
     named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
     return said + (f"; before it: {named}" if others else "")
+
+
+def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
+    """The jobs that have devices which this one may have, in words."""
+    found = []
+    for one in tickets:
+        if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
+            state = read_state(one.job, time.time())[0]
+            found.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
+    return found
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> str:
@@ -148,8 +164,12 @@ def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> Non
     Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out of
     bounds.
     """
-    if priority is not None and not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        raise ConfigError(f"priority {priority}: must be from {-MOST_PRIORITY} to {MOST_PRIORITY}.")
+    if priority is not None and (
+        type(priority) is not int or not -MOST_PRIORITY <= priority <= MOST_PRIORITY
+    ):
+        raise ConfigError(
+            f"priority {priority!r}: must be a whole number from {-MOST_PRIORITY} to {MOST_PRIORITY}."
+        )
     queue = Queue()
     if queue.path.is_dir():
         with queue.locked():

@@ -68,6 +68,9 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
     assert problems(workload="DeepSpeedJob", priority=5) == [
         "backend.kubernetes.priority = 5\n  needs queue, whose priority it is."
     ]
+    assert problems(workload="MPIJob", min_nodes=1) == [
+        "backend.kubernetes.min_nodes = 1\n  has no place in an MPIJob: use a DeepSpeedJob or a PyTorchJob."
+    ]
     for kind in ("DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"):
         assert problems(workload=kind, queue="gpu") == []
 
@@ -123,8 +126,8 @@ def test_sizes_and_names_go_together(config):
         "the variable NBTRAIN_JOB (secret_variables)\n  is nbtrain's own."
     ]
     assert problems(load("gpt-125m", {"resources.image": None})) == [
-        "neither resources.image nor backend.kubernetes.image is set\n  must name a container image with "
-        "nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
+        "neither backend.kubernetes.image nor resources.image is set\n  one of them must name a container "
+        "image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
     ]
 
 

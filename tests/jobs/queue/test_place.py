@@ -129,6 +129,10 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     move(job, priority=7)
     assert [entry.run for entry in list_queue()[1:]] == [fourth, third]
     move(job, at_once=True)
+    # Its supervisor has not looked yet, or it runs by now: never what it waited for.
+    [told] = [entry for entry in list_queue() if entry.run == fourth]
+    words = "starts now, beside first (RUNNING, 2 cores)"
+    assert (told.place, told.state, told.cause) in ((None, "QUEUED", words), (None, "RUNNING", None))
     wait_until(lambda: "fourth +" in holders.said(), "it runs beside the first")
     assert "first -" not in holders.said()
     with pytest.raises(JobError) as refused:
@@ -137,7 +141,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
         f"output/first: job {first.job_id} is RUNNING and does not wait in the queue of this machine. "
         "`nbtrain queue` lists the jobs that do."
     )
-    with pytest.raises(ConfigError, match=r"^priority 2000: must be from -1000 to 1000\.$"):
+    with pytest.raises(ConfigError, match=r"^priority 2000: must be a whole number from -1000 to 1000\.$"):
         move(first, priority=2000)
     assert read_state(first, time.time())[0] == "RUNNING"
 
@@ -336,6 +340,8 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
     ]
     assert entries[0]["holds"] == ["cpu-0", "cpu-1"]
     assert open_run("second").queue(priority=7)[1].priority == 7
+    with pytest.raises(ConfigError, match=r"^priority 'x': must be a whole number from -"):
+        open_run("second").queue(priority="x")
     assert main(["queue", "second"]) == 2
     assert main(["queue", "--now"]) == 2
     assert capsys.readouterr().err == (

@@ -39,7 +39,8 @@ def obstacles(config: RunConfig) -> Obstacles:
         cluster = Cluster(connection, BACK_OFF_SECONDS, READ_SECONDS)
     except JobError as error:
         # A context that the run names must be there; a machine without any cluster is none's mistake.
-        yield (mistake if section.context else shortage)(str(error), WITHOUT)
+        fix = "" if "--dry-run" in str(error) else WITHOUT
+        yield (mistake if section.context else shortage)(str(error), fix)
         return
     heard_at, words = _silent.get(cluster.host, (0.0, ""))
     if words and time.monotonic() - heard_at < REMEMBER_SECONDS:

@@ -191,8 +191,7 @@ def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest,
     missing = "`nbtrain prepare RUN.yaml` makes what is missing."
     assert said == (
         "nbtrain agent: tiny cannot start here:\n"
-        f"  data/tokenizer/mock/manifest.json: no such file: the tokenizer is not ready. Make it with "
-        f"`nbtrain prepare RUN.yaml`. {missing}\n"
+        f"  data/tokenizer/mock/manifest.json: no such file: the tokenizer is not ready. {missing}\n"
         f"  data/dataset/mock/text_document.bin: no such file. {missing}\n"
         f"Data must be in {volume}/data of the pods: prepare it where that is mounted. Nothing was "
         "started and nothing written.\n"
@@ -206,8 +205,7 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
         manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
     assert str(refused.value) == (
         "override backend.env: backend.env has an address with a user, password or query, any of which may "
-        "be a secret, and the file would show it. Take that part out, or start the run with `nbtrain "
-        "submit`."
+        "be a secret, and the file would show it. Take that part out, or submit the run without a dry run."
     )
     with pytest.raises(SubmitError) as refused:
         manifest({"backend.kubernetes": {"workload": "DeepSpeedJob", "autotune": "tune"}})

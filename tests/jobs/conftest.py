@@ -88,7 +88,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def wait_until() -> Callable[..., Any]:
     """wait_until(condition, what): its first true value.
 
-    Fails after four minutes, for a very busy machine.
+    Fails after ten minutes, for a very busy machine.
     """
 
     def wait(condition: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:

@@ -251,6 +251,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     """The records are of another boot: it is LOST, frees its GPU, and is resumed where it was, once."""
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "0"}}
     far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"], **gpu}
+    holders.machine(gpus=["0"])
     job = holders.start("far", **far)
     wait_until(lambda: holders.said() == ["far + 0"], "it has the GPU")
     holders.signal("far", signal.SIGKILL)
@@ -279,7 +280,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     restart.restart(holders.queue, False, said.append)
     assert (len(resumed), holders.queue.tickets()) == (2, [])
     holders.start("near", hold_seconds=0.01, **gpu)
-    wait_until(lambda: "near + 0" in holders.said(), "its GPU is free")
+    wait_until(lambda: "near + 0" in holders.said(), "its GPU is free", 60)
 
 
 @pytest.mark.parametrize(

@@ -285,8 +285,10 @@ def test_one_notebook_for_every_backend(trial, tmp_path):
 @pytest.mark.slow
 def test_a_failing_job_fails_the_notebook(trial, tmp_path):
     """The error names the cause and ends with the job's log; the executed notebook and its page are there."""
-    overrides = f"{SMALL} name=failing-trial backend.max_restarts=0 'backend.env={{NBTRAIN_DATA: /nowhere}}'"
-    with pytest.raises(JobError, match=r"failing-trial is FAILED: .*\n(.*\n)*.*/nowhere/"):
+    overrides = (
+        f"{SMALL} name=failing-trial backend.max_restarts=0 'backend.env={{GLOO_SOCKET_IFNAME: nowhere}}'"
+    )
+    with pytest.raises(JobError, match=r"failing-trial is FAILED: .*\n(.*\n)*.*nowhere"):
         run_notebook("03_launch", {"run": "gpt-tiny", "overrides": overrides}, tmp_path / "failing.ipynb")
     assert (tmp_path / "failing.ipynb").is_file()
     assert (tmp_path / "failing.html").is_file()

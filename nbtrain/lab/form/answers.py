@@ -16,15 +16,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
+from nbtrain.jobs.backends.base import status_of
 from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+from nbtrain.jobs.refusals import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import GROUPS, Field, essentials, every_field, fields_of, group_of, run_yamls
 from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
+from nbtrain.lab.form.same_name import not_applied, problems_of_name, refuse_taken
 from nbtrain.monitor.notes import own_labels_of
 
 Request = Mapping[str, Any]
@@ -122,7 +125,10 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Submit what the form holds, as nb.submit and nb.twin do: {"name", "job_id"}; a twin has "twin_of"."""
+    """Submit what the form holds, as nb.submit and nb.twin do: {"name", "job_id"}; a twin has "twin_of".
+
+    A job that was active before has "joined", its state, and "not_applied", the changes that it does not get.
+    """
     from nbtrain.jobs.submit import submit
 
     # Loaded anew: the file may have changed since the form read it.
@@ -134,10 +140,15 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
         return {"name": start_twin(config), "job_id": None, "twin_of": config.name}
     if draft.clone_of:
         parent = (RunDir.named(draft.clone_of).record() or {}).get("run_id")
-        if RunDir.named(config.name).exists():
-            raise SubmitError(f"there is a run {config.name} already. Choose another name for the clone.")
+        refuse_taken(RunDir.named(config.name))
+    before = active_job(RunDir.named(config.name))
     job = submit(config, parent=parent)
-    return {"name": job.run.name, "job_id": job.job_id}
+    found = {"name": job.run.name, "job_id": job.job_id}
+    changes = [str(change) for change in not_applied(job.run, config)]
+    # Another process may have submitted the run meanwhile: what it does not get says so.
+    if changes or (before and before.job_id == job.job_id):
+        found |= {"joined": status_of(job)[0], "not_applied": changes}
+    return found
 
 
 ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
@@ -156,14 +167,17 @@ def place() -> str:
 def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     mode, found = _mode(request), draft.assess()
     plan, twin = found.plan, mode == "twin"
+    problems = problems_by_key(draft, found.problems, found.config)
+    if found.config and not problems and not twin:
+        problems = problems_of_name(found.config, draft.clone_of)
     # As notebook 03 does it: what is missing is made first.
     unprepared = any(one.kind == "data" for one in found.shortages)
     function, more = ("nb.twin", "") if twin else ("nb.submit", "prepared=False" if unprepared else "")
     return {
-        "ready": found.ready,
-        "may_submit": not found.problems,
+        "ready": found.ready and not problems,
+        "may_submit": not problems,
         "words": TWIN_WORDS if twin else "",
-        "problems": problems_by_key(draft, found.problems, found.config),
+        "problems": problems,
         "shortages": [] if twin else shortages_by_key(found.shortages),
         "findings": findings_by_key([*findings_of_hostfile(found.config), *plan.findings])
         if plan and found.config

@@ -2,7 +2,7 @@
 // lab/form/answers.py, by the server's routes form, form/assess, form/layouts and submit, or from the kernel
 // that opened the form.
 
-import { FormAsks } from "./form_asks.js";
+import { FormAsks, submitted } from "./form_asks.js";
 import { draftOf, forgetDraft, keepDraft, orphanOf } from "./form_drafts.js";
 import { FormFrame } from "./form_frame.js";
 import { makeHost } from "./host.js";
@@ -301,12 +301,12 @@ class Form extends FormFrame {
     this.answer.className = "nbf-answer";
     this.answer.textContent = "Submitting\u2026";
     try {
-      const { name, job_id: job, twin_of: of } = await this.ask("submit", { name: this.text("name") });
-      const what = of ? `The twin of ${of} has begun: ${name}` : `Submitted: job ${job} of ${name}`;
-      this.answer.classList.add("nbf-good");
-      this.answer.textContent = `${what}. In a cell: nb.open_run("${name}")`;
+      const found = await this.ask("submit", { name: this.text("name") }), { name } = found;
+      const { text, toast, kind } = submitted(found);
+      this.answer.classList.add(kind === "warning" ? "nbf-warning" : "nbf-good");
+      this.answer.textContent = `${text} In a cell: nb.open_run("${name}")`;
       if (this.host.openRun) this.answer.append(" ", button("Open", "", () => this.host.openRun(name)));
-      if (this.host.notify) this.host.notify(`${name} ${of ? "has begun" : "is submitted"}`, "success");
+      if (this.host.notify) this.host.notify(toast, kind);
       this.showRun(name);
     } catch (error) {
       this.answer.classList.add("nbf-error");

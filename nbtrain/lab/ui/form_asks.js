@@ -6,6 +6,18 @@ const KERNEL_MS = 15000;
 // What a server says about the question itself: its answer counts, nobody else is asked.
 const ANSWERED = [400, 409, 413, 422];
 
+/** What is said of an answer to submit: {text, toast, kind}. */
+export function submitted({ name, job_id: job, twin_of: of, joined: state, not_applied: left = [] }) {
+  const good = (text, toast) => ({ text, toast, kind: "success" });
+  if (of) return good(`The twin of ${of} has begun: ${name}.`, `${name} has begun`);
+  if (!state) return good(`Submitted: job ${job} of ${name}.`, `${name} is submitted`);
+  const toast = `Nothing was submitted: ${name} is ${state} already`;
+  const joined = `${toast}; joined its job ${job}, which `;
+  if (!left.length) return { text: `${joined}has these settings.`, toast, kind: "info" };
+  const words = `Not applied: ${left.join(", ")}.`;
+  return { text: `${joined}keeps its own settings. ${words}`, toast: `${toast}. ${words}`, kind: "warning" };
+}
+
 export class FormAsks {
   /** `model` is the anywidget model or null; `place` is where its kernel finds YAMLs and writes runs. */
   constructor(server, model, place) {

@@ -309,6 +309,51 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
         answer("form", {"clone": "second"})
 
 
+def run_as_submitted(name: str, **overrides: Any) -> FakeJob:
+    """An active run with the settings of gpt-tiny."""
+    job = FakeJob(RunDir.named(name), steps=10)
+    config = load("gpt-tiny", {"name": name, "batch.max_steps": 300, **overrides})
+    job.job.run.config_yaml.write_text(to_yaml(config))
+    return job
+
+
+def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
+    """Before the click at the name; after it the answer says what the job that was joined does not get."""
+    job = run_as_submitted("mine")
+    found = assessed(name="mine", batch__max_steps="250")
+    assert found["problems"] == [
+        {
+            "key": "name",
+            "message": (
+                text := "mine is RUNNING with other settings: batch.max_steps 300, not 250. Choose another "
+                "name, or stop it first."
+            ),
+            "full": text,
+            "also": ["batch.max_steps"],
+        }
+    ]
+    assert (found["may_submit"], found["ready"]) == (False, False)
+    assert assessed(name="mine", batch__max_steps="300")["may_submit"]
+    assert assessed(name="mine", batch__max_steps="250", mode="twin")["may_submit"]
+    request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
+    joined = {"name": "mine", "job_id": job.job.job_id, "joined": "RUNNING"}
+    assert answer("submit", request) == {**joined, "not_applied": ["batch.max_steps: 300 -> 250"]}
+    request["typed"] = {"batch.max_steps": "300"}
+    assert answer("submit", request) == {**joined, "not_applied": []}
+    assert len(job.job.run.job_ids()) == 1
+
+
+def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> None:
+    """The words are those of the refusal: resume, or another name."""
+    run_as_submitted("mine").finish("SUCCEEDED", "all steps are done")
+    found = assessed(name="mine", batch__max_steps="300")
+    [problem] = found["problems"]
+    assert problem["key"] == "name" and not found["may_submit"]
+    assert "this run has succeeded (300 steps). To train on: `nbtrain resume mine" in problem["message"]
+    assert "under another name: `nbtrain clone mine NEWNAME`" in problem["message"]
+    assert assessed(name="other")["may_submit"]
+
+
 def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_path: Path) -> None:
     """Neither by its path nor through a link is a file outside read; a kernel reads it."""
     outside = tmp_path / "outside.yaml"

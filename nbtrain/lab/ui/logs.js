@@ -86,6 +86,8 @@ export class Logs {
 
   draw(snap, kept) {
     const { run } = this;
+    // A resume makes another newest job, whose log begins anew.
+    this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
     const logs = kept
       ? kept.logs.map(([rank, attempt, words]) => [JSON.stringify([rank, attempt]), words])
       : snap.ranks.slice(0, 64).map(({ rank }) => [JSON.stringify([String(rank), null]), `rank ${rank}`]);
@@ -116,7 +118,7 @@ export class Logs {
     const [rank, attempt] = JSON.parse(this.choice.value);
     const words = new URLSearchParams({ rank });
     if (attempt !== null) words.set("attempt", attempt);
-    if (this.run.job) words.set("job", this.run.job);
+    if (this.job) words.set("job", this.job);
     return { rank, attempt, words };
   }
 
@@ -199,7 +201,7 @@ export class Logs {
   // --- the last traceback ---
 
   async readTraceback(snap) {
-    const { run } = this, state = `${run.job} ${snap.state}`;
+    const { run } = this, state = `${this.job} ${snap.state}`;
     if (this.tracebackOf === state) return;
     this.tracebackOf = state;
     if (!run.job && snap.state !== "FAILED") {

@@ -163,7 +163,9 @@ class Run {
     if (!this.served && this.model) return this.model.send({ kind: "job", job: job || null });
     if (!this.asked) return;
     try {
-      this.view.take(await this.asked.call(`run/${this.name}/job${job ? `?job=${job}` : ""}`));
+      const value = await this.asked.call(`run/${this.name}/job${job ? `?job=${job}` : ""}`);
+      // Another one may have been chosen meanwhile.
+      if (job === this.job) this.view.take(value);
     } catch (error) {
       this.say(`The pages of the job could not be read: ${error.message}`, "error");
     }

@@ -155,6 +155,7 @@ const CSS = `
 .nbtrain-panel .nbt-note.nbt-error{color:var(--nbt-failed)}
 .nbtrain-panel .nbt-note.nbt-alert{color:var(--nbt-warned)}
 .nbtrain-panel .nbt-note:empty{display:none}
+.nbtrain-panel .nbt-older{padding-top:8px}
 .nbtrain-panel .nbt-asked{display:flex;flex-wrap:wrap;align-items:center;gap:8px;margin:0 14px 8px;
  padding:8px 12px;
  border:1px solid var(--nbt-b);border-radius:6px}

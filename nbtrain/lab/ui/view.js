@@ -11,7 +11,7 @@ import { Resources } from "./resources.js";
 import { RunHead } from "./run_head.js";
 import { addStyle } from "./style.js";
 import { Tabs } from "./tabs.js";
-import { choices, element } from "./words.js";
+import { button, choices, element } from "./words.js";
 
 // key: [title, class, whether it shows what the job has kept]
 const PAGES = {
@@ -43,7 +43,9 @@ export class View {
       run.chooseJob(this.jobChoice.selectedIndex > 0 ? this.jobChoice.value : ""),
     );
     this.tabs.bar.append(element("span", "nbt-room"), this.jobChoice);
-    root.replaceChildren(this.head.node, this.tabs.bar, this.tabs.page);
+    this.older = element("div", "nbt-note nbt-alert nbt-older");
+    this.older.setAttribute("role", "note");
+    root.replaceChildren(this.head.node, this.tabs.bar, this.older, this.tabs.page);
     this.resized = new ResizeObserver(() => {
       const page = this.pages[this.tabs.key];
       if (page && page.resize) page.resize();
@@ -80,6 +82,7 @@ export class View {
   jobChosen(job) {
     this.kept = null;
     if (job) this.jobChoice.value = job;
+    this.drawOlder();
     const page = this.pages[this.tabs.key];
     if (page && page.forget) page.forget();
   }
@@ -89,6 +92,7 @@ export class View {
     if (this.run.job && value.job_id !== this.run.job) return;
     this.kept = value;
     choices(this.jobChoice, value.jobs);
+    this.jobChoice.value = value.job_id;
     this.jobChoice.hidden = value.jobs.length < 2;
     if (this.snap) this.drawPage();
   }
@@ -100,7 +104,20 @@ export class View {
     root.dataset.step = snap.progress ? snap.progress.step : "";
     root.dataset.run = snap.name;
     this.head.draw(snap);
+    this.drawOlder();
     this.drawPage();
+  }
+
+  /** On every page: that a job was chosen which is not the newest. */
+  drawOlder() {
+    const { job } = this.run, newest = this.snap && this.snap.job && this.snap.job.job_id;
+    const chosen = job && newest && job !== newest ? job : "";
+    if (chosen === this.olderJob) return;
+    this.olderJob = chosen;
+    const words = `Job ${chosen} is an older one of this run. Logs, Replicas, Resources, Config and the events `
+      + "are those of that job; all else shows the run as it is now. ";
+    const back = () => this.run.chooseJob("");
+    this.older.replaceChildren(...(chosen ? [words, button("Show the newest job", "", back)] : []));
   }
 
   drawPage() {

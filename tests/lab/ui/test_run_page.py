@@ -218,6 +218,32 @@ def test_metrics_by_step_tokens_and_time(job: FakeJob, browser: Any) -> None:
         page.get_by_role("button", name="Reset zoom").click()
 
 
+def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> None:
+    """Selector and log go to the new job; one that was chosen stays, and every page says that it is older."""
+    old = job.job.job_id
+    job.finish("CANCELLED", "stopped on request at step 20; saved")
+    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator("pre", has_text="step    20 |").wait_for()
+        choice = page.get_by_label("which job of the run")
+        new = FakeJob(job.run, steps=40, world_size=2, start=20)
+        new.one_step()
+        assert new.job.job_id != old
+        page.locator("pre", has_text="step    21 |").wait_for()
+        assert "step    20 |" not in page.locator("pre").inner_text()
+        assert choice.input_value() == new.job.job_id
+        older = page.locator(".nbt-older")
+        assert older.inner_text() == ""
+        choice.select_option(old)
+        page.locator("pre", has_text="step    20 |").wait_for()
+        assert older.inner_text().startswith(f"Job {old} is an older one of this run.")
+        page.get_by_role("tab", name="Metrics").click()
+        older.get_by_role("button", name="Show the newest job").click()
+        page.get_by_role("tab", name="Logs").click()
+        page.locator("pre", has_text="step    21 |").wait_for()
+        assert (choice.input_value(), older.inner_text()) == (new.job.job_id, "")
+        new.finish("CANCELLED", "only a test")
+
+
 MODEL = """(() => {
     const state = {name: 'gpt-fake', run_id: '', snap: SNAP}, on = {};
     window.sent = [];

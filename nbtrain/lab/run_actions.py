@@ -56,6 +56,8 @@ def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any
     if state == "SUSPENDED":
         going_on = "Go on with this job, from the checkpoint that the pause has saved."
         return [_action("resume", "Resume", going_on), _stop(run)]
+    if asked is None and state == "QUEUED":
+        return [_action("stop", "Stop", "Take it out of the queue."), *_pause(run)]
     if asked is not None:
         title = "End the job now. What was trained since the newest checkpoint is lost."
         return [_action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]

@@ -35,6 +35,10 @@ def test_buttons_follow_the_state(job, state, asked, keys):
     assert [one["key"] for one in actions(job.run, state, asked)] == keys
 
 
+def test_a_job_that_waits_is_taken_out_of_the_queue(job):
+    assert actions(job.run, "QUEUED")[0]["title"] == "Take it out of the queue."
+
+
 def test_a_snapshot_with_its_buttons(job):
     shown = run_shown(RunView(job.run))
     assert (shown["state"], [one["key"] for one in shown["actions"]]) == (

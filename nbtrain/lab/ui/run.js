@@ -5,6 +5,7 @@
 
 import { makeHost } from "./host.js";
 import { View } from "./view.js";
+import { askedWords } from "./words.js";
 
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
@@ -15,12 +16,6 @@ const KEPT_HIDDEN_MS = 30000;
 const STOP_MS = 10000;
 // Buttons that post to the route of their name.
 const POSTED = { stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
-const SAID = {
-  kill: "Asked to end the job at once.",
-  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
-  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
-  resume: "Asked to resume.",
-};
 
 // A notebook draws a widget anew when its cell is scrolled into sight, with the snapshot that it was made with:
 // it begins with the newest one that this page has seen of its run. So many runs are kept.
@@ -109,8 +104,8 @@ class Run {
       const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
       // The end may have come before the answer: then there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
-      this.say(ended ? "" : this.served ? SAID[key] || "" : asked);
-      this.answered = SAID[key] && !ended ? before : null;
+      this.say(ended ? "" : this.served ? askedWords(key, before) : asked);
+      this.answered = askedWords(key, before) && !ended ? before : null;
       // A stop shows as such until the snapshot says so itself.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       else this.busy("");

@@ -93,7 +93,8 @@ export class RunHead {
     if (this.stateWords === words) return;
     this.state.replaceChildren(pill(words, tone, snap.meaning));
     const why = snap.cause || snap.meaning;
-    if (known(this.stateWords)) this.live.textContent = `${snap.name}: ${words}. ${why}`;
+    const ending = words.endsWith(".") ? "" : ".";
+    if (known(this.stateWords)) this.live.textContent = `${snap.name}: ${words}${ending} ${why}`;
     this.stateWords = words;
   }
 

@@ -10,18 +10,12 @@ import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
 import { RUN_COLUMNS, RunRow } from "./runs_row.js";
-import { choices, element } from "./words.js";
+import { askedWords, choices, element } from "./words.js";
 
 const RUNS_POLL_MS = 2000;
 const RUNS_IDLE_MS = 6000;
 // A supervisor passes a request on to its ranks in less.
 const RUNS_STOP_MS = 15000;
-const RUNS_SAID = {
-  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
-  kill: "Asked to end the job at once.",
-  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
-  resume: "Asked to resume.",
-};
 const RUNS_OF_KERNEL =
   "Asked the kernel to stop the job; it hears this when its running cell has ended.";
 const LARGEST_FIRST = ["created", "step"];
@@ -99,6 +93,7 @@ class RunsList extends RunsFrame {
       const old = before.get(run.name);
       if (!old || old.state === run.state) continue;
       this.busy.delete(run.name);
+      if (this.answered === run.name) this.say("");
       said.push(`${run.name}: ${run.state}. ${run.cause || run.meaning || ""}`);
     }
     if (said.length) this.live.textContent = said.slice(0, 3).join(" ");
@@ -244,8 +239,10 @@ class RunsList extends RunsFrame {
       else if (key === "kill") await this.server.call(`${path}/stop`, "POST", { now: true });
       else await this.server.call(`${path}/${key}`, "POST", {});
       // The kernel hears of it between two cells.
-      const said = this.server ? RUNS_SAID[key] || key : RUNS_OF_KERNEL;
+      const said = this.server ? askedWords(key, run.state) : RUNS_OF_KERNEL;
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
+      // Until the list shows what became of it.
+      this.answered = key === "delete" ? "" : name;
     } catch (error) {
       this.busy.delete(name);
       this.say(`${name}: ${key}: ${error.message}`, "error");

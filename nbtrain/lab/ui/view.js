@@ -114,8 +114,8 @@ export class View {
     const chosen = job && newest && job !== newest ? job : "";
     if (chosen === this.olderJob) return;
     this.olderJob = chosen;
-    const words = `Job ${chosen} is an older one of this run. Logs, Replicas, Resources, Config and the events `
-      + "are those of that job; all else shows the run as it is now. ";
+    const words = `Job ${chosen} is an older one of this run. Logs, Replicas, Resources, Config and the `
+      + "events are those of that job; all else shows the run as it is now. ";
     const back = () => this.run.chooseJob("");
     this.older.replaceChildren(...(chosen ? [words, button("Show the newest job", "", back)] : []));
   }

@@ -23,6 +23,18 @@ export function age(seconds) {
     if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
   return `${Math.max(0, Math.floor(seconds))} s`;
 }
+
+const ASKED = {
+  kill: "Asked to end the job at once.",
+  stop: "Asked to stop: the ranks save a checkpoint at the next step boundary and leave.",
+  pause: "Asked to pause: the ranks save a checkpoint at the next step boundary and give their devices up.",
+  resume: "Asked to resume.",
+};
+
+/** What is said when the server has taken a request; a job that is queued has no ranks yet. */
+export const askedWords = (key, state) =>
+  key === "stop" && state === "QUEUED" ? "Asked to leave the queue." : ASKED[key] || "";
+
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 
 export function element(tag, className, text) {

@@ -133,6 +133,24 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         )
 
 
+def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
+    """It has no ranks that could save; the words go when it has ended."""
+    job.record.state = "QUEUED"
+    job.record.write(job.job.job_json)
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/stop"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
+    with view_page(browser, routes, MOUNT) as page:
+        page.get_by_role("button", name="Stop").click()
+        asked = page.get_by_role("status").get_by_text("Asked to leave the queue.")
+        asked.wait_for()
+        # The pill's dots end the sentence.
+        heard = page.locator("[aria-live=polite]").inner_text()
+        assert heard.startswith("gpt-fake: Stopping... ")
+        job.finish("CANCELLED", "left the queue on request")
+        page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
+        assert asked.count() == 0
+
+
 def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> None:
     """Cause, what to do, Resume and Copy; Delete does nothing until it is confirmed."""
     job.finish("FAILED", "rank 1 failed: <b>boom</b>")

@@ -152,8 +152,11 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
         ended = {"state": "CANCELLED", "active": False, "pill": ["CANCELLED", "calm"], "cause": "saved"}
+        asked = page.get_by_text("gpt-0000: Asked to stop: the ranks save a checkpoint")
+        asked.wait_for()
         server.row("gpt-0000").update(ended)
         page.locator("tr[data-run=gpt-0000] .nbt-pill", has_text="CANCELLED").wait_for()
+        assert asked.count() == 0
         assert page.locator("[aria-live=polite]").inner_text() == "gpt-0000: CANCELLED. saved"
         assert page.evaluate("window.before === document.querySelector('tr[data-run=gpt-0002]')")
         assert page.evaluate("document.documentElement.scrollWidth") == 320

@@ -125,11 +125,12 @@ FIGURES: dict[str, Callable[[Compared], str | None]] = {
     ),
     "best validation loss": _of_progress("best_validation_loss", lambda value: f"{value:.4f}"),
     "test loss": _of_progress("test_loss", lambda value: f"{value:.4f}"),
-    "tokens/s": _of_progress("tokens_per_second", lambda value: f"{value:,.0f}"),
-    "samples/s": _of_progress("samples_per_second", lambda value: f"{value:,.1f}"),
+    # Of both the mean: one slow step, such as the last one, says little.
+    "tokens/s, mean of 100 steps": _of_progress("mean_tokens_per_second", lambda value: f"{value:,.0f}"),
+    "samples/s, mean of 100 steps": _of_progress("samples_per_second", lambda value: f"{value:,.1f}"),
     "peak memory": _of_progress("memory_bytes", amounts.size),
     "training time": lambda one: amounts.elapsed(one.train_seconds) if one.train_seconds else None,
-    "GPU hours": _device_hours,
+    "GPU or CPU-process hours": _device_hours,
     "restarts": lambda one: f"{one.summary.restarts:,}" if one.summary.state != NO_JOB else None,
 }
 """Words of each figure; None if the run does not have it."""

@@ -16,7 +16,9 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "Gradient norm": ("grad_norm",),
     "Throughput": ("tokens_per_second",),
     "Samples per second": ("samples_per_second",),
-    "Utilization": ("mfu", "hfu", "matmul_fraction"),
+    "Utilization": ("mfu", "hfu"),
+    # No share of a peak: it passes 100 % if the device was slower when the rate was measured.
+    "Model FLOPs, of the matrix rate measured at the start": ("matmul_fraction",),
     "Time of a step": ("iteration_time",),
     "Parts of a step": (
         *("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "pipeline_seconds"),

@@ -36,7 +36,9 @@ def made(folder, name, overrides, attempts, **progress):
 def test_what_differs_and_what_came_of_it(workspace):
     """Equal settings are left out; hours count each attempt with its own ranks."""
     one = made(workspace, "one", {}, [(2, 3600), (1, 1800)], loss=2.5, validation_loss=2.0)
-    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 90)], loss=2.25, tokens_per_second=1234.5)
+    # Of the newest step, and of the last 100: one sample has 128 tokens.
+    speed = {"tokens_per_second": 9.0, "samples_per_second": 10.0, "consumed_samples": 20}
+    two = made(workspace, "two", {"lr_schedule.lr": 0.01}, [(1, 90)], loss=2.25, **speed)
     found = compared([one, two])
     assert found["names"] == ["one", "two"] and not found["active"]
     [row] = found["settings"]["rows"]
@@ -44,9 +46,10 @@ def test_what_differs_and_what_came_of_it(workspace):
     figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
     assert figures["loss"] == ["2.5000", "2.2500"]
     assert figures["validation perplexity"] == ["7.39", "\N{EN DASH}"]
-    assert figures["tokens/s"] == ["\N{EN DASH}", "1,234"]
+    assert figures["tokens/s, mean of 100 steps"] == ["\N{EN DASH}", "1,280"]
+    assert figures["samples/s, mean of 100 steps"] == ["\N{EN DASH}", "10.0"]
     assert figures["steps"] == ["20 / 20", "20 / 20"]
-    assert figures["GPU hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
+    assert figures["GPU or CPU-process hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
     assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
     assert "test loss" not in figures
 

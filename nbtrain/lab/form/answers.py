@@ -143,7 +143,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
         refuse_taken(RunDir.named(config.name))
     before = active_job(RunDir.named(config.name))
     job = submit(config, parent=parent)
-    found = {"name": job.run.name, "job_id": job.job_id}
+    found: dict[str, Any] = {"name": job.run.name, "job_id": job.job_id}
     changes = [str(change) for change in not_applied(job.run, config)]
     # Another process may have submitted the run meanwhile: what it does not get says so.
     if changes or (before and before.job_id == job.job_id):

@@ -75,6 +75,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     """
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+    from nbtrain.jobs.queue.needs import more_than_is_here
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
@@ -87,7 +88,8 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        return Checked(config.name, [*findings_of_hostfile(config), *plan(config).findings])
+        here = [*findings_of_hostfile(config), *more_than_is_here(config)]
+        return Checked(config.name, [*here, *plan(config).findings])
     except ConfigError as error:
         problems = [finding_of_problem(problem) for problem in split_problems(str(error))]
         return Checked(str(getattr(run, "name", run)), problems, error)

@@ -50,7 +50,7 @@ from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
-from nbtrain.jobs.queue.needs import used_by_others
+from nbtrain.jobs.queue.needs import warnings_here
 from nbtrain.jobs.refusals import (
     HARMLESS_ENTRIES,
     active_job,
@@ -421,7 +421,7 @@ def _write_job(
                 events.write(
                     "warning", f"{words} now falls over {config.train_tokens:,} tokens, {before:,} before"
                 )
-        for warning in used_by_others(config, Queue()):
+        for warning in warnings_here(config, Queue()):
             logger.warning("%s: %s.", run.name, warning)
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)

@@ -9,19 +9,22 @@ of them, and no cores.
 import os
 from typing import Any
 
-from nbtrain.base import files, nvml
+from nbtrain.base import amounts, files, nvml
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.environment import CUDA_DEVICES, threads_per_rank
-from nbtrain.jobs.machine import driver_gpus, named_gpu, usable_cores
+from nbtrain.jobs.machine import driver_gpus, named_gpu, this_machine, usable_cores
 from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue
+from nbtrain.planner.findings import Finding, finding_of
 
 THREADS = "OMP_NUM_THREADS"
 # A desktop and a CUDA context of a notebook take less.
 FOREIGN_BYTES = 1 << 30
+# A machine of 64 GiB has 62 that a kernel counts: more than this over them is no such difference.
+MEMORY_SLACK = 1.1
 
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
@@ -123,3 +126,37 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
                 "(`nvidia-smi` names them); the run may run out of memory there"
             )
     return found
+
+
+def more_than_is_here(config: RunConfig) -> list[Finding]:
+    """What a run of this machine asks for and does not get, in silence but for this: cores, host memory.
+
+    Nothing if its GPUs are not here: another machine is meant, or the submission is refused.
+    """
+    resources = config.resources
+    cores, memory = resources.cpus_per_node, resources.memory_per_node_bytes
+    if config.backend.kind != "local" or (cores is None and memory is None):
+        return []
+    machine, found = this_machine(), []
+    if resources.device == "gpu" and len(machine.gpus) < config.world_size:
+        return []
+    if cores is not None and cores > machine.cores:
+        key, has = "resources.cpus_per_node", amounts.counted(machine.cores, "core")
+        said = f"cpus_per_node = {cores:,}, but {machine.host} has {has} for this run, which takes these."
+        fix = f"Set {key}: {machine.cores} or null (all of them), or submit it where there are {cores:,}."
+        found.append(finding_of(config, "cores_are_here", key, said, fix))
+    if memory is not None and memory > MEMORY_SLACK * machine.memory_bytes:
+        key, has = "resources.memory_per_node_bytes", amounts.size(machine.memory_bytes)
+        said = (
+            f"memory_per_node_bytes = {memory:,} is {amounts.size(memory)}, but {machine.host} has {has}: "
+            "what the plan finds to fit into host memory may not fit here."
+        )
+        fix = f"Set {key}: {machine.memory_bytes} or null, or submit it on such a machine."
+        found.append(finding_of(config, "memory_is_here", key, said, fix))
+    return found
+
+
+def warnings_here(config: RunConfig, queue: Queue) -> list[str]:
+    """A sentence, without its full stop, for all that the run may not have here as it asks for it."""
+    asked = [one.text.removesuffix(".") for one in more_than_is_here(config)]
+    return [*asked, *used_by_others(config, queue)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.queue import after_boot, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
-from nbtrain.jobs.queue.needs import needs_of
+from nbtrain.jobs.queue.needs import needs_of, warnings_here
 from nbtrain.jobs.queue.place import place_of
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
@@ -223,6 +224,26 @@ def test_cores_are_threads_times_ranks(holders):
     ranks = {"parallel.data_parallel_size": 2, "backend.env": {"OMP_NUM_THREADS": "1"}}
     assert count(**ranks) == min(2, cores)
     assert count(**{"parallel.data_parallel_size": 64}) == all_of_it
+
+
+def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys):
+    """Cores and host memory, with numbers and fix, by `check` and at a submission; no GPUs: nothing."""
+    cores = usable_cores()
+    most = {"resources.cpus_per_node": cores, "resources.memory_per_node_bytes": 1 << 30}
+    assert warnings_here(holders.config("one", **most), holders.queue) == []
+    more = {"resources.cpus_per_node": cores + 6, "resources.memory_per_node_bytes": 9 * 10**15}
+    said, memory = warnings_here(holders.config("one", **more), holders.queue)
+    has = f"{cores} core{'s' * (cores > 1)}"
+    assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has {has} for this run, which takes", said)
+    assert f"Set resources.cpus_per_node: {cores} or null" in said
+    assert re.match(
+        r"memory_per_node_bytes = 9,0{3},.* is 8185\.5 TiB, but \S+ has .*may not fit here\. Set", memory
+    )
+    for elsewhere in ({"resources.device": "gpu"}, {"backend.kind": "slurm"}):
+        assert warnings_here(holders.config("one", **more, **elsewhere), holders.queue) == []
+    assert main(["check", "gpt-tiny", *(f"{key}={value}" for key, value in more.items())]) == 0
+    shown = capsys.readouterr().out
+    assert said.partition(". ")[0] in shown and memory.partition(": ")[0] in shown
 
 
 def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):

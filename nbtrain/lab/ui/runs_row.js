@@ -108,7 +108,8 @@ export class RunRow {
     this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
     this.stop.hidden = !run.active || !this.list.can("stop");
     this.stop.disabled = Boolean(busy);
-    this.stop.title = "The ranks save a checkpoint at the next step and leave; Resume goes on from it.";
+    this.stop.title = run.state === "QUEUED" ? "Take it out of the queue."
+      : "The ranks save a checkpoint at the next step and leave; Resume goes on from it.";
     if (this.list.compact) return this.drawLine(run, now);
     this.steps.textContent = run.words.step;
     for (const key of ["loss", "validation_loss"]) this.cells[key].textContent = run.words[key];

@@ -148,7 +148,13 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         page.keyboard.press("Enter")
         assert page.evaluate("window.opened") == "gpt-0002"
         page.evaluate("window.before = document.querySelector('tr[data-run=gpt-0002]')")
-        page.get_by_label("Stop gpt-0000").click()
+        stop = page.get_by_label("Stop gpt-0000")
+        assert stop.get_attribute("title").startswith("The ranks save a checkpoint at the next step")
+        server.row("gpt-0000").update(state="QUEUED")
+        page.locator("tr[data-run=gpt-0000] [title='Take it out of the queue.']").wait_for()
+        server.row("gpt-0000").update(state="RUNNING")
+        page.locator("tr[data-run=gpt-0000] [title^='The ranks save']").wait_for()
+        stop.click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
         ended = {"state": "CANCELLED", "active": False, "pill": ["CANCELLED", "calm"], "cause": "saved"}

@@ -77,6 +77,7 @@ def _evidence(
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
 DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
+JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 IN_A_BROWSER = (
@@ -308,6 +309,17 @@ PARTS = (
             (*IN_A_BROWSER, "tests/end_to_end/jupyterlab.py", "tests/lab/widgets/fake_run.py", UI_BUNDLE),
             ("nbtrain.corpus", "nbtrain.cli"),
         ),
+    ),
+    Part(
+        "jupyter-versions",
+        "the installed wheel in JupyterLab 4.4, 4.5 and 4.6 and in Notebook 7.4 and 7.6, in Chromium",
+        _pytest("--soak", JUPYTER_VERSIONS_TEST),
+        _evidence(
+            ("nbtrain.lab.server.extension", "nbtrain.api.run"),
+            (JUPYTER_VERSIONS_TEST, "tests/end_to_end/jupyterlab.py", UI_BUNDLE),
+            ("nbtrain.corpus", "nbtrain.cli"),
+        ),
+        {"NBTRAIN_REQUIRE_BROWSER": "1"},
     ),
     Part(
         "gpu-on-cpu",

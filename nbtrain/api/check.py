@@ -57,7 +57,7 @@ class Checked:
         num = len(self.findings)
         if self.of_files:
             found = f"{amounts.counted(num, 'finding')}{', the dearest first' if num > 1 else ''}:"
-            return f"{self.what}: {found if num else 'nothing stands against it.'}"
+            return f"{self.what}: {found if num else 'no problems found.'}"
         verdict = "the fields are legal, but the run cannot work"
         if self.refused is not None:
             verdict = "it is refused"

@@ -10,6 +10,17 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def count_of(value: float, total: float) -> str:
+    """950000 of 1230000 as "0.95/1.23M": both in the total's unit, which is written once."""
+    whole = count(total)
+    number = whole.rstrip("kMBT")
+    if (mark := whole.removeprefix(number)) == "":
+        return f"{count(value)}/{whole}"
+    unit = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[mark]
+    digits = 2 if abs(total) < 10 * unit else 1
+    return f"{f'{value / unit:.{digits}f}'.rstrip('0').rstrip('.')}/{whole}"
+
+
 def rate(value: float) -> str:
     """A learning rate: 0.00199 as "1.99e-3"."""
     mantissa, _, exponent = f"{value:.2e}".partition("e")

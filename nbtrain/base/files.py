@@ -111,7 +111,8 @@ def read_json(path: Path) -> Any | None:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise RecordError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        what = f"{error.msg.removesuffix(' at')} (column {error.colno})"
+        raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
 
 
 def not_allowed(error: OSError) -> str:

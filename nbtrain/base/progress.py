@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from nbtrain.base.amounts import count, elapsed
+from nbtrain.base.amounts import count, count_of, elapsed
 
 LOG_INTERVAL_SECONDS = 5.0
 PAINT_INTERVAL_SECONDS = 0.5
@@ -84,9 +84,7 @@ class Progress:
         seconds = self._last_line - self._started
         rate = self.done / seconds if seconds > 0 else 0.0
         unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
-        amount = count(self.done)
-        if self.total:
-            amount += f"/{count(self.total)}"
+        amount = count_of(self.done, self.total) if self.total else count(self.done)
         parts = [f"{amount}{unit}", f"{count(round(rate, 1))}{unit}/s"]
         if self.total and not final:
             parts[0] += f" ({self.done / self.total:.0%})"

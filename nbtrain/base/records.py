@@ -271,6 +271,9 @@ class JobRecord(Stamped):
         """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
         newest = self.attempts[-1] if self.attempts else None
         progress = beat.progress
+        # It has the checkpoint's step before its tokens.
+        at_step = newest is not None and beat.step == newest.first_step
+        loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
         if newest is not None and beat.attempt != newest.attempt:
             # How fast an ended attempt was says nothing of this one.
             if progress:
@@ -278,7 +281,7 @@ class JobRecord(Stamped):
                     progress, tokens_per_second=None, samples_per_second=None, eta_seconds=None
                 )
             beat = replace(beat, progress=progress)
-        if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
+        if newest is None or not newest.first_step or (not loads and beat.attempt == newest.attempt):
             return beat
         progress = progress and replace(progress, consumed_tokens=newest.first_tokens)
         return replace(beat, step=newest.first_step, progress=progress)

@@ -175,6 +175,7 @@ class JobDir:
     control_ack = _Below("control", "ack.json")
     control_devices = _Below("control", "devices.json")
     control_pause = _Below("control", "pause.json")
+    control_priority = _Below("control", "priority.json")
     control_ask = _Below("control", "ask.json")
     control_given_up = _Below("control", "given_up.json")
     control_launch = _Below("control", "launch.json")

@@ -19,6 +19,10 @@ from nbtrain.lab.widgets.watched import noted_unfinished
 
 # On a machine that trains on every core a kernel may need minutes; papermill's own limit is one.
 KERNEL_START_SECONDS = 600
+# Jupyter chooses a kernel's ports before the kernel takes them: another process may be quicker.
+KERNEL_STARTS = 3
+STILLBORN = "Kernel died before replying"
+"""nbclient's and jupyter_client's words for a kernel that has run nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +64,9 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     output.parent.mkdir(parents=True, exist_ok=True)
     import nbformat
     from papermill.exceptions import PapermillExecutionError
-    from papermill.execute import execute_notebook
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
-            streams = {"stdout_file": sys.stdout, "stderr_file": sys.stderr, "progress_bar": False}
-            limits = {"kernel_name": "python3", "start_timeout": KERNEL_START_SECONDS}
-            execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
+        _execute(source, output, parameters)
     except PapermillExecutionError as error:
         kind = JobFailed if error.ename == JobFailed.__name__ else JobError
         # Of a run that was stopped, all cells have run but the one that has papermill fail.
@@ -79,6 +78,34 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     finally:
         html = write_html(output) if output.is_file() else output.with_suffix(".html")
     return ExecutedNotebook(output, html, noted_unfinished(nbformat.read(output, as_version=4)))
+
+
+def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+    """Have papermill run all cells. Raises JobError if the kernel does not start, or dies."""
+    from nbclient.exceptions import DeadKernelError
+    from papermill.execute import execute_notebook
+
+    streams = {"stdout_file": sys.stdout, "stderr_file": sys.stderr, "progress_bar": False}
+    limits = {"kernel_name": "python3", "start_timeout": KERNEL_START_SECONDS}
+    for left in reversed(range(KERNEL_STARTS)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
+                execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
+            return
+        except DeadKernelError as error:
+            raise JobError(
+                f"{source.name}: its kernel died while a cell ran: it was killed, or out of host memory.\n"
+                f"  The executed notebook, up to the failure: {display(output)}"
+            ) from error
+        except RuntimeError as error:
+            if STILLBORN not in str(error):
+                raise
+            if not left:
+                raise JobError(
+                    f"{source.name}: its kernel died before the first cell, {KERNEL_STARTS} times. What it "
+                    f"wrote is above; `{sys.executable} -m ipykernel_launcher` starts one by hand."
+                ) from error
 
 
 def folder_of(run: Any) -> Path:

@@ -114,6 +114,8 @@ def submit(options: argparse.Namespace) -> int:
     now = ["backend.share_devices=true"] if options.now else []
     config = api.load(options.run, [*options.overrides, *now])
     if options.dry_run is not None:
+        if str(options.dry_run) == "-":
+            raise ConfigError("--dry-run -: must name a file; nothing was written.")
         # A path on the command line is relative to the current folder.
         path = api.submit(config, dry_run=options.dry_run.absolute())
         hosts = config.backend.kind == "hosts"
@@ -218,7 +220,7 @@ def logs(options: argparse.Namespace) -> None:
     from nbtrain.base.jobstate import ACTIVE, FAILED
     from nbtrain.jobs.backends.base import status_of
     from nbtrain.monitor.job_page import job_of
-    from nbtrain.monitor.lines import waiting_line
+    from nbtrain.monitor.lines import no_log_line, waiting_line
     from nbtrain.monitor.logs import log_path
     from nbtrain.monitor.tracebacks import failed_rank, whose
 
@@ -256,8 +258,11 @@ def logs(options: argparse.Namespace) -> None:
     rank = rank or 0
     # What a pod says before its rank has a log is followed from its start.
     if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
-        for line in run.log(lines, rank, options.job):
+        said = run.log(lines, rank, options.job)
+        for line in said:
             print(line)
+        if job and not said and lines and not options.follow:
+            print(no_log_line(job, rank), file=sys.stderr)
     if options.follow:
         if waits := waiting_line(run.directory, rank):
             print(waits, file=sys.stderr, flush=True)

@@ -17,10 +17,10 @@ ObjectName = Annotated[str, Field(pattern=f"^{SUBDOMAIN}$", max_length=253)]
 LabelKey = Annotated[str, Field(pattern=f"^({SUBDOMAIN}/)?{QUALIFIED}$", max_length=317)]
 LabelValue = Annotated[str, Field(pattern=f"^({QUALIFIED})?$")]
 LABEL_WORDS = {
-    f"^({SUBDOMAIN}/)?{QUALIFIED}$": "must be a label's key: at most 63 letters, digits, dots, dashes and "
-    "underscores, the first and last a letter or digit, if wanted after a domain: example.com/team",
-    f"^({QUALIFIED})?$": "must be a label's value: at most 63 letters, digits, dots, dashes and underscores, "
-    "the first and last a letter or digit",
+    f"^({SUBDOMAIN}/)?{QUALIFIED}$": "must be at most 63 letters, digits, dots, dashes and underscores, "
+    "and begin and end with a letter or digit. A domain may stand before it: example.com/team",
+    f"^({QUALIFIED})?$": "must be empty, or at most 63 letters, digits, dots, dashes and underscores, "
+    "and begin and end with a letter or digit",
 }
 """{pattern: its rule in words}."""
 # A key of a Secret, which becomes a file's name.

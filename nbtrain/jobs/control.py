@@ -202,6 +202,17 @@ def asked_pause(job: JobDir) -> bool:
     return bool(asked and asked["pause"])
 
 
+def ask_priority(job: JobDir, priority: int) -> None:
+    """Say which priority the job has in the queue, in place of backend.priority."""
+    files.write_json(job.control_priority, {"priority": priority, "time": time.time()})
+
+
+def asked_priority(job: JobDir) -> int | None:
+    """What ask_priority() said last; None if it said nothing."""
+    asked = files.read_json(job.control_priority)
+    return asked["priority"] if asked else None
+
+
 @by_its_owner
 def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.

@@ -132,8 +132,9 @@ def _refuse_active(run: RunDir, force: bool) -> None:
     except RecordError as error:
         if not force:
             raise JobError(
-                f"{error} So nothing says whether a job is active. If none is, `nbtrain delete --force "
-                f"{run.name}` deletes the run, and ends what runs on this machine with its marker."
+                f"{str(error).rstrip('.')}. So nothing says whether a job is active. If none is, "
+                f"`nbtrain delete --force {run.name}` deletes the run, and ends what runs on "
+                "this machine with its marker."
             ) from error
 
 

@@ -1,8 +1,12 @@
 """A reason not to launch, and the wording that checks of the machine share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.workspace import data_home, the_workspace
+from nbtrain.config.schema import RunConfig
 
 GIB = 1 << 30
 
@@ -34,3 +38,18 @@ def gib(number: int) -> str:
 def size(number: int) -> str:
     """ "0.61 MB", "1.20 GB": of disks."""
     return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
+
+
+def refuse_obstacles(config: RunConfig, problems: Sequence[Obstacle], started: bool = False) -> None:
+    """Raise SubmitError if there are any; `started`: in an allocation."""
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        end = "Nothing was started and nothing written."
+        if any(problem.kind == "data" for problem in problems):
+            whose = "pods" if config.backend.kind == "kubernetes" else "nodes"
+            end = (
+                f"Data must be in {data_home()} of the {whose}: prepare it where that is mounted. {end}"
+                if started
+                else f"Data is looked for in {data_home()}. {the_workspace()}\n{end}"
+            )
+        raise SubmitError(f"{config.name} cannot start here:\n{lines}\n{end}")

@@ -85,7 +85,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
             yield shortage(
-                f"{config.where('resources.gpus_per_node')}: the run needs {needed} GPUs; "
+                f"{config.where('resources.gpus_per_node')}: the run needs {counted(needed, 'GPU')}; "
                 f"{machine.host} has {present}{note}.",
                 "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
             )

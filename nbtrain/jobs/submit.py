@@ -36,7 +36,7 @@ from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
-from nbtrain.base.workspace import data_home, display
+from nbtrain.base.workspace import display
 from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_shown_yaml, to_yaml
@@ -45,9 +45,9 @@ from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import changes_between, typed_changes
-from nbtrain.jobs.control import asked_pause, cancel, end_cut_off, unpause
+from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
-from nbtrain.jobs.obstacle import Obstacle
+from nbtrain.jobs.obstacle import refuse_obstacles
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import warnings_here
@@ -90,7 +90,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     if active := _joined(run, config):
         return active
     refuse_finished(run, config)
-    return _launch(run, config, parent, command)
+    return _launch(run, config, parent, command, new_priority=config.sets("backend.priority"))
 
 
 def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
@@ -126,7 +126,7 @@ def refuse_hopeless(config: RunConfig) -> None:
     refuse_foreign(run)
     refuse_finished(run, config)
     _refuse(run, config)
-    _refuse_problems(config, [problem for problem in preflight(config) if problem.kind != "data"])
+    refuse_obstacles(config, [problem for problem in preflight(config) if problem.kind != "data"])
 
 
 def resume(
@@ -166,7 +166,8 @@ def resume(
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
             f"{config.train_steps:,}. To train on: {more_to_train(run, before)}.{again}"
         )
-    return _launch(run, config, None, command, wanted)
+    new_priority = "backend.priority" in override_layer(overrides).origins
+    return _launch(run, config, None, command, wanted, new_priority=new_priority)
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
@@ -290,8 +291,9 @@ def _launch(
     command: tuple[str, ...],
     wanted: Callable[[], bool] = lambda: True,
     started: tuple[JobDir, str] | None = None,
+    new_priority: bool = False,
 ) -> JobDir:
-    """`started`: the job that its engine has started already, and the run id by which it knows the run."""
+    """`started`: the job that its engine has started, and its run id; `new_priority`: not the queue's one."""
     from nbtrain.planner.plan import plan as make_plan
 
     known = run.newest_job()
@@ -303,7 +305,7 @@ def _launch(
             f"only the newest may train. To go on with the run, {AGAIN}."
         )
     problems = preflight_in_allocation(config) if started else preflight(config)
-    _refuse_problems(config, problems, started=started is not None)
+    refuse_obstacles(config, problems, started=started is not None)
     plan = make_plan(config)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()
@@ -316,7 +318,8 @@ def _launch(
             if taken:
                 if not wanted():
                     raise SubmitError(f"{display(run.path)}: it was cancelled before it was started again.")
-                job = _write_job(run, config, plan, parent, command, started)
+                priority = asked_priority(known) if known and not new_priority else None
+                job = _write_job(run, config, plan, parent, command, started, priority)
                 backend = backend_of(config.backend.kind)
                 if started:
                     backend.was_started(*started)
@@ -338,16 +341,6 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
     refuse_other_training(run, config)
     refuse_without_whole_checkpoint(run, config)
     refuse_less_than_done(run, config)
-
-
-def _refuse_problems(config: RunConfig, problems: list[Obstacle], started: bool = False) -> None:
-    if problems:
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        end = "Nothing was started and nothing written."
-        if started and any(problem.kind == "data" for problem in problems):
-            whose = "pods" if config.backend.kind == "kubernetes" else "nodes"
-            end = f"Data must be in {data_home()} of the {whose}: prepare it where that is mounted. {end}"
-        raise SubmitError(f"{config.name} cannot start here:\n{lines}\n{end}")
 
 
 def _make_folder(run: RunDir) -> None:
@@ -377,6 +370,7 @@ def _write_job(
     parent: str | None,
     command: tuple[str, ...],
     started: tuple[JobDir, str] | None,
+    priority: int | None,
 ) -> JobDir:
     """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     changes = refuse_other_training(run, config)
@@ -408,8 +402,10 @@ def _write_job(
         for finding in plan.findings:
             if finding.cost.fatal:
                 events.write("warning", finding.text)
+        if changes:
+            lines = "".join(f"\n  {without_secrets(str(change))}  ({change.where})" for change in changes)
+            logger.warning("%s: trains %s with settings that have changed:%s", run.name, start, lines)
         for change in changes:
-            logger.info("%s: changed on resume: %s", run.name, change)
             now = without_secrets(change.now)
             events.write("config", f"changed on resume: {change}", key=change.key, now=now)
             unit = change.key.removeprefix("batch.train_")
@@ -421,6 +417,9 @@ def _write_job(
                 events.write(
                     "warning", f"{words} now falls over {config.train_tokens:,} tokens, {before:,} before"
                 )
+        if priority is not None:
+            ask_priority(job, priority)
+            events.write("config", f"keeps priority {priority} of `nbtrain queue`")
         for warning in warnings_here(config, Queue()):
             logger.warning("%s: %s.", run.name, warning)
             events.write("warning", warning)

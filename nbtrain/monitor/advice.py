@@ -39,8 +39,8 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
         going_on = f"A resume goes on from the checkpoint of step {saved:,}{lost}."
     if state == "LOST":
         return going_on
-    first = "Do first what the cause says. " if _NOT_TRIED_AGAIN.search(cause or "") else ""
-    return f"{first}The tab Logs begins with the last traceback. {going_on}"
+    first = "Remove the cause first. " if _NOT_TRIED_AGAIN.search(cause or "") else ""
+    return f"{first}The tab Logs begins with the last traceback, if there is one. {going_on}"
 
 
 def marks(run: RunDir, records: Iterable[JobRecord]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ The static picture draws these charts as they are. The live view begins with the
 a reader zooms or changes an axis (lab/ui/numbers.js); tests/lab/ui/numbers.json holds what both must say.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,15 +124,16 @@ def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str,
         "x_name": "step",
         **{key: getattr(kind, key) for key in ("y_name", "form", "from_zero", "smoothing")},
     }
-    points = [
-        (step, value)
-        for line in kind.lines
-        for step, value in zip(curves[line["name"]]["steps"], curves[line["name"]]["values"])
-        if value is not None and math.isfinite(value)
-    ]
-    if not points:
+    steps: list[int] = []
+    values: list[float] = []
+    for line in kind.lines:
+        there = curves[line["name"]]
+        known = [value is not None and math.isfinite(value) for value in there["values"]]
+        steps.extend(itertools.compress(there["steps"], known))
+        values.extend(itertools.compress(there["values"], known))
+    if not values:
         return found
-    (left, right), (low, high) = ((min(found), max(found)) for found in zip(*points))
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
     margin = (high - low) * MARGIN_FRACTION or abs(high) * 0.05 or 1.0
     low, high = (min(0.0, low) if kind.from_zero else low - margin), high + margin
     left, right = (left, right) if right > left else (left - 1, left + 1)

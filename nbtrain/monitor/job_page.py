@@ -6,6 +6,7 @@ Everything comes from the run directory, while the job runs and afterwards: no s
 is one machine or pod with its ranks.
 """
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,7 +42,7 @@ OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 MOST_POINTS = 240
 PHASES = {
     "QUEUED": "Pending",
-    "STARTING": "Pending",
+    "STARTING": "Starting",
     "RUNNING": "Running",
     "RESTARTING": "Running",
     "SUSPENDED": "Suspended",
@@ -51,6 +52,8 @@ PHASES = {
     "LOST": "Lost",
 }
 """The word of a job's state on a cluster's page."""
+WAITING_PHASES = ("Pending", "Starting")
+"""Of a rank that nothing was heard of yet."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
     # A job of an earlier nbtrain kept none of its own.
     config_yaml = job.config_yaml if job.config_yaml.exists() else run.config_yaml
-    config = load_resolved(config_yaml)
+    config = _resolved(str(config_yaml), config_yaml.stat().st_mtime_ns if config_yaml.exists() else 0)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
@@ -263,6 +266,12 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     )
 
 
+@functools.lru_cache(16)
+def _resolved(path: str, _changed: int) -> RunConfig:
+    """The file is read again if it was changed: to read it takes half of the time of a page."""
+    return load_resolved(path)
+
+
 def job_of(run: RunDir, job_id: str | None) -> JobDir:
     """The job of that id, by default the newest. Raises JobError if there is none."""
     ids = run.job_ids()
@@ -295,7 +304,7 @@ def _replicas(
         bad = [row for row in rows if row.phase == "Error"]
         seen = words.get("host") or (node.host if node else "") or _host(job, rows)
         # Until a rank is heard of, the pod is all that is known.
-        waits = all(row.phase == "Pending" for row in rows)
+        waits = all(row.phase in WAITING_PHASES for row in rows)
         # The machine, where an agent knows its pod's name alone.
         host = str((pod.host if pod else "") or seen or "")
         own_log = job.path / "logs" / f"node{index}.log"
@@ -360,7 +369,7 @@ def _rank(
         code, message, doing = end.exit_code, end.message, ended.outcome
         phase = "Error" if end.failed else "Succeeded"
     elif beat is None:
-        phase, doing, message = ("Pending" if state in ACTIVE else "Gone"), "", ""
+        phase, doing, message = (_phase_unheard(state) if state in ACTIVE else "Gone"), "", ""
     else:
         live = state in ACTIVE and beat.attempt == record.attempt and not beat.process.gone()
         phase, doing, message = ("Running" if live else "Gone"), beat.phase, ""
@@ -379,6 +388,11 @@ def _rank(
     )
 
 
+def _phase_unheard(state: str) -> str:
+    """Of a rank of an active job that has written nothing yet."""
+    return PHASES[state] if PHASES[state] in WAITING_PHASES else "Pending"
+
+
 def _end(record: ExitRecord) -> RankEnd:
     code = 128 + record.signal if record.signal else record.exit_code
     failed = record.outcome in ("failed", "killed")
@@ -390,7 +404,7 @@ def _replica_phase(rows: list[RankRow], state: str) -> str:
     phases = {row.phase for row in rows}
     if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
         return PHASES[state]
-    for phase in ("Error", "Running", "Pending", "Gone"):
+    for phase in ("Error", "Running", "Starting", "Pending", "Gone"):
         if phase in phases:
             return phase
     return "Succeeded" if rows else PHASES.get(state, state)

@@ -66,8 +66,8 @@ def _basics(page: "JobPage") -> list[str]:
         f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
         f"{amounts.counted(len(page.replicas), 'replica')}, {amounts.counted(page.world_size, 'rank')}, "
         f"attempt {page.attempt}, {amounts.counted(page.restarts, 'restart')}",
-        f"each replica asks for {amounts_text(page.requests) or 'nothing in particular'}; "
-        f"may use {amounts_text(page.limits) or 'what there is'}",
+        f"request per replica: {amounts_text(page.requests) or 'none'}; "
+        f"limit per replica: {amounts_text(page.limits) or 'none'}",
         f"restarts {page.restart_policy}",
     ]
     if page.place:

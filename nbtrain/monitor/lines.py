@@ -16,13 +16,14 @@ from nbtrain.base.jobstate import (
     read_state,
 )
 from nbtrain.base.records import JobRecord, ResumeCertificate
-from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
 from nbtrain.base.terminal import printable
 from nbtrain.monitor.job_text import engine_words
-from nbtrain.monitor.logs import log_path
+from nbtrain.monitor.logs import log_path, read_log
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import lost_words
 from nbtrain.monitor.snapshot import in_sight
+from nbtrain.monitor.tracebacks import whose
 
 STATUS_EVENTS = 8
 # In these a job's cause is what happened before.
@@ -97,6 +98,20 @@ def waiting_line(run: RunDir, rank: int | str) -> str | None:
         return None
     why, when = WAITING[state]
     return f"{run.name} is {state}: {one_line(cause) if cause else why}; lines follow {when}."
+
+
+def no_log_line(job: JobDir, rank: int | str) -> str:
+    """Why a log holds no line, and the command that shows that of the newest job that has one."""
+    name, which = job.run.name, f"the log of rank {rank}" if isinstance(rank, int) else whose(rank)
+    state, cause = read_state(job, time.time())
+    why = f": {one_line(cause)}" if cause else ""
+    said = f"{name}: {which} in job {job.job_id} is empty; the job is {state}{why}"
+    others = (job.run.job(job_id) for job_id in reversed(job.run.job_ids()) if job_id != job.job_id)
+    with_log = (one for one in others if read_log(log_path(one, rank), limit_bytes=1).size_bytes)
+    if other := next(with_log, None):
+        named = "" if rank == 0 else f" --rank {rank}"
+        said += f". Job {other.job_id} has one: `nbtrain logs {name}{named} --job {other.job_id}`"
+    return f"{said.rstrip('.')}."
 
 
 def engine_lines(view: RunView) -> list[str]:

@@ -24,6 +24,7 @@ from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
 from nbtrain.base.workspace import output_root
+from nbtrain.monitor.advice import asked_of
 from nbtrain.monitor.notes import RunNotes, notes_of
 from nbtrain.monitor.run_filter import DAMAGED as DAMAGED
 from nbtrain.monitor.run_filter import EVERY_RUN, RunFilter
@@ -65,6 +66,8 @@ class RunSummary:
     validation_loss: float | None = None
     eta_seconds: float | None = None
     """Of a run whose job is RUNNING."""
+    asked: str | None = None
+    """What an active job was asked and has not done yet: stop, pause or None."""
     labels: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
@@ -234,6 +237,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         archived=said.archived,
         step=beat.step if beat else record.first_step if record else None,
         eta_seconds=progress.eta_seconds if progress and state == "RUNNING" else None,
+        asked=asked_of(job) if job and state in ACTIVE else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
 

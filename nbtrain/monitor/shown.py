@@ -7,7 +7,8 @@ from nbtrain.base import amounts
 from nbtrain.monitor.chart_data import charts
 
 TONES = {
-    **dict.fromkeys(("RUNNING", "SUCCEEDED"), "good"),
+    "RUNNING": "live",
+    "SUCCEEDED": "good",
     **dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), "wait"),
     **dict.fromkeys(("FAILED", "LOST"), "bad"),
 }
@@ -35,7 +36,7 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """The key "shown" of a snapshot, from its other keys.
 
     about       what is trained and where, in one line
-    pill        [the state's words, its tone: good, wait, bad or calm]
+    pill        [the state's words, its tone: live, good, wait, bad or calm]
     note, tone  the cause, or the newest alert that still holds; "error", "alert" or ""
     advice      what to do about a failure
     fraction    how much of the run is done, 0 to 1

@@ -3,8 +3,11 @@
 import functools
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 
@@ -44,11 +47,11 @@ def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list
         return steps, values
     buckets = max(1, most // 2 - 1)
     chosen = {0, len(steps) - 1}
-    for bucket in range(buckets):
-        low, high = bucket * len(steps) // buckets, (bucket + 1) * len(steps) // buckets
-        part = values[low:high]
-        chosen.add(low + part.index(min(part)))
-        chosen.add(low + part.index(max(part)))
+    starts = [bucket * len(steps) // buckets for bucket in range(buckets)]
+    parts = [values[low:high] for low, high in zip(starts, [*starts[1:], len(steps)])]
+    # Without a loop of Python's: eight curves are thinned at each look at a run.
+    for end in (min, max):
+        chosen.update(map(operator.add, starts, map(list.index, parts, map(end, parts))))
     order = sorted(chosen)
     return [steps[at] for at in order], [values[at] for at in order]
 
@@ -128,11 +131,19 @@ def six_digits(value: float) -> float:
 def finite(value: Any) -> Any:
     """`value` with NaN and Inf as None, because JSON has no word for them."""
     try:
-        # Most have neither; to look at each part here takes ten times as long.
-        json.dumps(value, allow_nan=False)
-        return value
-    except ValueError:
+        # There and back takes a tenth of the time of looking at each part here.
+        return orjson.loads(orjson.dumps(value))
+    except TypeError:
         return _finite(value)
+
+
+def encoded(value: Any) -> bytes:
+    """The JSON of `value`, with NaN and Inf as null."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # What orjson does not take: keys that are numbers, half a surrogate pair of a file's name.
+        return json.dumps(_finite(value), separators=(",", ":")).encode()
 
 
 def _finite(value: Any) -> Any:

@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bound:
-    """The request or limit of one replica, or of one GPU."""
+    """The request or limit of one replica, or of one GPU; "request = limit" if they are equal."""
 
     word: str
     value: float
@@ -139,6 +139,9 @@ def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
     if figure == "gpu_memory_bytes":
         sizes = [gpu.memory_bytes for one in page.replicas for gpu in one.gpus.values() if gpu.memory_bytes]
         found = [("limit", min(sizes, default=None))]
+    if found[0][1] is not None and found[0][1] == found[-1][1] and len(found) > 1:
+        # One line: the other would be hidden under it.
+        found = [("request = limit", found[0][1])]
     for word, value in found:
         if value is not None:
             yield Bound(word, float(value))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = SERIES
-BOUND_COLORS = {"request": GREEN, "limit": RED}
+BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 
 
 def usage_figure(page: JobPage) -> "Figure":

@@ -22,6 +22,7 @@ from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING
 from nbtrain.base.workspace import display
 from nbtrain.monitor.runs import RunSummary, summary_in
 from nbtrain.monitor.shown import UNKNOWN, pill
+from nbtrain.monitor.snapshot import encoded
 
 # Several lists may be open: within this time they get one answer.
 ANSWER_AGE_SECONDS = 0.9
@@ -108,7 +109,7 @@ class WatchedRuns:
         stamps = _stamps(folder, run.job_id) if settled else None
         if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
             stamps = None
-        text = json.dumps(value, separators=(",", ":"))
+        text = encoded(value).decode()
         active = run.state in ACTIVE
         return Row(text, run.archived, active, run.created_at, folder, run.job_id, stamps)
 
@@ -137,7 +138,7 @@ def row_of(run: RunSummary) -> dict[str, Any]:
     return value | {
         "meaning": meaning,
         "active": run.state in ACTIVE,
-        "pill": list(pill(run.state)),
+        "pill": list(pill(run.state, run.asked)),
         "words": {"step": step, **losses, "eta": eta, "size": counts},
     }
 

@@ -367,7 +367,7 @@ def test_a_submit_that_is_refused_prepares_nothing(workspace):
         }
     )
     before = sorted(path for path in workspace.rglob("*"))
-    with pytest.raises(SubmitError, match="the run needs 5000 GPUs"):
+    with pytest.raises(SubmitError, match="the run needs 5,000 GPUs"):
         nb.submit(config, prepared=False)
     assert sorted(path for path in workspace.rglob("*")) == before
 

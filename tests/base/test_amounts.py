@@ -70,3 +70,11 @@ def test_one_of_a_thing_has_no_s():
 )
 def test_a_steps_time_has_no_powers_of_ten(seconds, text):
     assert amounts.step(seconds) == text
+
+
+def test_a_part_has_the_unit_of_its_whole():
+    """7.99M of 8.44M stands beside 0.95M of 8.44M, not beside 950k."""
+    count_of = amounts.count_of
+    assert count_of(7.99e6, 8.44e6) == "7.99/8.44M"
+    assert count_of(950e3, 8.44e6) == "0.95/8.44M"
+    assert count_of(500, 4000) == "0.5/4k" and count_of(3, 10) == "3/10" and count_of(0, 2e9) == "0/2B"

@@ -14,8 +14,8 @@ def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
         bar.update(500)
         bar.update(1500, tokens="1.2M")
     assert stream.getvalue().splitlines() == [
-        "encode: 2k/4k docs (50%), 400 docs/s, ETA 5 s, tokens 1.2M",
-        "encode: 2k/4k docs, 200 docs/s, 10 s in all, tokens 1.2M",
+        "encode: 2/4k docs (50%), 400 docs/s, ETA 5 s, tokens 1.2M",
+        "encode: 2/4k docs, 200 docs/s, 10 s in all, tokens 1.2M",
     ]
 
 
@@ -36,7 +36,7 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
     stream = io.StringIO()
     with progress.Progress("join", 2e6, "B", stream) as bar:
         bar.done = 2e6
-    assert stream.getvalue() == "join: 2M/2MB, 200kB/s, 10 s in all\n"
+    assert stream.getvalue() == "join: 2/2MB, 200kB/s, 10 s in all\n"
 
 
 def test_a_painter_shows_the_bar_in_place_of_lines(monkeypatch):

@@ -25,9 +25,9 @@ def test_a_run_that_is_refused_has_errors(workspace, capsys):
     assert (
         rule["place"].startswith("gpt-tiny.yaml:") and "must be a multiple of micro_batch" in rule["message"]
     )
-    code, [key, text] = checked(capsys, "gpt-tiny", "batch.micro_batch=5", "labels.year=2026")
+    code, [key, text] = checked(capsys, "gpt-tiny", "batch.micro_batch=5", "labels={year: 2026}")
     assert (key["place"], key["key"]) == ("override batch.micro_batch=5", "")
-    assert (text["place"], text["key"]) == ("override labels.year=2026", "labels.year")
+    assert (text["place"], text["key"]) == ("override labels={year: 2026}", "labels.year")
     code, [one] = checked(capsys, "gpt-none")
     assert code == 2 and one["message"].startswith("gpt-none: no such run YAML")
     assert cli.main(["check", "gpt-tiny", "--json", "--resolved"]) == 2

@@ -11,15 +11,16 @@ import nbtrain as nb
 from nbtrain.api.not_launched import NotLaunched
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
-from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.errors import ConfigError, RecordError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
+from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
-from nbtrain.jobs.control import cancel
+from nbtrain.jobs.control import ask_priority, asked_priority, cancel
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.refusals import refuse_foreign
@@ -101,7 +102,7 @@ def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_chang
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
-def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
+def test_an_ended_run_is_resumed_as_a_new_job(tiny, state, caplog):
     """The same run id, a new job that sorts after the old one, and what changed reported as an event."""
     job = submit(tiny())
     end(job, state, step=5)
@@ -113,6 +114,68 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
         "changed on resume: batch.train_tokens: 1280 -> 2560",
         "changed on resume: logging.log_interval_steps: 10 -> 1",
     ]
+    assert caplog.messages == [
+        "tiny: trains from the beginning with settings that have changed:\n"
+        "  batch.train_tokens: 1280 -> 2560  (override batch.train_tokens=2560)\n"
+        "  logging.log_interval_steps: 10 -> 1  (override logging.log_interval_steps=1)"
+    ]
+
+
+def test_the_next_job_keeps_the_priority_that_the_queue_was_told(tiny):
+    """By resume and by submit, from job to job, until backend.priority is given anew."""
+    job = submit(tiny())
+    end(job, "CANCELLED")
+    assert asked_priority(job) is None
+    ask_priority(job, 9)
+    run = job.run
+    for again in (lambda: resume(run), lambda: submit(tiny())):
+        job = again()
+        assert asked_priority(job) == 9
+        assert "keeps priority 9 of `nbtrain queue`" in [one["message"] for one in read_events(job)]
+        end(job, "CANCELLED")
+    for again in (
+        lambda: resume(run, {"backend.priority": 0}),
+        lambda: resume(run, {"backend": {"priority": 0}}),
+        lambda: submit(tiny(**{"backend.priority": 0})),
+    ):
+        ask_priority(run.newest_job(), 9)
+        job = again()
+        assert asked_priority(job) is None
+        end(job, "CANCELLED")
+
+
+def test_a_log_without_a_line_says_why_and_which_job_has_one(tiny, capsys):
+    job = submit(tiny())
+    assert main(["logs", "tiny"]) == 0
+    said = f"tiny: the log of rank 0 in job {job.job_id} is empty; the job is RUNNING.\n"
+    assert capsys.readouterr() == ("", said)
+    job.log(0, 0).write_text("a step\n")
+    end(job, "CANCELLED")
+    second = submit(tiny())
+    end(second, "CANCELLED")
+    assert main(["logs", "tiny"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"tiny: the log of rank 0 in job {second.job_id} is empty; the job is CANCELLED")
+    assert said.endswith(f". Job {job.job_id} has one: `nbtrain logs tiny --job {job.job_id}`.\n")
+    assert main(["logs", "tiny", "--job", job.job_id]) == 0
+    assert capsys.readouterr() == ("a step\n", "")
+
+
+def test_a_dash_is_no_file_and_a_torn_record_ends_its_sentence(tiny, capsys):
+    assert main(["submit", tiny()._run or "tiny.yaml", "--dry-run", "-"]) == 2
+    assert "ConfigError: --dry-run -: must name a file; nothing was written.\n" in capsys.readouterr().err
+    job = submit(tiny())
+    job.job_json.write_text('{"x')
+    with pytest.raises(RecordError, match=r":1: not JSON: Unterminated string starting \(column 2\)$"):
+        JobRecord.read(job.job_json)
+    assert main(["delete", "tiny", "--yes"]) == 5
+    assert "(column 2). So nothing says whether a job is active." in capsys.readouterr().err
+
+
+def test_a_label_of_the_command_line_is_its_text(tiny):
+    [run_yaml] = [str(tiny()._run)]
+    config = load(run_yaml, ["labels.x=1", "labels.y=true", "labels.z=1.50"])
+    assert config.labels == {"x": "1", "y": "true", "z": "1.50"}
 
 
 def test_a_password_stands_in_the_configuration_alone(tiny):
@@ -608,9 +671,11 @@ def test_every_problem_is_reported_at_once(tiny, monkeypatch):
         submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
     message = str(refused.value)
     assert message.startswith("tiny cannot start here:\n")
-    assert "needs 1 GPUs" in message
+    assert "needs 1 GPU;" in message
     assert "text_document.bin: no such file" in message
-    assert message.endswith("Nothing was started and nothing written.")
+    nowhere = RunDir.named("tiny").path.parent / "nowhere"
+    assert f"\nData is looked for in {nowhere}. The workspace is " in message
+    assert message.endswith("\nNothing was started and nothing written.")
     assert not RunDir.named("tiny").path.exists()
 
 

@@ -1,5 +1,6 @@
 """What follows from a run's state: advice after a failure, what is asked, marks, alerts that still hold."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import advice as module
 from nbtrain.monitor.advice import advice, marks
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import summary_of
 from nbtrain.monitor.shown import pill
 from nbtrain.monitor.snapshot import alerts_part
+from nbtrain.monitor.watched_runs import row_of
 from tests.lab.widgets.fake_run import FakeJob
 
 
@@ -26,15 +29,15 @@ from tests.lab.widgets.fake_run import FakeJob
             "FAILED",
             "rank 0 failed: the disk is full",
             4,
-            "Do first what the cause says. The tab Logs begins with the last traceback. A resume goes on "
-            "from the checkpoint of step 4; 3 steps since then are trained again.",
+            "Remove the cause first. The tab Logs begins with the last traceback, if there is one. A resume "
+            "goes on from the checkpoint of step 4; 3 steps since then are trained again.",
         ),
         (
             "FAILED",
             "rank 0 was killed by SIGKILL",
             None,
-            "The tab Logs begins with the last traceback. No checkpoint was saved: a resume begins at "
-            "step 0.",
+            "The tab Logs begins with the last traceback, if there is one. No checkpoint was saved: a resume "
+            "begins at step 0.",
         ),
     ],
 )
@@ -101,6 +104,8 @@ def test_stopping_is_said_from_the_request_to_the_end(tmp_path: Path) -> None:
     ControlRequest(2, "stop", "stop", 2.0).write(job.job.control_request)
     snapshot = RunView(job.run).snapshot()
     assert (snapshot["asked"], snapshot["shown"]["pill"]) == ("stop", ["Stopping...", "wait"])
+    row = row_of(summary_of(job.run, time.time()))
+    assert (row["asked"], row["pill"], row["state"]) == ("stop", ["Stopping...", "wait"], "RUNNING")
     job.finish("CANCELLED", "stopped on request at step 1; saved")
     snapshot = RunView(job.run).snapshot()
     assert (snapshot["asked"], snapshot["shown"]["pill"]) == (None, ["CANCELLED", "calm"])

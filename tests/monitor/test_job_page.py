@@ -64,7 +64,7 @@ gpt-fake Error: job JOB on backend local
 rank 1 failed
 submitted MOMENT UTC, ended MOMENT UTC, 0 s
 1 replica, 2 ranks, attempt 1, 1 restart
-each replica asks for nothing in particular; may use 4 cores, 8.0 GiB of memory
+request per replica: none; limit per replica: 4 cores, 8.0 GiB of memory
 restarts after a failure from the newest checkpoint, at most 3 times
 
 Conditions

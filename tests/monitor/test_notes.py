@@ -77,13 +77,13 @@ def test_the_verbs(workspace, capsys):
         (["a=b", "a-"], "label 'a' is given twice; give each key once."),
         (
             ["team=n lp", "-b=c"],
-            "labels.team = 'n lp': must be a label's value: at most 63 letters, digits, dots, dashes and "
-            "underscores, the first and last a letter or digit.",
+            "labels.team = 'n lp': must be empty, or at most 63 letters, digits, dots, dashes and "
+            "underscores, and begin and end with a letter or digit.",
         ),
         (
             ["te am=nlp", f"{'a' * 320}=b"],
-            "labels: the key 'te am' must be a label's key: at most 63 letters, digits, dots, dashes and "
-            "underscores, the first and last a letter or digit, if wanted after a domain: example.com/team.",
+            "labels: the key 'te am' must be at most 63 letters, digits, dots, dashes and underscores, and "
+            "begin and end with a letter or digit. A domain may stand before it: example.com/team.",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
-from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, in_sight, thin
+from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, encoded, finite, in_sight, thin
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 
@@ -281,6 +281,15 @@ def test_thinning_keeps_ends_spikes_and_order() -> None:
     assert thin([1, 2], [3.0, 4.0], 300) == ([1, 2], [3.0, 4.0])
 
 
+def test_encoded_is_json_of_anything():
+    """NaN and Inf become null; half a surrogate pair of a file's name and a large number stay."""
+    value = {"a": [1.5, math.nan, math.inf, (2, None)], "b": "\udcff", "c": 1 << 70}
+    expected = {"a": [1.5, None, None, [2, None]], "b": "\udcff", "c": 1 << 70}
+    assert json.loads(encoded(value)) == finite(value) == expected
+    del value["b"], value["c"], expected["b"], expected["c"]
+    assert json.loads(encoded(value)) == finite(value) == expected
+
+
 def test_overflows_of_fp16_are_in_the_line(run: RunDir) -> None:
     job = FakeJob(run, steps=4)
     job.one_step()
@@ -413,6 +422,12 @@ def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
     assert (snapshot["progress"]["step"], snapshot["progress"]["fraction"]) == (70, 0.7)
     assert [rank["step"] for rank in snapshot["ranks"]] == [70, 70]
     assert summary_of(run, time.time()).step == 70
+    # It has loaded its step, and has counted no tokens yet.
+    job.step = 70
+    job.heartbeat("load", None, 1e-3, 10.0)
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    replace(beat, progress=replace(beat.progress, consumed_tokens=0)).write(job.job.heartbeat(0))
+    assert progress_line(run).startswith("gpt-fake RUNNING | step 70/100 | tokens 71.7k/102.4k")
     # It found the newest damaged, and goes on from an older one: what a rank says counts.
     job.step = 60
     job.heartbeat("train", 4.0, 1e-3, 10.0)

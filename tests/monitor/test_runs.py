@@ -183,7 +183,7 @@ def test_a_damaged_run_does_not_hide_the_others(workspace):
     path = workspace / "output" / "torn" / "run.json"
     assert found == {
         "whole": ("NEW", None),
-        "torn": ("DAMAGED", f"{path}:1: not JSON: Unterminated string starting at"),
+        "torn": ("DAMAGED", f"{path}:1: not JSON: Unterminated string starting (column 2)"),
     }
     assert "torn   DAMAGED  -" in runs_table(list_runs())
 

@@ -43,6 +43,9 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     assert charts["CPU"]["y_ticks"] == [[0.0, "0 cores"], [2.0, "2 cores"], [4.0, "4 cores"]]
     page.limits["memory_bytes"] = 512 * GIB
     assert usage_charts(page)[1].heading == "Memory, limit 512.0 GiB"
+    page.requests["memory_bytes"] = page.limits["memory_bytes"] = 8 * GIB
+    [bound] = drawn(usage_charts(page)[1], page.created_at)["bounds"]
+    assert bound == {"word": "request = limit", "value": 8 * GIB}
 
 
 @pytest.mark.parametrize(

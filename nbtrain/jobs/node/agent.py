@@ -88,8 +88,6 @@ class Agent:
     def __init__(self, job: JobDir, number: int, config: RunConfig):
         """Raises JobError if the run's network interface is not there."""
         self._job, self._number, self._config = job, number, config
-        # Without a sign of life of the supervisor for so long, the agent ends.
-        self._silence_seconds = config.backend.node_timeout_seconds
         machine = this_machine()
         address, name = own_address(network_interface(config))
         identity = ProcessIdentity.of(os.getpid())
@@ -299,10 +297,10 @@ class Agent:
         if leaving.signal is not None:
             return f"was asked to leave ({processes.signal_name(leaving.signal)})"
         silent = self._supervisor.silent_seconds()
-        if silent > self._silence_seconds:
+        record = JobRecord.read(self._job.job_json) if self._order is None else None
+        if silent > self._most_silent_seconds(record):
             return f"no sign of life of the supervisor for {silent:.0f} s"
         if self._order is None:
-            record = JobRecord.read(self._job.job_json)
             if record is None:
                 return "the job's folder is gone"
             if record.state not in ACTIVE:
@@ -315,6 +313,14 @@ class Agent:
             if not mine:
                 return "other agents have taken its place"
         return ""
+
+    def _most_silent_seconds(self, record: JobRecord | None) -> float:
+        """How long the supervisor may give no sign of life."""
+        backend = self._config.backend
+        if self.in_pod and record is not None and record.supervisor is None:
+            # It has handed the job over, and the next pod of node 0 may be long in coming: an image to pull.
+            return max(backend.node_timeout_seconds, backend.start_timeout_seconds)
+        return backend.node_timeout_seconds
 
     def _leave(self, why: str) -> int:
         self._look_at_owner()

@@ -13,6 +13,7 @@ from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.backend_section import MOST_PRIORITY
+from nbtrain.jobs.control import ask_priority
 from nbtrain.jobs.queue.folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
@@ -126,7 +127,8 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     others += [f"{one.name} ({QUEUED})" for one in before]
     more = len(others) - NAMED_JOBS
     named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
-    return said + (f"; before it: {named}" if others else "")
+    place = f"; place {len(before) + 1} in the queue" if before else ""
+    return said + (f"; before it: {named}" if others else "") + place
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
@@ -161,8 +163,8 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:
     """Give a waiting job another priority, or let it start at once beside the jobs that have its devices.
 
-    Raises JobError if the job does not wait in the queue of this machine, ConfigError for a priority out of
-    bounds.
+    The run's next job has this priority too. Raises JobError if the job does not wait in the queue of this
+    machine, ConfigError for a priority out of bounds.
     """
     if priority is not None and (
         type(priority) is not int or not -MOST_PRIORITY <= priority <= MOST_PRIORITY
@@ -175,6 +177,8 @@ def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> Non
         with queue.locked():
             ticket = queue.ticket(job)
             if ticket and ticket.waits:
+                if priority is not None:
+                    ask_priority(job, priority)
                 priority = ticket.priority if priority is None else priority
                 return queue.write(replace(ticket, priority=priority, at_once=at_once))
     state = read_state(job, time.time())[0]

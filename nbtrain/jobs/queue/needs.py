@@ -108,7 +108,7 @@ def too_few(config: RunConfig, queue: Queue) -> str:
     if config.resources.device != "gpu" or count <= len(slots) or not limits:
         return ""
     leave = "leaves" if len(limits) == 1 else "leave"
-    return f"the run needs {count} GPUs, and {' and '.join(limits)} {leave} {len(slots)}."
+    return f"the run needs {amounts.counted(count, 'GPU')}, and {' and '.join(limits)} {leave} {len(slots)}."
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:

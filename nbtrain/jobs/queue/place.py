@@ -15,7 +15,7 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import CANCELLED, QUEUED
 from nbtrain.base.records import ProcessIdentity
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.control import asked_pause
+from nbtrain.jobs.control import asked_pause, asked_priority
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
 from nbtrain.jobs.queue.folder import Queue, Ticket, system_start
 from nbtrain.jobs.queue.listing import waiting_before, waiting_words
@@ -42,8 +42,8 @@ class Place:
         self._shares = False
         self._queued_at = journal.record.created_at
         self._first = False
-        self._priority: int | None = None
-        """What the ticket had at a pause: somebody may have changed it."""
+        self._priority = asked_priority(journal.job)
+        """What `nbtrain queue` gave the run's job before, or the ticket had at a pause."""
 
     def wait(self, asked: Asked, config: RunConfig) -> Verdict | None:
         """Return once the job has its devices; its end if a stop or a pause is asked for meanwhile."""

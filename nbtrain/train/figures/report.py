@@ -158,13 +158,13 @@ class Report:
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_seconds=seconds)
         self.writer.flush()
-        logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
+        logger.info("step %6s | checkpoint taken | training waited %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
         """The checkpoint of `step` is published, `seconds` after its start; `state` is the current one."""
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_write_seconds=seconds)
-        text = f"{amounts.size(num_bytes)} written in {seconds:.2f} s"
+        text = f"saved, {amounts.size(num_bytes)} written in {seconds:.2f} s"
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
 
     def _note_save(self, seconds: float) -> None:

@@ -212,7 +212,7 @@ def test_progress_of_large_files(make_config, texts, monkeypatch, capsys):
     monkeypatch.setattr(module, "PROGRESS_BYTES", 0)
     verify(config)
     shown = capsys.readouterr().err
-    assert re.fullmatch(r"verify text_document: ([\d.k]+)/\1B, .*B/s, \d+ s in all\n", shown)
+    assert re.fullmatch(r"verify text_document: ([\d.]+)/\1kB, .*B/s, \d+ s in all\n", shown)
 
 
 def test_verbs_as_json(make_config, texts, capsys):

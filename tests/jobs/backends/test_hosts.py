@@ -308,7 +308,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
             {"place": {"trouble": "b: no network interface ib9"}},
             "tiny.yaml:12: b: no network interface ib9",
         ),
-        ({"gpus": []}, "the run needs 1 GPUs on each machine; b has 0. Use machines that have them"),
+        ({"gpus": []}, "the run needs 1 GPU on each machine; b has 0. Use machines that have them"),
         ({"time": 0.0}, "the clock of b differs from this machine's by"),
         ({"host": "a"}, "a and b are two names of one machine (a). Name each machine once"),
     ],

@@ -148,6 +148,29 @@ def test_it_waits_for_a_supervisor_that_is_not_there_yet(agent: Agent) -> None:
     assert agent._must_leave(Leaving()) == ""
 
 
+def test_a_pod_waits_for_the_next_pod_of_node_0(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as pods may take to start; without a hand-over the supervisor's silence ends it as ever."""
+    now = agent_module.time.monotonic()
+    clock = type("", (), {"monotonic": staticmethod(lambda: now), "time": staticmethod(lambda: 0.0)})
+    monkeypatch.setattr(agent_module, "time", clock)
+    agent.in_pod = True
+
+    def asked_each_second(seconds: int) -> str:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1
+            agent._look()
+            if why := agent._must_leave(Leaving()):
+                return why
+        return ""
+
+    become(agent._job, QUEUED, supervisor=None)
+    assert asked_each_second(601) == ""
+    assert asked_each_second(1) == "no sign of life of the supervisor for 601 s"
+    become(agent._job, RUNNING)
+    assert asked_each_second(40) == "no sign of life of the supervisor for 31 s"
+
+
 def test_silence_ends_it_but_not_its_own_standstill(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suspended job: the supervisor was silent because everything stood still."""
     now = agent_module.time.monotonic()

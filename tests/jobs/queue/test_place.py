@@ -19,6 +19,7 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
+from nbtrain.jobs.control import asked_priority
 from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.queue import after_boot, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
@@ -41,7 +42,9 @@ def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
     assert cause_of(late) == "waits for 2 cores; 0 are free; before it: first (RUNNING, 2 cores)"
     early = holders.start("early", now + 1, 0.01)
     wait_until(lambda: "early" in cause_of(late), "the older one comes first")
-    assert cause_of(late).endswith("before it: first (RUNNING, 2 cores), early (QUEUED)")
+    assert cause_of(late).endswith(
+        "before it: first (RUNNING, 2 cores), early (QUEUED); place 2 in the queue"
+    )
     holders.start("urgent", now + 3, 0.01, **{"backend.priority": 5})
     wait_until(lambda: "urgent" in cause_of(early), "the priority counts before the age")
     assert [entry.name for entry in list_queue()] == ["first", "urgent", "early", "late"]
@@ -86,7 +89,7 @@ def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
     later = holders.start("later", **gpu)
     wait_until(lambda: cause_of(later), "the later one waits too")
     assert cause_of(later) == (
-        "waits for 1 GPU; 3 are free; before it: small (RUNNING, 1 GPU), large (QUEUED)"
+        "waits for 1 GPU; 3 are free; before it: small (RUNNING, 1 GPU), large (QUEUED); place 2 in the queue"
     )
     holders.start("aside", **{"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "9"}})
     wait_until(lambda: "aside + 9" in holders.said(), "no job before it may have GPU 9")
@@ -128,6 +131,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
     third, fourth = (entry.run for entry in list_queue()[1:])
     assert third.endswith("third")
     move(job, priority=7)
+    assert asked_priority(job) == 7
     assert [entry.run for entry in list_queue()[1:]] == [fourth, third]
     move(job, at_once=True)
     # Its supervisor has not looked yet, or it runs by now: never what it waited for.
@@ -206,7 +210,7 @@ def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
     said = "waits for 2 cores; 1 is free; before it: qa (QUEUED, 1 core)"
     assert [(one.name, one.cause) for one in list_queue()[1:]] == [
         ("qc", said),
-        ("qb", f"{said}, qc (QUEUED)"),
+        ("qb", f"{said}, qc (QUEUED); place 2 in the queue"),
     ]
 
 

@@ -18,6 +18,7 @@ from nbtrain.jobs.machine import Gpu, this_machine
 from nbtrain.jobs.queue import after_boot
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.listing import list_queue, move
+from nbtrain.jobs.submit import resume
 
 pytestmark = pytest.mark.slow
 GIB = 1 << 30
@@ -60,6 +61,10 @@ def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
         "QUEUED",
         "CANCELLED",
     ]
+    again = resume(first.run, command=tuple(JobRecord.read(first.job_json).command))
+    wait_until(lambda: "second (RUNNING" in (status_of(again)[1] or ""), "its successor queues")
+    assert list_queue("tiny")[0].priority == 7
+    assert cancel(again)[0] == CANCELLED
     cancel(second)
     wait_until(lambda: list_queue() == [], "their tickets are gone")
 

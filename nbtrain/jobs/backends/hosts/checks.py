@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
@@ -256,8 +257,8 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obsta
     gpus = found.get("gpus")
     if gpus is not None and len(gpus) < config.ranks_per_node:
         yield shortage(
-            f"{config.where('resources.gpus_per_node')}: the run needs {config.ranks_per_node} GPUs on each "
-            f"machine; {host} has {len(gpus)}.",
+            f"{config.where('resources.gpus_per_node')}: the run needs "
+            f"{counted(config.ranks_per_node, 'GPU')} on each machine; {host} has {len(gpus)}.",
             "Use machines that have them, or lower resources.gpus_per_node.",
         )
 

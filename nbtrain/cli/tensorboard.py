@@ -18,16 +18,17 @@ def add_verbs(under: Any) -> None:
 
 
 def tensorboard(options: argparse.Namespace) -> int:
+    from nbtrain.base.workspace import output_root
     from nbtrain.lab.server.tensorboard_door import IDLE_MINUTES, LOOPBACK, PAGE_PATH, Door
     from nbtrain.lab.server.tensorboard_proxy import board_command, tensorboard_page
 
-    root, query = None, ""
+    root, query = output_root(), ""
     if options.run:
         from nbtrain.api.run import open_run
 
         run = open_run(options.run).directory
         root, query = run.path.parent, f"?run={run.name}"
-    door = Door(board_command(root), 60 * IDLE_MINUTES, tensorboard_page("/").encode())
+    door = Door(board_command(), 60 * IDLE_MINUTES, tensorboard_page("/").encode(), root)
 
     def say(port: int) -> None:
         print(f"TensorBoard: http://{LOOPBACK}:{port}{PAGE_PATH}{query}   (Ctrl+C ends it)")

@@ -108,5 +108,5 @@ def _resume(run: RunDir) -> dict[str, Any]:
 def _delete(run: RunDir) -> dict[str, Any]:
     saved = newest_saved_step(run)
     newest = "" if saved is None else f", its checkpoints (the newest is of step {saved:,})"
-    ask = f"Delete {run.name} with all its files{newest} and logs? They cannot be had back."
+    ask = f"Delete {run.name} with all its files{newest} and logs? This cannot be undone."
     return _action("delete", "Delete", "Delete the run with all its files; asks first.", ask)

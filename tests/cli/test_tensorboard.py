@@ -31,11 +31,11 @@ def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.Ca
         "TensorBoard: http://127.0.0.1:6006/nbtrain/   (Ctrl+C ends it)\n"
         "From another machine: ssh -L 6006:127.0.0.1:6006 HOST, then the same address.\n"
     )
-    assert served[0].command[served[0].command.index("--logdir") + 1] == str(workspace / "output")
+    assert served[0].root == workspace / "output"
     FakeJob(RunDir(workspace / "elsewhere" / "gpt"), steps=3).finish("CANCELLED", "only a test")
     assert main(["tensorboard", str(workspace / "elsewhere" / "gpt"), "--port=7000"]) == 0
     assert "http://127.0.0.1:7000/nbtrain/?run=gpt   " in capsys.readouterr().out
-    assert served[1].command[served[1].command.index("--logdir") + 1] == str(workspace / "elsewhere")
+    assert served[1].root == workspace / "elsewhere"
 
 
 def test_a_port_that_is_taken_is_said(workspace: Path, capsys: pytest.CaptureFixture) -> None:

@@ -92,7 +92,12 @@ class Lab:
 
 @contextmanager
 def jupyter_server(
-    root: Path, module: str, *options: str, extended: bool = True, **variables: str
+    root: Path,
+    module: str,
+    *options: str,
+    extended: bool = True,
+    python: str = sys.executable,
+    **variables: str,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """(address, environment) of a Jupyter server that keeps all it has below `root`; stopped at the end.
 
@@ -120,7 +125,7 @@ def jupyter_server(
     }
     port = free_port()
     base = f"http://127.0.0.1:{port}/user/x/"
-    command = [sys.executable, "-m", module, "--no-browser", "--allow-root", *options]
+    command = [python, "-m", module, "--no-browser", "--allow-root", *options]
     settings = {
         "ip": "127.0.0.1",
         "port": port,

@@ -290,7 +290,7 @@ def test_what_the_browser_says_is_what_is_saved(home: Lab, pages: tuple[Any, Any
 def end_and_compare(watched: Watched, ending: Ending) -> None:
     job, run, page, tab = watched.job, watched.run, watched.notebook, watched.tab
     run_cell(page, 1 + list(ENDINGS).index(run.name))
-    watched.panel.scroll_into_view_if_needed()
+    into_view(watched.panel)
     tab.evaluate("(name) => void window.nbtrainHost.openRun(name)", run.name)
     if ending.from_step is not None:
         wait_for(
@@ -303,7 +303,7 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
 
     # The same words in the notebook, in the run's tab and in the list, and no word that the disk contradicts.
     head = tab.locator(f".nbtrain-RunView [data-run='{run.name}']")
-    watched.panel.scroll_into_view_if_needed()
+    into_view(watched.panel)
     said = [said_in(view, state, cause) for view in (watched.panel, head)]
     screenshot(page, f"false-word-{run.name}")
     tab.evaluate("() => void window.nbtrainHost.openRuns()")
@@ -329,6 +329,18 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
     # Its supervisor notes it a moment later.
     record = wait_for(lambda: resumed(again), lambda: again.job_json.read_text())
     assert (record.resumed_from_step or 0) == (saved or 0)
+
+
+def into_view(view: Any) -> None:
+    """Scroll to `view`, again if JupyterLab has replaced its cell meanwhile."""
+    from playwright.sync_api import Error
+
+    for attempt in range(5):
+        try:
+            return view.scroll_into_view_if_needed()
+        except Error as error:
+            if attempt == 4 or "not attached" not in error.message:
+                raise
 
 
 def said_in(view: Any, state: str, cause: str) -> str:

@@ -47,12 +47,12 @@ def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None
         choose_theme(page, "Dark")
         command(page, "launcher:create")
         page.locator(".jp-LauncherCard", has_text="TensorBoard").first.click()
-        around = page.frame_locator(".jp-ServerProxy iframe")
+        around = page.frame_locator(".nbtrain-TensorBoard iframe")
         board = around.frame_locator("iframe[title=TensorBoard]")
         board.locator("card-view").first.wait_for()
         assert "lm loss" in board.locator("card-view").first.inner_text()
         runs = [run for run in lab.get("tensorboard/data/runs") if run.startswith("gpt-theme")]
-        assert runs == ["gpt-theme/tensorboard"]
+        assert runs == ["gpt-theme"]
         board.locator("body.dark-mode").wait_for()
         screenshot(page, "tensorboard-dark")
         choose_theme(page, "Light")

@@ -4,6 +4,7 @@ Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +87,13 @@ class Draft:
             self.set(one.key, None if text in ("", "null") else text)
             return
         try:
-            self.set(one.key, parse_value(text))
+            value = parse_value(text)
         except (ValueError, NbtrainError) as error:
             raise ConfigError(f"{one.key} = {text_without_secrets(text)!r}: {error}") from error
+        # No field takes it, and Python has no literal for it: the call that is shown would not run.
+        if not _is_finite(value):
+            raise ConfigError(f"{one.key} = {text!r}: must be a finite number.")
+        self.set(one.key, value)
 
     def type(self, typed: Mapping[str, Any]) -> None:
         """Change fields to what a person typed; `unreadable` says what is no value.
@@ -192,6 +197,15 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value[part]
     return value
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value is NaN or Inf."""
+    if isinstance(value, Mapping):
+        return all(_is_finite(one) for one in value.values())
+    if isinstance(value, list):
+        return all(_is_finite(one) for one in value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _python(value: Any) -> str:

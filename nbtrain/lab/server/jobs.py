@@ -3,7 +3,6 @@
 The schema of run YAMLs, which a page names its settings by, is loaded at the first request.
 """
 
-import json
 import math
 import time
 from typing import Any
@@ -13,7 +12,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import MOST_VIEWS, NoRun, refuse_links, view_of
-from nbtrain.monitor.snapshot import finite
+from nbtrain.monitor.snapshot import encoded
 
 PARTS = ("conditions", "events", "replicas", "resources")
 
@@ -42,22 +41,22 @@ class JobHandler(NbtrainHandler):
 
 
 # {folder of a job: (when, its page as JSON)}
-_kept: dict[str, tuple[float, str]] = {}
+_kept: dict[str, tuple[float, bytes]] = {}
 
 
-def _page(name: str, job_id: str | None) -> str:
+def _page(name: str, job_id: str | None) -> bytes:
     from nbtrain.monitor.job_shown import job_shown
 
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
-    at, text = _kept.get(key := str(job.path), (-math.inf, ""))
+    at, content = _kept.get(key := str(job.path), (-math.inf, b""))
     if time.monotonic() - at >= PAGES.seconds:
-        text = json.dumps(finite(job_shown(job.run, job.job_id)), separators=(",", ":"))
+        content = encoded(job_shown(job.run, job.job_id))
         if len(_kept) >= MOST_VIEWS:
             _kept.clear()
-        _kept[key] = (time.monotonic(), text)
+        _kept[key] = (time.monotonic(), content)
         PAGES.spent(time.thread_time() - began)
-    return text
+    return content
 
 
 class JobPartHandler(NbtrainHandler):

@@ -1,7 +1,8 @@
 """What every REST route shares: who may ask, what a request may hold, in which thread it is answered, errors.
 
     read()     files of runs: four threads, so that a slow disk stops neither kernels nor the other requests
-    read_first()  the list of runs: a thread of its own, and while it reads, what read() has not begun waits
+    read_first()  the list of runs: a thread of its own, and while it reads, what read() has not begun waits;
+                  after the server's start that waits for the list to be asked for, too, for a moment
     library()  plan, check, submit: two threads, each may take seconds
     act()      stop, pause, resume: a thread of its own; the answer waits two seconds for its end
 
@@ -28,7 +29,7 @@ from nbtrain.base.errors import CheckpointError, ConfigError, DataError, Nbtrain
 from nbtrain.base.workspace import display
 from nbtrain.lab.server.views import NoRun, OutsideError, catch_up, view_of
 from nbtrain.monitor.run_view import RunView
-from nbtrain.monitor.snapshot import finite
+from nbtrain.monitor.snapshot import encoded
 
 Value = TypeVar("Value")
 
@@ -43,6 +44,9 @@ MOST_ACTIONS = 32
 
 # A page that a person waits for begins with the list; its thread takes turns with all others, at each file.
 MOST_WAIT_SECONDS = 1.0
+# After a server's start all pages are asked for at once, and the list may be the last: the others load
+# modules at first, which would take the interpreter from it.
+FIRST_WAIT_SECONDS = 0.2
 
 READERS = ThreadPoolExecutor(4, "nbtrain-read")
 LIST = ThreadPoolExecutor(1, "nbtrain-list")
@@ -196,7 +200,7 @@ class NbtrainHandler(APIHandler):
     def answer(self, value: dict[str, Any], status: int = 200) -> None:
         """JSON; it knows no NaN."""
         self.set_status(status)
-        self.finish(finite(value))
+        self.finish(encoded(value))
 
     def log_exception(self, *error: Any) -> None:
         """A refusal is no fault of the server: its words go to whoever asked."""
@@ -248,12 +252,14 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return outer
 
 
+_list_was_asked = threading.Event()
 _list_was_read = threading.Event()
 _list_was_read.set()
 
 
 def _before_all(function: Callable[[], Value]) -> Value:
     _list_was_read.clear()
+    _list_was_asked.set()
     try:
         return function()
     finally:
@@ -261,6 +267,9 @@ def _before_all(function: Callable[[], Value]) -> Value:
 
 
 def _after_the_list(function: Callable[..., Value], *arguments: Any) -> Value:
+    if not _list_was_asked.is_set():
+        _list_was_asked.wait(FIRST_WAIT_SECONDS)
+        _list_was_asked.set()
     # A list on a slow disk does not stop the rest.
     _list_was_read.wait(MOST_WAIT_SECONDS)
     return function(*arguments)

@@ -3,7 +3,6 @@
 GET runs  ->  monitor/watched_runs.py      GET run/<name>  ->  RunView.snapshot()
 """
 
-import json
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, Refusal
 from nbtrain.lab.server.views import changed, forget, run_of, view_of, watched
 from nbtrain.monitor.notes import change_notes, labels_of
 from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.snapshot import encoded
 
 
 class RunsHandler(NbtrainHandler):
@@ -44,7 +44,7 @@ def _compared(names: list[str]) -> dict[str, Any]:
     return compared([run_of(name) for name in names])
 
 
-def _look(name: str) -> tuple[RunView, str]:
+def _look(name: str) -> tuple[RunView, bytes]:
     """A run's view, and its snapshot as JSON: all in one thread, for it is asked each second."""
     from nbtrain.lab.engine_watch import look_after
     from nbtrain.lab.run_actions import run_shown
@@ -55,7 +55,7 @@ def _look(name: str) -> tuple[RunView, str]:
         look_after(job)
     shown = run_shown(view)
     again = PACE.spent(time.thread_time() - began) if shown["active"] else PACE.seconds
-    return view, json.dumps({**shown, "look_again_seconds": again}, separators=(",", ":"))
+    return view, encoded({**shown, "look_again_seconds": again})
 
 
 class RunHandler(NbtrainHandler):
@@ -63,8 +63,8 @@ class RunHandler(NbtrainHandler):
 
     async def get(self, name: str) -> None:
         """The snapshot with the actions that are possible, and when to look again."""
-        view, text = await self.read(_look, name)
-        self.finish(text)
+        view, content = await self.read(_look, name)
+        self.finish(content)
         self.catch_up(view)
 
     async def patch(self, name: str) -> None:
@@ -85,7 +85,7 @@ class RunHandler(NbtrainHandler):
         if confirmed != name:
             raise Refusal(
                 400,
-                f"confirm = {confirmed[:80]!r} must be the run's name, {name}: its files cannot be had back.",
+                f"confirm = {confirmed[:80]!r} must be the run's name, {name}: deleting it cannot be undone.",
             )
         deleted, notes = await self.library(delete, run, force)
         forget()

@@ -1,6 +1,6 @@
 """A door in front of TensorBoard: it starts TensorBoard at the first look and ends it when nobody looks.
 
-    python -m nbtrain.lab.server.tensorboard_door --port 6006 --idle-minutes 30 [options of TensorBoard]
+    python -m nbtrain.lab.server.tensorboard_door --port 6006 --root DIR [options of TensorBoard]
 
 The door holds the port and 20 MB; TensorBoard and its data server hold 90 MB and more, on a free port of the
 loopback, for as long as somebody looks. jupyter-server-proxy starts a command once: if that ended, no later
@@ -18,13 +18,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from nbtrain.base.parent_death import die_with_parent
+from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 IDLE_MINUTES = 30.0
 # TensorBoard needs 2 s on an idle machine and much more while a job trains on every core.
 START_SECONDS = 60.0
 TRY_SECONDS = 0.1
+# Between two looks for new runs: TensorBoard looks as often.
+LINK_SECONDS = 5.0
 END_SECONDS = 10.0
 PIECE_BYTES = 1 << 16
 LOOPBACK = "127.0.0.1"
@@ -36,9 +40,15 @@ NOT_STARTED = b"HTTP/1.0 502 Bad Gateway\r\nContent-Type: text/plain\r\n\r\nTens
 class Door:
     """Listens, forwards bytes, and knows when the last ones passed."""
 
-    def __init__(self, command: list[str], idle_seconds: float, page: bytes | None = None):
-        """`command`: of TensorBoard, without its port. `page`: what is answered at PAGE_PATH."""
-        self.command, self.idle_seconds, self.page = command, idle_seconds, page
+    def __init__(
+        self, command: list[str], idle_seconds: float, page: bytes | None = None, root: Path | None = None
+    ):
+        """`command`: of TensorBoard, without its port. `page`: what is answered at PAGE_PATH.
+
+        `root`: whose runs it shows, by their names; None if the command says what is shown.
+        """
+        self.command, self.idle_seconds, self.page, self.root = command, idle_seconds, page, root
+        self._links: RunLinks | None = None
         self.port = 0
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -46,16 +56,33 @@ class Door:
 
     async def serve(self, host: str, port: int, say: Callable[[int], None] = lambda port: None) -> None:
         """Answer until this task is cancelled; `say` gets the port, of which 0 is a free one."""
-        server = await asyncio.start_server(self._answer, host, port)
-        say(server.sockets[0].getsockname()[1])
+        linking = None
         try:
+            server = await asyncio.start_server(self._answer, host, port)
+            say(server.sockets[0].getsockname()[1])
+            if self.root is not None:
+                self._links = RunLinks(self.root)
+                linking = asyncio.ensure_future(self._link(self._links))
             async with server:
                 while True:
                     await asyncio.sleep(min(self.idle_seconds / 4, 30.0))
                     if not self._open and time.monotonic() - self._last >= self.idle_seconds:
                         await self.end()
         finally:
+            if linking is not None:
+                linking.cancel()
             await self.end()
+            if self._links is not None:
+                self._links.remove()
+
+    async def _link(self, links: RunLinks) -> None:
+        """Show new runs while TensorBoard runs."""
+        while True:
+            await asyncio.sleep(LINK_SECONDS)
+            if self._process is not None:
+                # An output root that cannot be read now may be there at the next look.
+                with contextlib.suppress(OSError):
+                    links.refresh()
 
     async def end(self) -> None:
         """End TensorBoard; the next look starts it again."""
@@ -115,9 +142,20 @@ class Door:
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
                 return True
+            shown: list[str] = []
             self.port = _free_port()
+            if self._links is not None:
+                with contextlib.suppress(OSError):
+                    self._links.refresh()
+                shown = ["--logdir", str(self._links.folder)]
             self._process = await asyncio.create_subprocess_exec(
-                *self.command, "--host", LOOPBACK, "--port", str(self.port), preexec_fn=die_with_parent
+                *self.command,
+                *shown,
+                "--host",
+                LOOPBACK,
+                "--port",
+                str(self.port),
+                preexec_fn=die_with_parent,
             )
             deadline = time.monotonic() + START_SECONDS
             while time.monotonic() < deadline and self._process.returncode is None:
@@ -158,11 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="TensorBoard that runs while somebody looks.")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=6006)
+    parser.add_argument("--root", type=Path, help="show the runs of this output root by their names")
     parser.add_argument("--idle-minutes", type=float, default=IDLE_MINUTES)
     options, rest = parser.parse_known_args(arguments)
     command = [sys.executable, "-m", "tensorboard.main", *rest]
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(_until_asked(Door(command, 60 * options.idle_minutes), options.host, options.port))
+        door = Door(command, 60 * options.idle_minutes, root=options.root)
+        asyncio.run(_until_asked(door, options.host, options.port))
     return 0
 
 

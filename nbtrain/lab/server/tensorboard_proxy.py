@@ -27,10 +27,9 @@ START_TIMEOUT_SECONDS = 60
 RELOAD_INTERVAL_SECONDS = 5
 
 
-def board_options(root: Path | None = None) -> list[str]:
-    """Options of a TensorBoard on the runs below `root`, else the output root; the door adds the address."""
+def board_options() -> list[str]:
+    """Options of a TensorBoard; the door adds what it shows, and its address."""
     options = {
-        "logdir": root or output_root(),
         "reload_interval": RELOAD_INTERVAL_SECONDS,
         "reload_multifile": "true",
         "window_title": "TensorBoard",
@@ -38,15 +37,15 @@ def board_options(root: Path | None = None) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
-def board_command(root: Path | None = None) -> list[str]:
-    """The command line of such a TensorBoard, without its address."""
-    return [sys.executable, "-m", "tensorboard.main", *board_options(root)]
+def board_command() -> list[str]:
+    """The command line of such a TensorBoard."""
+    return [sys.executable, "-m", "tensorboard.main", *board_options()]
 
 
 def tensorboard_command(port: int | str) -> list[str]:
     """The command line of the door in front of TensorBoard, on the loopback."""
     door = [sys.executable, "-m", "nbtrain.lab.server.tensorboard_door"]
-    return [*door, "--port", str(port), *board_options()]
+    return [*door, "--port", str(port), "--root", str(output_root()), *board_options()]
 
 
 def tensorboard_page(address: str) -> str:

@@ -1,6 +1,6 @@
 // One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
 //
-//   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?}], bounds: [{word, value}],
+//   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?, note?, dash?}], bounds: [{word, value}],
 //           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?, smoothing?, begin?, named?}
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
@@ -9,7 +9,8 @@ import { chartCsv, chartPng } from "./chart_files.js";
 import { byteTicks, logTicks, nearest, readLabel, smoothed, tickLabel, ticks, timeTicks } from "./numbers.js";
 import { button, clock, download, element, known, menu } from "./words.js";
 
-const RIGHT = 10, TOP = 16, BOTTOM = 20;
+// Above the highest label there is room for the axis's name.
+const RIGHT = 10, TOP = 24, BOTTOM = 20;
 // Air between a curve and the frame, as a share of the curve's own range.
 const MARGIN = 0.06;
 // Pixels between two labels of an axis.
@@ -28,6 +29,8 @@ export function svg(tag, attributes, text) {
 
 const stroke = (line) => `var(--nbt-${line.color})`;
 const finite = Number.isFinite;
+// "request = limit" is drawn as the limit.
+const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
 
 /** Charts that share their x axis: where the pointer is, and what part is zoomed into. */
 export class ChartGroup {
@@ -106,11 +109,12 @@ export class Chart {
     const marks = spec.named === false
       ? [element("i", "", `${spec.lines.length} lines`)]
       : same ? [] : spec.lines.map((line) => {
-          const mark = element("i", "", line.label);
+          const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
+          if (line.note) mark.append(`, ${line.note}`);
           mark.style.setProperty("--c", stroke(line));
           return mark;
         });
-    for (const bound of spec.bounds || []) marks.push(element("i", `nbt-${bound.word}`, bound.word));
+    for (const bound of spec.bounds || []) marks.push(element("i", boundClass(bound), bound.word));
     if (spec.title) marks.unshift(element("b", "", spec.title));
     const words = marks.map((mark) => mark.textContent).join("\n");
     if (this.legendWords !== words) this.legend.replaceChildren(...marks);
@@ -199,7 +203,7 @@ export class Chart {
     for (const { word, value } of spec.bounds || []) {
       if (this.log && value <= 0) continue;
       const across = { x1: left, x2: right, y1: Y(value), y2: Y(value) };
-      parts.push(svg("line", { class: `nbt-bound nbt-${word}`, ...across }));
+      parts.push(svg("line", { class: `nbt-bound ${boundClass({ word })}`, ...across }));
     }
     for (const { x, kind, words } of spec.marks || []) {
       if (!(x >= frame.x0 && x <= frame.x1)) continue;
@@ -257,7 +261,8 @@ export class Chart {
   line(line, frame) {
     const raw = this.points(line, line.y, frame);
     const text = (points) => points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
-    const color = `stroke:${stroke(line)}`, shape = "fill:none;stroke-linejoin:round";
+    const dash = line.dash ? `;stroke-dasharray:${line.dash}` : "";
+    const color = `stroke:${stroke(line)}${dash}`, shape = "fill:none;stroke-linejoin:round";
     const parts = [];
     if (line.maxima && line.maxima.some((most, at) => most > line.y[at])) {
       // Down-sampled: from each mean to the greatest sample of its stretch.

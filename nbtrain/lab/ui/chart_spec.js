@@ -23,10 +23,10 @@ export const usageSpec = (chart) => ({
   begin: chart.begin,
   named: chart.named,
   bounds: chart.bounds,
-  lines: chart.lines.map((line) => {
+  lines: toldApart(chart.lines.map((line) => {
     const curve = chart.curves[line.name];
     return { ...line, x: curve.steps, y: curve.values, maxima: curve.maxima, words: curve.words };
-  }),
+  })),
   xName: "time",
   xForm: "seconds",
   yName: "",
@@ -79,4 +79,25 @@ export function metricSpec(chart, { tags, series, marks }, { axis, begin, smooth
 function nearestStep(steps, step) {
   const at = steps.findIndex((one) => one >= step);
   return at < 0 ? steps.length - 1 : at;
+}
+
+// Of a curve that lies exactly over another one.
+const DASH_PIXELS = 6;
+
+/** How many points two lines have in common from their beginning on; 0 if they differ before one ends. */
+function commonPoints(one, two) {
+  const length = Math.min(one.x.length, two.x.length);
+  const same = (at) => one.x[at] === two.x[at] && Object.is(one.y[at], two.y[at]);
+  return length > 1 && Array.from({ length }, (_, at) => at).every(same) ? length : 0;
+}
+
+/** Lines that lie exactly over an earlier one are dashed, so that both are seen, and `note` says so. */
+export function toldApart(lines) {
+  return lines.map((line, at) => {
+    const below = lines.slice(0, at).filter((one) => commonPoints(one, line));
+    if (!below.length) return line;
+    const whole = below.find((one) => one.x.length === line.x.length);
+    const note = whole ? `equal to ${whole.label}` : `equal to ${below[0].label} while both last`;
+    return { ...line, dash: `${DASH_PIXELS} ${DASH_PIXELS * below.length}`, note };
+  });
 }

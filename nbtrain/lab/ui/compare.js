@@ -1,7 +1,7 @@
 // Runs side by side: their curves in one chart for each scalar, and tables of settings and figures.
 
 import { Chart, ChartGroup } from "./chart.js";
-import { metricSpec } from "./chart_spec.js";
+import { metricSpec, toldApart } from "./chart_spec.js";
 import { refused } from "./server.js";
 import { addStyle } from "./style.js";
 import { DataTable } from "./table.js";
@@ -206,6 +206,6 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
     const answer = { tags: [row], series, marks: [] };
     const spec = metricSpec({ title, of: tag, names: having }, answer, { axis, begin: 0, smoothing });
     const lines = spec.lines.map((line) => ({ ...line, color: `c${names.indexOf(line.name) % NUM_COLORS}` }));
-    return [tag, { ...spec, lines, named: true, begin: undefined }];
+    return [tag, { ...spec, lines: toldApart(lines), named: true, begin: undefined }];
   });
 }

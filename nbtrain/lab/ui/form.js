@@ -2,12 +2,12 @@
 // lab/form/answers.py, by the server's routes form, form/assess, form/layouts and submit, or from the kernel
 // that opened the form.
 
-import { FormAsks, submitted } from "./form_asks.js";
+import { FormAsks } from "./form_asks.js";
 import { draftOf, forgetDraft, keepDraft, orphanOf } from "./form_drafts.js";
 import { FormFrame } from "./form_frame.js";
 import { makeHost } from "./host.js";
 import { mountRun } from "./run.js";
-import { button, choices, element } from "./words.js";
+import { choices, element } from "./words.js";
 
 // After the last key, so that a word is not checked letter by letter.
 const TYPED_MS = 250;
@@ -210,7 +210,7 @@ class Form extends FormFrame {
       parts.push(`The notebook's overrides do not go with it: ${this.described.left_out}`);
     if (left) {
       parts.push(`${changesCounted(left)} of ${before.yaml} ${left === 1 ? "was" : "were"} left behind.`);
-      actions.push(["Take along", () => this.use(before.typed, `the changes of ${before.yaml}`)]);
+      actions.push(["Apply them here", () => this.use(before.typed, `the changes of ${before.yaml}`)]);
       actions.push(["Undo", () => this.put(before)]);
     }
     if (this.described.given.length) actions.push(["Without the notebook's", () => this.dropGiven()]);
@@ -259,7 +259,7 @@ class Form extends FormFrame {
     if (this.described.given.length) actions.push(["Take those back too", () => this.dropGiven()]);
     const words = count ? `${changesCounted(count)} taken back.` : "Nothing was changed here.";
     this.say(words + stays, "", actions);
-    this.answer.textContent = "";
+    this.answer.say("");
   }
 
   /** The YAML alone: the notebook's overrides are not applied from now on. */
@@ -279,7 +279,7 @@ class Form extends FormFrame {
     }
     this.refill();
     this.touched();
-    this.say(`Taken over: ${words}.`, "", [["Undo", () => this.put(before)]]);
+    this.say(`Applied: ${words}.`, "", [["Undo", () => this.put(before)]]);
   }
 
   go(key) {
@@ -290,27 +290,21 @@ class Form extends FormFrame {
   async insertCell() {
     try {
       await this.host.insertCell(this.found.cell);
-      this.answer.textContent = "A cell with these values stands in the notebook.";
+      this.answer.say("A cell with these values was inserted into the notebook.");
     } catch (error) {
-      this.answer.textContent = `No cell was inserted: ${error.message}`;
+      this.answer.say(`No cell was inserted: ${error.message}`);
     }
   }
 
   async submit() {
     this.submitButton.disabled = true;
-    this.answer.className = "nbf-answer";
-    this.answer.textContent = "Submitting\u2026";
+    this.answer.say("Submitting\u2026");
     try {
-      const found = await this.ask("submit", { name: this.text("name") }), { name } = found;
-      const { text, toast, kind } = submitted(found);
-      this.answer.classList.add(kind === "warning" ? "nbf-warning" : "nbf-good");
-      this.answer.textContent = `${text} In a cell: nb.open_run("${name}")`;
-      if (this.host.openRun) this.answer.append(" ", button("Open", "", () => this.host.openRun(name)));
-      if (this.host.notify) this.host.notify(toast, kind);
-      this.showRun(name);
+      const found = await this.ask("submit", { name: this.text("name") });
+      this.answer.took(found, this.asks.source === "server" ? this.server : null);
+      this.showRun(found.name);
     } catch (error) {
-      this.answer.classList.add("nbf-error");
-      this.answer.textContent = error.message;
+      this.answer.say(error.message, "error");
     } finally {
       this.submitButton.disabled = !(this.found && this.found.may_submit);
     }
@@ -335,7 +329,7 @@ class Form extends FormFrame {
       words = "The kernel that made this form is not in reach: it runs a cell, and hears this later.";
     else if (this.lost)
       words = "The kernel that made this form is gone: the next cells do not get these values. Run the "
-        + "form's cell again, which offers them, or take them over as a cell.";
+        + "form's cell again, which offers them, or insert them as a cell.";
     else if (this.unheardNow())
       words = "The kernel has not heard of the last change yet; it does when its running cell has ended.";
     this.kernel.textContent = words;
@@ -414,7 +408,7 @@ class Form extends FormFrame {
         this.put({ ...this.state, ...state });
       };
       const words = `A form of this run held ${changesCounted(count)} when its kernel went away.`;
-      return this.say(words, "", [["Take them over", take], ["Forget them", forget]]);
+      return this.say(words, "", [["Use them", take], ["Forget them", forget]]);
     }
     const left = this.described.left_out;
     if (left) return this.say(`Left out of the notebook's overrides: ${left}`, "bad");
@@ -443,6 +437,7 @@ class Form extends FormFrame {
       this.model.off("comm_live_update", this.onLive);
     }
     this.asks.dispose();
+    this.answer.leave();
     if (this.endRun) this.endRun();
   }
 }

@@ -31,7 +31,7 @@ export class FormField {
     this.back = button("\u21ba", back, () => reset(spec.key), "nbf-back");
     this.back.setAttribute("aria-label", back);
     const head = element("div", "nbf-head");
-    head.append(label, this.badge, this.back);
+    head.append(label, this.back);
     this.control = this.makeControl();
     this.control.id = this.id;
     this.control.setAttribute("aria-describedby", `${this.id}-help`);
@@ -97,12 +97,12 @@ export class FormField {
     node.classList.toggle("nbf-bad", problems.length > 0);
     node.classList.toggle("nbf-also", !problems.length && Boolean(also));
     this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
-    this.badge.title = this.badge.textContent;
     this.back.hidden = !changed;
     this.control.setAttribute("aria-invalid", String(problems.length > 0));
     const base = changed ? `YAML: ${spec.base || "none"}` : "";
     const given = spec.default === null ? "no default" : `default: ${spec.default || "none"}`;
-    this.meta.textContent = [given, base].filter(Boolean).join(" \u00b7 ");
+    const words = [base, given].filter(Boolean).join(" \u00b7 ");
+    this.meta.replaceChildren(...(changed ? [this.badge, ` \u00b7 ${words}`] : [words]));
     const said = problems.length ? problems.join(" ") : also || finding;
     this.help.className = `nbf-help ${problems.length ? "nbf-error" : said ? "nbf-warning" : ""}`;
     this.help.textContent = said || spec.description.replace(/\s+/g, " ");

@@ -1,11 +1,14 @@
 // The form's elements: what stands above and below the fields, and the words in its own lines.
 
+import { FormAnswer } from "./form_answer.js";
 import { FormLayouts } from "./form_layouts.js";
 import { FormPages } from "./form_pages.js";
 import { FormSide } from "./form_side.js";
 import { FORM_CSS } from "./form_style.js";
 import { addStyle } from "./style.js";
 import { button, choices, copyButton, element } from "./words.js";
+
+let framesMade = 0;
 
 const MODE_WORDS = { full: "full: submit the run", twin: "twin: prove its layout small" };
 
@@ -27,10 +30,9 @@ export class FormFrame {
     this.inside.append(this.head(), middle, this.pages.all, this.side.rest, this.layouts.node);
     this.kernel = element("div", "nbf-kernel");
     this.kernel.setAttribute("role", "status");
-    this.answer = element("div", "nbf-answer");
-    this.answer.setAttribute("role", "status");
+    this.answer = new FormAnswer(this.host);
     this.result = element("div", "nbf-run");
-    const rows = [this.inside, this.foot(), this.kernel, this.answer, this.result];
+    const rows = [this.inside, this.foot(), this.kernel, this.answer.node, this.result];
     this.root.replaceChildren(this.titleNode, this.notice, ...rows);
   }
 
@@ -60,8 +62,9 @@ export class FormFrame {
     this.name.type = "text";
     this.name.dataset.key = "name";
     this.name.addEventListener("input", () => this.changed("name", this.name.value));
-    this.nameHelp = element("span", "nbf-help nbf-error");
-    this.name.parentElement.append(this.nameHelp);
+    this.nameHelp = element("div", "nbf-help nbf-name-help nbf-error");
+    this.nameHelp.id = `nbf-name-help-${(framesMade += 1)}`;
+    this.name.setAttribute("aria-describedby", this.nameHelp.id);
     const ofNotebook = Boolean(this.start.mode);
     const about = `What Submit${ofNotebook ? " and the next cell do" : " does"} with the run.`;
     this.mode = titled(ofNotebook ? "mode of the notebook" : "mode", element("select"), about);
@@ -71,6 +74,7 @@ export class FormFrame {
       this.state.mode = this.mode.value;
       this.touched();
     });
+    top.append(this.nameHelp);
     return top;
   }
 
@@ -93,7 +97,7 @@ export class FormFrame {
 
   /** One line above the fields; `actions` are [words, act]. */
   say(text, kind = "", actions = []) {
-    this.notice.className = `nbf-notice ${kind && `nbf-${kind}`}`;
+    this.notice.className = `nbf-notice ${text ? kind && `nbf-${kind}` : "nbf-silent"}`;
     const buttons = actions.map(([words, act]) => button(words, "", act));
     this.notice.replaceChildren(element("span", "", text), ...buttons);
   }

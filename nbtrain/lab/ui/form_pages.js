@@ -36,8 +36,10 @@ export class FormPages {
     this.search.placeholder = "search: name or words";
     this.search.setAttribute("aria-label", "search all fields");
     this.search.addEventListener("input", () => this.open());
+    this.hits = element("span", "nbf-hits");
+    this.hits.setAttribute("role", "status");
     this.tabs = new Tabs(groups.map(({ title }) => [title, title]), () => this.chosen());
-    this.tabs.bar.append(element("span", "nbt-room"), this.search);
+    this.tabs.bar.append(element("span", "nbt-room"), this.hits, this.search);
     this.all.append(this.tabs.bar, this.tabs.page);
     this.tabs.select(groups[0].title);
   }
@@ -50,11 +52,13 @@ export class FormPages {
   /** Fill the page of the chosen tab, or of what is searched for. */
   open() {
     const wanted = this.search.value.trim().toLowerCase(), parts = [];
+    let hits = 0;
     for (const { title, sections } of this.described.groups) {
       if (!wanted && title !== this.tabs.key) continue;
       for (const { name, keys } of sections) {
         const found = keys.filter((key) => !wanted || this.found(key, wanted));
         if (!found.length) continue;
+        hits += found.length;
         const grid = element("div", "nbf-grid");
         grid.append(element("div", "nbf-part", wanted ? `${title}: ${name}` : name));
         grid.append(...found.map((key) => this.field(key, "all").node));
@@ -62,6 +66,9 @@ export class FormPages {
       }
     }
     if (!parts.length) parts.push(element("p", "nbt-empty", `No field has "${this.search.value.trim()}".`));
+    // A search goes through all groups: none of them is the one that is shown.
+    this.tabs.bar.classList.toggle("nbf-searching", Boolean(wanted));
+    this.hits.textContent = wanted ? `${hits} ${hits === 1 ? "field" : "fields"} in all groups` : "";
     this.tabs.page.replaceChildren(...parts);
     this.tabs.page.scrollTop = 0;
   }

@@ -23,7 +23,6 @@ export class FormSide {
     this.when = element("div", "nbf-when");
     this.verdict = element("div", "nbf-verdict");
     this.verdict.setAttribute("aria-live", "polite");
-    // Of one height whatever is found, so that nothing below moves.
     this.found = element("div", "nbf-found");
     this.found.tabIndex = 0;
     this.found.setAttribute("role", "region");
@@ -53,7 +52,7 @@ export class FormSide {
   show(found) {
     const { problems, shortages, headline, changes, findings } = found;
     for (const node of [this.node, this.rest]) node.classList.toggle("nbf-stale", !headline);
-    this.when.textContent = headline || !problems.length ? "" : "Plan of the last values that go together";
+    this.when.textContent = headline || !problems.length ? "" : "Plan for the last valid values";
     if (headline) {
       for (const [key] of TILES) this.tiles[key].textContent = headline[key];
       this.tiles.fits.className = headline.kind ? `nbf-${headline.kind}` : "";
@@ -104,7 +103,7 @@ export class FormSide {
     }
     if (!shortages.length) {
       this.verdict.textContent = "Ready to submit";
-      this.found.replaceChildren(element("p", "", "Nothing stands against it on this machine."));
+      this.found.replaceChildren(element("p", "", "No problems found on this machine."));
       return;
     }
     this.verdict.textContent = "This machine cannot start it yet";

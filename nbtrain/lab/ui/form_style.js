@@ -10,9 +10,11 @@ export const FORM_CSS = `
  align-items:start;gap:6px 16px;padding-bottom:6px;margin-bottom:6px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-form .nbf-top label{display:grid;gap:2px;font-size:11px;color:var(--nbt-dim);align-content:start}
 .nbtrain-form .nbf-top select,.nbtrain-form .nbf-top input{width:100%;max-width:none}
-.nbtrain-form .nbf-top .nbf-help{height:2.7em}
+.nbtrain-form .nbf-top .nbf-name-help{grid-column:1/-1;height:auto}
+.nbtrain-form .nbf-name-help:empty{display:none}
 .nbtrain-form .nbf-notice{min-height:22px;display:flex;flex-wrap:wrap;align-items:center;gap:4px 8px;
  font-size:12px;color:var(--nbt-dim);margin:4px 0}
+.nbtrain-form .nbf-notice.nbf-silent{min-height:0;margin:0}
 .nbtrain-form .nbf-notice.nbf-bad{color:var(--nbt-failed)}
 .nbtrain-form .nbf-middle{display:grid;grid-template-columns:minmax(0,1.25fr) minmax(0,1fr);gap:4px 22px}
 .nbtrain-form .nbf-grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(190px,100%),1fr));
@@ -25,9 +27,8 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-label i{font-style:normal;font-weight:400;color:var(--nbt-dim)}
 .nbtrain-form .nbf-meta{font-size:11px;line-height:1.35;min-height:1.35em;color:var(--nbt-dim);
  white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
-.nbtrain-form .nbf-badge{font-size:10.5px;color:var(--nbt-a);flex:1;min-width:0;white-space:nowrap;
- overflow:hidden;text-overflow:ellipsis}
-.nbt-root .nbf-head .nbf-back{border:0;padding:0 5px;line-height:18px;color:var(--nbt-dim)}
+.nbtrain-form .nbf-badge{color:var(--nbt-fg);font-weight:600}
+.nbt-root .nbf-head .nbf-back{margin-left:auto;border:0;padding:0 5px;line-height:18px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-row{display:flex;align-items:center;gap:6px}
 .nbtrain-form .nbf-row input[type=text],.nbtrain-form .nbf-row select,.nbtrain-form textarea{flex:1;
  width:100%;min-width:0;max-width:none}
@@ -40,6 +41,9 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-help:not(.nbf-error){display:-webkit-box;-webkit-box-orient:vertical;
  -webkit-line-clamp:3;overflow:hidden}
 .nbtrain-form .nbf-help.nbf-error{overflow:auto}
+/* A problem has the line of the default too: it is read whole, and nothing moves. */
+.nbtrain-form .nbf-bad .nbf-meta{display:none}
+.nbtrain-form .nbf-field.nbf-bad .nbf-help{height:5.4em}
 .nbtrain-form .nbf-error{color:var(--nbt-failed)}
 .nbtrain-form .nbf-warning{color:var(--nbt-warned)}
 .nbtrain-form .nbf-changed{border-left-color:var(--nbt-a)}
@@ -51,6 +55,9 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-all>summary{cursor:pointer;font-size:12px;font-weight:600}
 .nbtrain-form .nbf-all .nbt-tabs{padding:2px 0 0}
 .nbtrain-form .nbf-all .nbt-page{height:420px;overflow:auto;padding:0 4px 8px 0}
+.nbtrain-form .nbf-hits{font-size:12px;color:var(--nbt-dim)}
+.nbt-root .nbf-searching .nbt-tablist button[aria-selected=true]{color:var(--nbt-dim);
+ border-bottom-color:transparent}
 .nbtrain-form .nbf-count{display:inline-block;min-width:16px;margin-left:5px;padding:0 4px;border-radius:8px;
  font-size:10.5px;line-height:15px;text-align:center;color:var(--nbt-bg);background:var(--nbt-a)}
 .nbtrain-form .nbf-count.nbf-wrong{background:var(--nbt-failed)}
@@ -63,10 +70,11 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-good{color:color-mix(in srgb,var(--nbt-good) 70%,var(--nbt-fg))}
 .nbtrain-form .nbf-tight{color:var(--nbt-warned)}
 .nbtrain-form .nbf-stale .nbt-tiles,.nbtrain-form .nbf-stale .nbf-plan{opacity:.5}
-.nbtrain-form .nbf-when{min-height:17px;font-size:11px;color:var(--nbt-dim)}
+.nbtrain-form .nbf-when:empty{display:none}
+.nbtrain-form .nbf-when{font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-verdict{font-weight:600;font-size:12.5px;margin:2px 0}
-.nbtrain-form .nbf-found{height:206px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
- padding:4px 10px 6px;font-size:12px;resize:vertical}
+.nbtrain-form .nbf-found{max-height:340px;overflow:auto;border:1px solid var(--nbt-line);border-radius:6px;
+ padding:4px 10px 6px;font-size:12px}
 .nbtrain-form .nbf-found p{margin:3px 0;overflow-wrap:anywhere;white-space:pre-wrap}
 .nbt-root.nbtrain-form .nbf-found ul{margin:2px 0;padding:0;list-style:none}
 .nbtrain-form .nbf-found li{margin:3px 0}
@@ -82,14 +90,18 @@ export const FORM_CSS = `
 .nbtrain-form code.nbf-line{flex:1 1 260px;padding:5px 9px;border-radius:5px;overflow-wrap:anywhere;
  background:var(--nbt-soft);color:var(--nbt-fg);font:11.5px/1.5 var(--nbt-mono);height:46px;overflow:auto}
 .nbt-root .nbf-foot .nbt-primary{padding:4px 18px}
-.nbtrain-form .nbf-answer{min-height:20px;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere;
+.nbtrain-form .nbf-answer{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere;
  margin-top:4px}
-.nbtrain-form .nbf-kernel{font-size:11px;color:var(--nbt-dim);min-height:17px}
+.nbtrain-form .nbf-kernel{font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-kernel.nbf-warning{color:var(--nbt-warned)}
-.nbtrain-form .nbf-run{margin-top:8px}
+.nbtrain-form .nbf-now{margin-top:2px;color:var(--nbt-fg)}
+.nbtrain-form .nbf-run:not(:empty){margin-top:8px}
 .nbtrain-form .nbf-layouts td:first-child{padding-right:8px}
 @container (max-width:760px){.nbtrain-form .nbf-help{height:5.4em}
+ .nbtrain-form .nbf-field.nbf-bad .nbf-help{height:6.75em}
  .nbtrain-form .nbf-help:not(.nbf-error){-webkit-line-clamp:4}
  .nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
- .nbtrain-form .nbf-side{position:static;order:-1}}
+ .nbtrain-form .nbf-side{position:static;order:-1}
+ /* It stands above the fields here: of one height whatever is found, so that these do not move. */
+ .nbtrain-form .nbf-found{height:112px}}
 `;

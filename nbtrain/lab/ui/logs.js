@@ -27,7 +27,7 @@ export class Logs {
     Object.assign(this.find, { type: "search", placeholder: "Search all logs" });
     this.find.setAttribute("aria-label", "search all logs");
     this.find.addEventListener("keydown", (event) => event.key === "Enter" && this.search());
-    this.find.addEventListener("input", () => this.find.value || this.closeHits());
+    this.find.addEventListener("input", () => this.find.value === this.searched || this.closeHits());
     this.follow = checkbox("follow", () => {
       if (!this.follow.input.checked) return;
       if (this.hit) this.forget();
@@ -232,6 +232,7 @@ export class Logs {
   async search() {
     const { run } = this, text = this.find.value;
     if (!text || !run.server) return;
+    this.searched = text;
     this.hits.hidden = false;
     // There is room for the hits and their log.
     this.traceback.open = false;

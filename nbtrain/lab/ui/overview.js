@@ -8,8 +8,16 @@ import { age, choices, copyButton, element, stamp } from "./words.js";
 // Pixels of a snapshot's charts, the large one first.
 const CHART_HEIGHTS = [226, 104, 104];
 const EVENTS_ON_A_PAGE = 15;
+// The least width of a tile, in pixels; a narrow panel has two in a row.
+const TILE_WIDTH = 132, NARROW_WIDTH = 220;
 // Rows of a snapshot that its job's page says in its own words.
 const OF_JOB = ["backend", "command", "job"];
+
+/** How many tiles stand in a row: rows of equal length, or the last one shorter by the least. */
+export function tileColumns(count, width) {
+  const most = Math.max(width < NARROW_WIDTH ? 1 : 2, Math.floor(width / TILE_WIDTH));
+  return Math.max(1, Math.ceil(count / Math.ceil(count / most)));
+}
 
 export class Overview {
   constructor(run) {
@@ -64,6 +72,7 @@ export class Overview {
       node.append(element("span", "", label), strong);
       return node;
     }));
+    this.layTiles();
     snapSpecs(snap).forEach((spec, at) => this.charts[at].show(spec));
     this.drawBasics(snap, kept);
     if (kept) {
@@ -96,6 +105,11 @@ export class Overview {
     this.object.hidden = names.length < 2 && !this.object.value;
   }
 
+  layTiles() {
+    const columns = tileColumns(this.tiles.childElementCount, this.tiles.clientWidth);
+    this.tiles.style.setProperty("--columns", columns);
+  }
+
   drawBasics(snap, kept) {
     const trained = snap.shown.job;
     // Python words times in UTC; here they are the reader's own.
@@ -115,6 +129,7 @@ export class Overview {
   }
 
   resize() {
+    this.layTiles();
     this.charts.forEach((chart) => chart.draw());
   }
 }

@@ -88,8 +88,9 @@ export class RunRow {
   draw(run, chosen, busy, now) {
     this.run = run;
     this.box.checked = chosen;
-    // An age moves on with each minute, everything else with the run.
-    const state = JSON.stringify([run, busy, Math.floor(now / 60)]);
+    // Ages move on by themselves, everything else with the run.
+    const ages = [run.created, run.ended ?? run.created].map((time) => age(now - time));
+    const state = JSON.stringify([run, busy, ages]);
     if (state === this.drawn) return;
     this.drawn = state;
     this.node.dataset.state = run.state;
@@ -99,15 +100,17 @@ export class RunRow {
     this.node.classList.toggle("nbt-archived", Boolean(run.archived));
     this.drawTags(run);
     const bad = tone === "bad", cause = run.cause || "";
+    // Of a job that waits, what it waits for is the news.
+    const told = Boolean(cause) && (bad || tone === "wait");
     const note = run.notes ? run.notes.trim() : "";
-    this.under.textContent = bad && cause ? cause : note || (this.list.compact ? "" : cause);
+    this.under.textContent = told ? cause : note || (this.list.compact ? "" : cause);
     this.under.title = this.under.textContent;
     this.under.classList.toggle("nbt-error", bad && Boolean(cause));
     const fraction = run.active && run.max_steps ? Math.min(1, (run.step || 0) / run.max_steps) : 0;
     this.track.hidden = !(run.active && run.max_steps);
     this.fill.style.width = `${(100 * fraction).toFixed(1)}%`;
     this.stop.hidden = !run.active || !this.list.can("stop");
-    this.stop.disabled = Boolean(busy);
+    this.stop.disabled = Boolean(busy) || run.asked === "stop";
     this.stop.title = run.state === "QUEUED" ? "Take it out of the queue."
       : "The ranks save a checkpoint at the next step and leave; Resume goes on from it.";
     if (this.list.compact) return this.drawLine(run, now);

@@ -45,6 +45,7 @@ const CSS = `
  background:color-mix(in srgb,var(--tone) 18%,transparent);
  border:1px solid color-mix(in srgb,var(--tone) 55%,transparent)}
 .nbt-root .nbt-pill::before{content:"";width:8px;height:8px;border-radius:50%;background:var(--tone)}
+.nbt-root .nbt-tone-live{--tone:var(--nbt-a)}
 .nbt-root .nbt-tone-good{--tone:var(--nbt-good)}
 .nbt-root .nbt-tone-wait{--tone:var(--nbt-b)}
 .nbt-root .nbt-tone-bad{--tone:var(--nbt-bad)}
@@ -114,18 +115,22 @@ const CSS = `
 .nbt-root .nbt-tile span{display:block;font-size:11px;color:var(--nbt-dim);white-space:nowrap;
  overflow:hidden;
  text-overflow:ellipsis}
-.nbt-root .nbt-overview>.nbt-tiles{border-bottom:1px solid var(--nbt-line)}
+.nbt-root .nbt-overview>.nbt-tiles{border-bottom:1px solid var(--nbt-line);display:flex;flex-wrap:wrap}
+.nbt-root .nbt-overview>.nbt-tiles>.nbt-tile{flex:1 0 calc(100%/var(--columns,4))}
+.nbt-root .nbt-overview .nbt-tile strong{white-space:normal}
 .nbt-root .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
 .nbt-root .nbt-tile strong.nbt-kind-bad{color:var(--nbt-failed);white-space:normal}
 .nbt-root .nbt-tile strong.nbt-kind-tight{color:var(--nbt-warned);white-space:normal}
-.nbt-root .nbt-tile small{font-size:11px;color:var(--nbt-dim);margin-left:4px;font-weight:400}
+.nbt-root .nbt-tile small{display:inline-block;font-size:11px;color:var(--nbt-dim);margin-left:4px;font-weight:400}
 
 .nbt-root .nbt-chart{background:var(--nbt-bg);min-width:0;position:relative}
 .nbt-root .nbt-chart-head{display:flex;align-items:flex-start;gap:8px;font-size:11px;color:var(--nbt-dim)}
 .nbt-root .nbt-legend{display:flex;flex-wrap:wrap;gap:0 12px;flex:1;min-width:0}
-.nbt-root .nbt-legend i{font-style:normal;white-space:nowrap}
+.nbt-root .nbt-legend i{font-style:normal;overflow-wrap:anywhere;min-width:0}
 .nbt-root .nbt-legend i::before{content:"";display:inline-block;width:10px;height:2px;margin-right:5px;
  vertical-align:middle;background:var(--c)}
+.nbt-root .nbt-legend i.nbt-dashed::before{background:repeating-linear-gradient(90deg,var(--c) 0 3px,
+ transparent 3px 5px)}
 .nbt-root .nbt-legend b{color:var(--nbt-fg);font-weight:600}
 .nbt-root .nbt-legend i.nbt-request::before{background:var(--nbt-good)}
 .nbt-root .nbt-legend i.nbt-limit::before{background:var(--nbt-bad)}

@@ -17,7 +17,7 @@ from nbtrain.lab.widgets.static_charts import chart_image, charts_in_rows
 from nbtrain.lab.widgets.static_pages import config_html, metrics_html, plan_html
 from nbtrain.monitor.snapshot import in_sight
 
-TONE_COLORS = {"good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
+TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
 LEFT = "text-align:left"

@@ -15,7 +15,7 @@ from nbtrain.monitor.chart_data import smoothed
 
 COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in enumerate(SERIES)}
 """Of a chart's lines."""
-BOUND_COLORS = {"request": GREEN, "limit": RED}
+BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY}
 RIGHT, TOP, BOTTOM = 10, 16, 18
 # Pixels of a letter on an axis.

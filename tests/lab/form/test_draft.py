@@ -152,3 +152,12 @@ def test_unknown_yaml_is_refused() -> None:
     """With the names there are."""
     with pytest.raises(ConfigError, match="no such run YAML"):
         Draft("gpt-tinny")
+
+
+@pytest.mark.parametrize("text", ["1e999", ".inf", "-.inf", ".nan"])
+def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None:
+    """Python has no literal for it: the call that is shown would not run."""
+    draft = Draft("gpt-tiny")
+    draft.type({"lr_schedule.lr": text, "batch.max_steps": "7"})
+    assert draft.assess().problems[0] == f"lr_schedule.lr = '{text}': must be a finite number."
+    assert draft.line == 'nb.submit("gpt-tiny", {"batch.max_steps": 7})'

@@ -30,6 +30,28 @@ def test_what_was_not_begun_waits_for_the_list(monkeypatch):
     assert order == ["list", "run", "run", "run"]
 
 
+def test_after_a_start_what_comes_before_the_list_waits_for_it(monkeypatch):
+    """Pages that open at once ask for the list last; what they ask for before loads modules."""
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", MOST_SECONDS)
+    monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", MOST_SECONDS)
+    monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
+    order: list[str] = []
+    looks = [READERS.submit(requests._after_the_list, order.append, "run") for _ in range(3)]
+    LIST.submit(requests._before_all, lambda: order.append("list")).result(MOST_SECONDS)
+    for one in looks:
+        one.result(MOST_SECONDS)
+    assert order == ["list", "run", "run", "run"]
+
+
+def test_without_a_list_only_the_first_looks_wait(monkeypatch):
+    """A panel alone waits for a moment, once."""
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "_list_was_asked", threading.Event())
+    assert READERS.submit(requests._after_the_list, len, "run").result(MOST_SECONDS) == 3
+    monkeypatch.setattr(requests, "FIRST_WAIT_SECONDS", 10 * MOST_SECONDS)
+    assert READERS.submit(requests._after_the_list, len, "run").result(MOST_SECONDS) == 3
+
+
 def test_a_list_that_hangs_or_fails_stops_nothing(monkeypatch):
     """On a slow disk the runs wait a moment alone; an error is the list's own."""
     monkeypatch.setattr(requests, "MOST_WAIT_SECONDS", 0.01)

@@ -31,7 +31,7 @@ def test_command_serves_the_output_root_on_the_loopback(
     monkeypatch.setenv("NBTRAIN_OUTPUT", "elsewhere")
     command = tensorboard_command(6006)
     assert command[1:5] == ["-m", "nbtrain.lab.server.tensorboard_door", "--port", "6006"]
-    assert command[command.index("--logdir") + 1] == str(workspace / "elsewhere")
+    assert command[command.index("--root") + 1] == str(workspace / "elsewhere")
     assert "--host" not in command and tensorboard_door.LOOPBACK == "127.0.0.1"
     assert all(isinstance(part, str) for part in command)
 

@@ -30,3 +30,38 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
         "kind": "warning",
     }
     assert same["kind"] == "info" and same["text"].endswith("which has these settings.")
+
+
+RUN = {
+    "name": "gpt",
+    "state": "QUEUED",
+    "active": True,
+    "pill": ["QUEUED", "wait"],
+    "cause": "waits for 1 GPU; 0 are free; before it: first (RUNNING, 1 GPU)",
+}
+FOLLOW = """(() => {
+  const answer = new ui.FormAnswer({ openRun() {} });
+  const server = { call: async () => (await fetch("/user/x/nbtrain/runs")).json() };
+  root.append(answer.node);
+  answer.took(JOB, server);
+  return () => answer.leave();
+})()"""
+
+
+def test_a_submitted_run_is_followed(browser: Any) -> None:
+    """The form says what the run waits for, that it has begun, and that it was deleted."""
+    runs: list[Any] = []
+    mount = FOLLOW.replace("JOB", json.dumps(JOB))
+    with view_page(
+        browser, {"runs": lambda query, body: {"runs": runs}}, mount, module="form_answer"
+    ) as page:
+        answer = page.get_by_role("status")
+        answer.get_by_text("Submitted: job j1 of gpt.").wait_for()
+        runs.append(RUN)
+        answer.get_by_text(f"Now QUEUED: {RUN['cause']}.").wait_for()
+        runs[0] = {**RUN, "state": "RUNNING", "pill": ["RUNNING", "live"], "cause": None}
+        answer.get_by_text("Now RUNNING.").wait_for()
+        runs.clear()
+        answer.get_by_text("The run gpt was deleted.").wait_for()
+        assert "Submitted" not in answer.inner_text() and answer.get_by_role("button").count() == 0
+        page.evaluate("window.end()")

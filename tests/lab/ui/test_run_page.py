@@ -162,7 +162,7 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
         box.get_by_text("No checkpoint was saved: a resume begins at step 0.").wait_for()
         page.get_by_role("button", name="Delete").click()
         asked = page.get_by_role("alertdialog")
-        asked.get_by_text("They cannot be had back.").wait_for()
+        asked.get_by_text("This cannot be undone.").wait_for()
         page.keyboard.press("Escape")
         assert page.asked == []
         box.get_by_role("button", name="Resume").click()

@@ -1,6 +1,7 @@
 """The list of runs in a browser, without a server or a kernel: filter, order, tags, actions, choice."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -235,3 +236,23 @@ def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServ
         name = page.locator("tr[data-run=gpt-0000] .nbt-open").bounding_box()
         assert abs(stop["y"] + stop["height"] / 2 - name["y"] - name["height"] / 2) < 4
         assert page.evaluate("document.documentElement.scrollWidth") == 300
+
+
+def test_a_row_says_stopping_and_what_a_waiting_run_waits_for(server: ListServer, browser: Any) -> None:
+    """As the run's own panel does, without another Stop while it lasts. Ages go on by themselves."""
+    server.rows[0] |= {"asked": "stop", "pill": ["Stopping...", "wait"]}
+    waiting = server.rows[1]
+    waiting |= {"state": "QUEUED", "active": True, "pill": ["QUEUED", "wait"], "cause": "waits for 1 GPU"}
+    server.rows[2] |= {"ended": time.time() - 5}
+    with listing(browser, server, compact=True, width=300) as page:
+        stopping = page.locator("tr[data-run=gpt-0000]")
+        assert stopping.locator(".nbt-pill").inner_text() == "Stopping..."
+        assert page.get_by_label("Stop gpt-0000").is_disabled()
+        assert "waits for 1 GPU" in page.locator("tr[data-run=gpt-0001]").inner_text()
+        ended = page.locator("tr[data-run=gpt-0002] .nbt-line")
+        before = ended.inner_text()
+        assert before.endswith("s ago")
+        page.wait_for_function(
+            "(before) => document.querySelector('tr[data-run=gpt-0002] .nbt-line').innerText !== before",
+            arg=before,
+        )

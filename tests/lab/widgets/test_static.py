@@ -107,7 +107,7 @@ def test_what_a_job_has_kept_is_in_it(job: FakeJob) -> None:
     cpu, memory = pictures[3:5]
     assert len(re.findall("<polyline", cpu)) == 3 and "2 cores" in cpu and "18 s" not in cpu
     assert memory.count('stroke-dasharray="5 4"') == 1, "the limit"
-    for words in ("Basic info", "Events, UTC", "Replicas", "Ranks", "worker 0", "each replica asks for"):
+    for words in ("Basic info", "Events, UTC", "Replicas", "Ranks", "worker 0", "request per replica"):
         assert words in page
     assert Tags(page).open == [] and not re.search(r"(src|href)=.(?!data:)", page)
 

@@ -39,7 +39,9 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
 export function notify(text: string, kind: string, openRun?: () => void): void {
   const type = (["info", "success", "warning", "error"].includes(kind) ? kind : "info") as "info";
   const actions = openRun ? [{ label: "Open", callback: openRun }] : [];
-  Notification.emit(text, type, { autoClose: kind === "error" ? false : 8000, actions });
+  // It stays in JupyterLab's list of notifications. Toasts that stay would pile up over the buttons of a page that is
+  // open all day.
+  Notification.emit(text, type, { autoClose: kind === "error" ? 30_000 : 8000, actions });
 }
 
 /** Put `text` into a new cell below the active one of the notebook that was used last, and show it. */

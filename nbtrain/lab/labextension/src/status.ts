@@ -19,7 +19,7 @@ export class Status {
       const { active } = watch;
       const words = active.length === 1 ? "1 run" : `${active.length} runs`;
       button.textContent = `nbtrain: ${words}`;
-      button.title = active.map((run) => `${run.name}: ${run.state}`).join("\n");
+      button.title = active.map((run) => `${run.name}: ${run.pill[0]}`).join("\n");
       button.setAttribute("aria-label", `nbtrain: ${words} active; show the runs`);
       this._changed.emit();
     });

@@ -9,6 +9,8 @@ import type { Server } from "../../ui/server.js";
 export interface RunEntry {
   name: string;
   state: string;
+  /** The state's words, such as Stopping..., and their tone. */
+  pill: [string, string];
   active: boolean;
   cause: string | null;
   step: number | null;

@@ -1,0 +1,30 @@
+"""What charts draw of lines that lie over one another, and of tiles in rows."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.lab.ui.pages import view_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+def line(label: str, *values: float) -> dict[str, Any]:
+    return {"label": label, "x": list(range(len(values))), "y": list(values)}
+
+
+def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
+    """Also one that goes on where the other ends, as a clone of a run does."""
+    lines = [line("a", 3, 2, 1), line("b", 3, 2, 1), line("c", 3, 2, 1, 0), line("d", 3, 2.5, 1)]
+    with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="chart_spec") as page:
+        found = page.evaluate("window.end")
+    assert [one.get("note") for one in found] == [None, "equal to a", "equal to a while both last", None]
+    assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
+
+
+def test_tiles_leave_no_hole_in_their_rows(browser: Any) -> None:
+    """Seven tiles: in one row, as four and three, two in a row in a narrow panel."""
+    mount = "[1400, 930, 900, 580, 250, 200].map((width) => ui.tileColumns(7, width))"
+    with view_page(browser, {}, mount, module="overview") as page:
+        assert page.evaluate("window.end") == [7, 7, 4, 4, 2, 1]

@@ -28,6 +28,15 @@ def architecture(config: RunConfig) -> dict[str, Any]:
         "ffn_hidden_size": model.resolved_ffn_hidden_size,
         "max_position_embeddings": model.resolved_max_position_embeddings,
         "seq_length": model.seq_length,
+        "activation": model.activation,
+        "add_bias_linear": model.add_bias_linear,
+        "add_qkv_bias": model.add_qkv_bias,
+        "normalization": model.normalization,
+        "position_embedding_type": model.position_embedding_type,
+        "rotary_base": model.rotary_base,
+        "rotary_percent": model.rotary_percent,
+        "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
+        "untie_embeddings_and_output_weights": model.untie_embeddings_and_output_weights,
     }
 
 
@@ -108,18 +117,30 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
 
 def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
     """What DeepSpeed's own converter (ds_to_universal) needs to know of the parameters."""
+    learned = config.model.position_embedding_type == "learned_absolute"
+    untied = config.model.untie_embeddings_and_output_weights
     info: dict[str, Any] = {
         "universal_checkpoint_version": UNIVERSAL_CHECKPOINT_VERSION,
         "original_vocab_size": config.tokenizer.vocab_size,
-        "vocabulary_parameter_patterns": [r"word_embeddings\.weight"],
+        "vocabulary_parameter_patterns": _vocabulary_patterns(config),
     }
     # A pattern that matches nothing is an error to DeepSpeed's converter.
-    if config.parallel.pipeline_parallel_size > 1:
+    if config.parallel.pipeline_parallel_size > 1 and not untied:
         info["pipeline_replicated_parameter_patterns"] = [r"word_embeddings\.weight"]
     if config.parallel.tensor_parallel_size > 1:
         info["parameter_with_row_parallelism_patterns"] = [r"dense\.weight", r"dense_4h_to_h\.weight"]
         info["tp_replicated_parameter_patterns"] = [
-            r"layernorm\.(weight|bias)", r"dense\.bias", r"dense_4h_to_h\.bias",
-            r"(position_embeddings|^1)\.weight",
+            r"layernorm\.(weight|bias)",
+            *([r"(position_embeddings|^1)\.weight"] if learned else ()),
+            *((r"dense\.bias", r"dense_4h_to_h\.bias") if config.model.add_bias_linear else ()),
         ]  # fmt: skip
     return info
+
+
+def _vocabulary_patterns(config: RunConfig) -> list[str]:
+    """Of the parameters whose rows are tokens, as the run names them: a pipeline numbers layers."""
+    if not config.model.untie_embeddings_and_output_weights:
+        return [r"word_embeddings\.weight"]
+    if config.parallel.pipeline_parallel_size == 1:
+        return [r"word_embeddings\.weight", r"output_layer\.weight"]
+    return [r"^0\.weight", rf"^{config.model.num_layers + 3}\.weight"]

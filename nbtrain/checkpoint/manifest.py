@@ -18,7 +18,7 @@ schema_version 2 says what reading into another layout needs, version 1 (data pa
     settings      every field of the configuration
     next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device
 
-read() gives version 1 in the form of version 2, as far as it goes.
+read() gives version 1 in the form of version 2, as far as it goes, and what was added to both since.
 """
 
 import re
@@ -33,6 +33,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
+from nbtrain.config.load import ADDED_TO_MODEL, settings_of_today
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
 # How version 1 named its files: data rank and, always 0, model rank.
@@ -45,7 +46,14 @@ def read(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
-    return _migrated(manifest) if manifest["schema_version"] == 1 else manifest
+    if manifest["schema_version"] == 1:
+        manifest = _migrated(manifest)
+    settings = manifest["settings"]
+    return {
+        **manifest,
+        "architecture": {**ADDED_TO_MODEL, **manifest["architecture"]},
+        "settings": None if settings is None else settings_of_today(settings),
+    }
 
 
 def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:

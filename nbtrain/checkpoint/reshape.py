@@ -4,7 +4,7 @@ Each rank reads its own elements of each parameter from the store: masters and m
 step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
 step. Hyperparameters and clipping are not loaded: the run's configuration decides them.
 
-The word embedding's padding rows, which the loss leaves out, depend on the number of tensor ranks
+The vocabulary's padding rows, which the loss leaves out, depend on the number of tensor ranks
 (config.padded_vocab_size). A layout with more of them gives the new rows its initial weights, with moments of
 0; a layout with fewer drops the rest.
 """
@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.store import MASTER, MOMENTS, WORD_EMBEDDINGS, CheckpointStore, TensorPart
+from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, TensorPart
 from nbtrain.model.gpt_pipe import canonical_parameters
+from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
 
 
@@ -46,7 +47,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
         optimizer.checkpoint_event_prologue()
     with torch.no_grad():
         for target in targets(engine, parameters, store):
-            rows = padded_vocab_size if target.name == WORD_EMBEDDINGS else None
+            rows = padded_vocab_size if target.name in OF_VOCABULARY else None
             part = TensorPart(*tensor, partition_dim(parameters[target.name]))
             for state, live in target.states.items():
                 found = store.read(target.name, state, part, target.start, target.count, rows)
@@ -74,7 +75,7 @@ def _check_shapes(
         if stored is None:
             raise CheckpointError(f"{store.folder}: holds no parameter {name}, which the model has.")
         shape = list(stored.shape)
-        if name == WORD_EMBEDDINGS:
+        if name in OF_VOCABULARY:
             shape[0] = padded_vocab_size
         if (dim := partition_dim(parameter)) is not None:
             shape[dim] //= tensor[1]

@@ -35,7 +35,6 @@ from nbtrain.model.names import DECAY, NO_DECAY, canonical_name, optimizer_group
 MASTER = "fp32"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = (MASTER, *MOMENTS)
-WORD_EMBEDDINGS = "word_embeddings.weight"
 
 OPTIMIZER_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$")
 MODEL_FILE = re.compile(r"^(zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt$")
@@ -98,7 +97,9 @@ class CheckpointStore:
         self.tensor_parallel_size: int = layout["tensor_parallel_size"]
         self.pipeline_parallel_size: int = layout["pipeline_parallel_size"]
         self.data_axis_size: int = layout["data_parallel_size"] * layout["ds_sequence_parallel_size"]
-        self.num_layers: int = self.manifest["architecture"]["num_layers"]
+        architecture = self.manifest["architecture"]
+        self.num_layers: int = architecture["num_layers"]
+        self.is_tied: bool = not architecture["untie_embeddings_and_output_weights"]
         self.dtype = DTYPES[layout["weights"]]
         self._files: dict[str, Any] = {}
         self._pieces: dict[tuple[int, int], dict[str, list[_Piece]]] = {}
@@ -177,9 +178,9 @@ class CheckpointStore:
     ) -> torch.Tensor:
         """Elements [start, start + count) of a part of a parameter, flat, fp32.
 
-        `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding
-        depends on the number of tensor ranks; rows beyond the stored ones are left out of the answer. Raises
-        CheckpointError for an unknown name.
+        `rows`: how many the whole tensor has in the reader's layout, for those of the vocabulary, whose
+        padding depends on the number of tensor ranks; rows beyond the stored ones are left out of the answer.
+        Raises CheckpointError for an unknown name.
         """
         parameter = self._parameter(name)
         rank, size, dim = part if part.dim is not None else WHOLE
@@ -260,8 +261,9 @@ class CheckpointStore:
             if (matched := LAYER_FILE.match(file)) is None:
                 continue
             index = int(matched[1])
-            # The tied output holds the word embedding again.
-            layer = "tied_modules.word_embeddings" if index in (0, self.num_layers + 3) else str(index)
+            # A tied output holds the word embedding again.
+            tied = self.is_tied and index in (0, self.num_layers + 3)
+            layer = "tied_modules.word_embeddings" if tied else str(index)
             for inner, weight in self._open(file).items():
                 name = canonical_name(f"{layer}.{inner}", self.num_layers)
                 found[entry["rank"][2]].setdefault(name, weight)

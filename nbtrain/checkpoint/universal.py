@@ -32,10 +32,10 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.store import STATES, WORD_EMBEDDINGS, CheckpointStore
+from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
-from nbtrain.model.names import piped_name
+from nbtrain.model.names import OF_VOCABULARY, piped_name
 
 
 def main() -> int:
@@ -86,7 +86,7 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     try:
         for name, parameter in store.parameters.items():
             _write_parameter(store, temporary / "zero" / name, name)
-            piped = temporary / "zero" / piped_name(name, store.num_layers)
+            piped = temporary / "zero" / piped_name(name, store.num_layers, store.is_tied)
             piped.symlink_to(name)
             done += parameter.count
             yield done, total
@@ -105,11 +105,11 @@ def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
     partition_dim = store.parameters[name].partition_dim
     for state in STATES:
         whole = store.full(name, state)
-        if name == WORD_EMBEDDINGS:
+        if name in OF_VOCABULARY:
             whole = whole[: store.vocab_size]
         # A copy: of a view torch would write all of the file that it looks into.
         entry: dict[str, Any] = {"param": whole.clone()}
-        if name == WORD_EMBEDDINGS:
+        if name in OF_VOCABULARY:
             entry["vocab_tensor"] = True
         if partition_dim is not None:
             entry["cat_dim"] = partition_dim

@@ -6,7 +6,8 @@ import torch
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.store import WORD_EMBEDDINGS, CheckpointStore
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.model.names import OF_VOCABULARY
 
 
 def load_model_weights(
@@ -19,16 +20,18 @@ def load_model_weights(
     """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU.
 
     They are in the format they were trained in; with `masters` they are the fp32 masters of the optimizer.
-    step None is the newest whole checkpoint. The word embedding has as many rows as in the layout that saved
-    it; with `unpadded` only the rows of tokens; with padded_vocab_size that many rows, new rows being 0. No
-    process group is needed. Raises CheckpointError if the checkpoint is not whole, or if there is none.
+    step None is the newest whole checkpoint. Word embedding and output layer have as many rows as in the
+    layout that saved them; with `unpadded` only the rows of tokens; with padded_vocab_size that many rows,
+    new rows being 0. No process group is needed. Raises CheckpointError if the checkpoint is not whole, or if
+    there is none.
     """
     run = RunDir(run_dir)
     store = CheckpointStore(run.checkpoint(whole_step(run, step)[0]))
     weights = {name: store.full(name) if masters else store.weights(name) for name in store.parameters}
     rows = store.vocab_size if unpadded else padded_vocab_size
     if rows is not None:
-        words = weights[WORD_EMBEDDINGS]
-        missing = max(rows - len(words), 0)
-        weights[WORD_EMBEDDINGS] = torch.cat([words[:rows], words.new_zeros(missing, words.shape[1])])
+        for name in OF_VOCABULARY & set(weights):
+            words = weights[name]
+            missing = max(rows - len(words), 0)
+            weights[name] = torch.cat([words[:rows], words.new_zeros(missing, words.shape[1])])
     return weights

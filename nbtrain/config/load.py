@@ -27,7 +27,7 @@ from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of
 from nbtrain.config.watch_section import CheckpointConfig
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
@@ -73,11 +73,19 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     return config
 
 
+# Fields of `model` that earlier revisions lack, with the values that models had then.
+ADDED = (
+    *("activation", "add_bias_linear", "add_qkv_bias", "normalization", "position_embedding_type"),
+    *("rope_scaling", "rotary_base", "rotary_percent", "untie_embeddings_and_output_weights"),
+)
+ADDED_TO_MODEL = {name: ModelConfig.model_fields[name].default for name in ADDED}
+
 # Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
 # such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset(
     {
         "labels",
+        *(f"model.{name}" for name in ADDED_TO_MODEL),
         "tokenizer.max_unknown_fraction",
         *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
         "backend.deadline_seconds",
@@ -95,6 +103,35 @@ ADDED_LATER = frozenset(
 )
 
 
+# {the name of a field in earlier revisions: its name now}; both are read.
+RENAMED = {"model.layernorm_epsilon": "model.norm_epsilon"}
+
+
+def renamed(located: Located) -> Located:
+    """Fields that earlier revisions called otherwise, under their names of today, in place.
+
+    Raises ConfigError if one is set under both names.
+    """
+    for old, new in RENAMED.items():
+        section, _, name = old.rpartition(".")
+        values = located.value.get(section)
+        if isinstance(values, dict) and name in values:
+            if (now := new.rpartition(".")[2]) in values:
+                where = located.where(old)
+                raise ConfigError(
+                    f"{where}: {old} is the earlier name of {new}, which is set too; take it out."
+                )
+            values[now] = values.pop(name)
+            located.origins[new] = located.origins.pop(old)
+    return located
+
+
+def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} of an earlier revision, by today's names, with what `model` has now."""
+    known = {RENAMED.get(key, key): value for key, value in settings.items()}
+    return {**{f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}, **known}
+
+
 def load_resolved(path: str | Path) -> RunConfig:
     """The config.yaml of a run directory: strict; every field but those of ADDED_LATER must be there."""
     path = Path(path)
@@ -103,7 +140,7 @@ def load_resolved(path: str | Path) -> RunConfig:
             f"{display(path)}: no such file: submit writes it, and a run cannot be read without it. Submit "
             "the run again from its YAML, restore the file, or name another run (`nbtrain runs`)."
         )
-    located = read_yaml(path, str(path))
+    located = renamed(read_yaml(path, str(path)))
     config = validate(located, str(path))
     missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))} - ADDED_LATER)
     if missing:
@@ -184,7 +221,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     if path in seen:
         chain = " -> ".join(entry.name for entry in (*seen, path))
         raise ConfigError(f"{path.name}: `extends` runs in a circle: {chain}.")
-    own = read_yaml(path)
+    own = renamed(read_yaml(path))
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
         parents = [parents]
@@ -228,7 +265,7 @@ def override_layer(overrides: Overrides) -> Located:
             raise ConfigError(f"{place}: keys inside {key} are overridden too; give one of the two.")
         target[last] = value
         layer.origins[key] = place
-    return layer
+    return renamed(layer)
 
 
 def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
@@ -263,6 +300,8 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             raise ConfigError(f"{found}: {str(error).removesuffix('.')}{quotes}.") from error
         except ValueError as error:
             raise ConfigError(f"override {_typed(text)}: {error}") from error
+        if key.startswith("labels.") and isinstance(parsed, bool | int | float):
+            parsed = value.strip()  # every label is text, and the shell has eaten the quotes
         yield from flatten({key: parsed})
 
 

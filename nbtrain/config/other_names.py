@@ -18,7 +18,13 @@ model.seq_length | seq_len sequence_length max_seq_len max_seq_length block_size
 model.make_vocab_size_divisible_by | vocab_divisor pad_vocab_size_to_multiple_of
 model.hidden_dropout | dropout resid_pdrop
 model.attention_dropout | attn_pdrop attn_dropout
-model.layernorm_epsilon | norm_epsilon layer_norm_epsilon layer_norm_eps rms_norm_eps
+model.activation | activation_function hidden_act swiglu squared_relu bias_gelu_fusion
+model.add_bias_linear | disable_bias_linear mlp_bias use_bias
+model.add_qkv_bias | attention_bias qkv_bias
+model.untie_embeddings_and_output_weights | tie_word_embeddings no_weight_tying
+    share_embeddings_and_output_weights
+model.normalization | norm norm_type
+model.norm_epsilon | layer_norm_epsilon layer_norm_eps rms_norm_eps
 model.init_method_std | initializer_range init_std
 model.attention_backend | use_flash_attn use_flash_attn_v2 flash_attention attn_implementation
     attention_config

@@ -6,9 +6,9 @@ field is part of its type; a rule that joins two fields is a function in rules/c
 are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from nbtrain.base.topology import Topology
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
@@ -23,6 +23,7 @@ from nbtrain.config.fields import (
     PathText,
     PositiveBytes,
     PositiveRate,
+    PositiveRatio,
     PositiveSmallCount,
     SequenceTokens,
     SmallCount,
@@ -50,8 +51,29 @@ SCHEMA_VERSION = 1
 PERF_STEPS = 20
 
 
+class RopeScalingConfig(ConfigModel):
+    """Smaller angles of rotary positions, for sequences longer than those of an earlier training."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    """linear divides all angles (arXiv:2306.15595); llama3 and yarn only those of slow pairs (Llama 3.1;
+    arXiv:2309.00071)."""
+    factor: Annotated[float, Field(ge=1, le=1e6)]
+    """By how much the sequences are longer."""
+    original_max_position_embeddings: SequenceTokens | None = None
+    """Tokens of a sequence in the earlier training; llama3 and yarn need it."""
+    low_freq_factor: PositiveRatio = 1.0
+    """llama3: pairs that turn less often over the original length are divided whole."""
+    high_freq_factor: PositiveRatio = 4.0
+    """llama3: pairs that turn more often over the original length are left as they are."""
+    beta_fast: PositiveRatio = 32.0
+    """yarn: as high_freq_factor."""
+    beta_slow: PositiveRatio = 1.0
+    """yarn: as low_freq_factor."""
+
+
 class ModelConfig(ConfigModel):
-    """GPT-3 architecture: learned positions, pre-LN, tied embeddings (arXiv:2005.14165, section 2.1)."""
+    """Decoder-only architecture; as it stands GPT-3's: learned positions, LayerNorm, GELU, biases, tied
+    embeddings (arXiv:2005.14165, section 2.1)."""
 
     num_layers: Layers
     """Transformer blocks."""
@@ -60,11 +82,30 @@ class ModelConfig(ConfigModel):
     num_attention_heads: Width
     """Attention heads; hidden_size must be a multiple of this."""
     ffn_hidden_size: Width | None = None
-    """Width of the MLP; null means 4 x hidden_size."""
+    """Width of the MLP; null means 4 x hidden_size, with swiglu 8/3 x hidden_size rounded down to a multiple
+    of 64 (at least 64), as in Megatron."""
+    activation: Literal["gelu", "swiglu", "squared_relu"] = "gelu"
+    """Activation of the MLP: gelu in its tanh form; swiglu, silu(gate) x up with two matrices into the MLP,
+    Llama's (arXiv:2002.05202); squared_relu, relu(x)^2 (arXiv:2109.08668)."""
+    add_bias_linear: bool = True
+    """All linear layers of the blocks have a bias."""
+    add_qkv_bias: bool = False
+    """Query, key and value have a bias even if add_bias_linear is false: Qwen2's."""
     seq_length: SequenceTokens = 2048
     """Tokens in one training sequence."""
     max_position_embeddings: SequenceTokens | None = None
-    """Learned positions; null means seq_length."""
+    """Learned positions; null means seq_length. With rope the longest text that generation has in view."""
+    position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
+    """learned_absolute adds a learned vector for each position; rope turns queries and keys (rotary
+    positions, arXiv:2104.09864): Llama's."""
+    rotary_base: Annotated[float, Field(gt=1, le=1e12)] = 10000.0
+    """rope: the slowest pair of numbers turns about this many times slower than the fastest one."""
+    rotary_percent: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """rope: share of each head that is turned, a fraction of 1."""
+    rope_scaling: RopeScalingConfig | None = None
+    """rope: smaller angles for longer sequences; null leaves them."""
+    untie_embeddings_and_output_weights: bool = False
+    """The output layer has a matrix of its own: Llama's. Otherwise it is that of the word embedding."""
     make_vocab_size_divisible_by: PositiveSmallCount = 128
     """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
     hidden_dropout: FractionBelowOne = 0.1
@@ -74,8 +115,12 @@ class ModelConfig(ConfigModel):
     init_method_std: PositiveRate = 0.02
     """Standard deviation of the initial weights; for the projections into the residual stream it is divided
     by sqrt(2 num_layers)."""
-    layernorm_epsilon: PositiveRate = 1e-5
-    """Epsilon of every LayerNorm."""
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) takes no mean away
+    and has no bias: Llama's."""
+    norm_epsilon: PositiveRate = 1e-5
+    """What every norm adds to the variance (RMSNorm: to the mean square) before it takes the root. Called
+    layernorm_epsilon before, which is read too."""
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: ChunkTokens = 1024
@@ -86,7 +131,15 @@ class ModelConfig(ConfigModel):
     """Seed of the initial weights and of dropout."""
 
     @property
+    def rotary_size(self) -> int:
+        """Numbers of each head that rope turns, rounded down, as in Megatron."""
+        return int(self.hidden_size // self.num_attention_heads * self.rotary_percent)
+
+    @property
     def resolved_ffn_hidden_size(self) -> int:
+        if self.ffn_hidden_size is None and self.activation == "swiglu":
+            # As many parameters as two matrices of 4 h: int(4 h * 2/3 / 64) * 64 in Megatron's arguments.py.
+            return max(8 * self.hidden_size // (3 * 64), 1) * 64
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @property

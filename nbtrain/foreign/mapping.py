@@ -6,12 +6,13 @@ and cannot be taken over: then its default is what nbtrain does, and any other v
 
 import re
 
+from nbtrain.foreign.rows_layers import LAYER_ROWS
 from nbtrain.foreign.rows_layout import LAYOUT_ROWS
 from nbtrain.foreign.rows_model import MODEL_ROWS, Row
 from nbtrain.foreign.rows_schedule import SCHEDULE_ROWS
 
 # Rows are read in this order: the layout needs the number of ranks, ZeRO the number format.
-ROWS: tuple[Row, ...] = (*MODEL_ROWS, *SCHEDULE_ROWS, *LAYOUT_ROWS)
+ROWS: tuple[Row, ...] = (*MODEL_ROWS, *LAYER_ROWS, *SCHEDULE_ROWS, *LAYOUT_ROWS)
 
 MAPPED = frozenset(dest for row in ROWS for dest in row.dests)
 """Values of the programs' parsers that some row reads."""
@@ -115,8 +116,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "expert_model_parallel_size": (1,),
     "num_experts": ([1], None),
     "ckpt_format": ("torch", "torch_dist", "fsdp_dtensor"),
-    "normalization": ("layernorm", "LayerNorm"),
-    "position_embedding_type": ("learned_absolute",),
 }
 
 

@@ -121,6 +121,11 @@ class Writing:
         choices = self.table.by_dest[dest][0].choices
         return choices is None or value in choices
 
+    def cannot(self, key: str, reason: str) -> None:
+        """A field without which the program trains another model; `reason` follows the program's name."""
+        self.unsaid(key, f"{self.table.name} {reason}")
+        self.warnings.append(f"{self.table.name} {reason}, by these flags")
+
     def unsaid(self, key: str, reason: str) -> None:
         """A field that the flags cannot say, or cannot say exactly."""
         self.reasons[key] = reason

@@ -1,6 +1,6 @@
-"""GPT-3 (arXiv:2005.14165, section 2.1): learned positions, pre-LN, tied embeddings.
+"""A decoder-only transformer: GPT-3 (arXiv:2005.14165, section 2.1), or with the layers that its fields name.
 
-    tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final LayerNorm -> tied output
+    tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final norm -> output
 
     build_model(config, parallel)             a GPT with its initial weights, or one rank's part of it
     model(tokens, labels)                     mean loss, fp32; what training calls
@@ -23,8 +23,9 @@ from torch import nn
 from nbtrain.model.attention import Documents, KVCache, LayerCache, documents_of, takes_lengths
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
-from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
 from nbtrain.model.recompute import recomputed
+from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.layout import WHOLE, ModelParallel
@@ -52,7 +53,9 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(
             TransformerLayer(f"layers.{index}", config, init, parallel) for index in range(config.num_layers)
         )
-        self.final_layernorm = LayerNorm(config, init, parallel)
+        self.final_layernorm = Norm(config, init, parallel)
+        if config.untie_embeddings_and_output_weights:
+            self.output_layer = OutputLayer(config, init, parallel)
 
     def forward(
         self,
@@ -81,7 +84,8 @@ class GPT(nn.Module):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
             hidden = self._hidden(tokens, cache, position_ids, documents)
             # ZeRO 3 gathers a weight for the module that owns it, but this one is used outside of its module.
-            weight = self.word_embeddings.weight
+            untied = self.config.untie_embeddings_and_output_weights
+            weight = (self.output_layer if untied else self.word_embeddings).weight
             if labels is None:
                 return self._logits(hidden, weight, last_token_only)
             return language_model_loss(
@@ -113,6 +117,10 @@ class GPT(nn.Module):
             raise ValueError(
                 "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
             )
+        turned = None
+        if self.config.turns:
+            # Inside attention every rank has all tokens.
+            turned = torch.arange(start, end, device=tokens.device) if position_ids is None else position_ids
         ulysses, chunk = self.parallel.ulysses, self.config.fpdt_chunk_tokens
         if ulysses.size > 1:
             if chunk and position_ids is None:
@@ -122,11 +130,14 @@ class GPT(nn.Module):
                 position_ids = own_tokens(position_ids, ulysses, chunk)
             start = ulysses.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
-        # Passed only if there are documents, so that plain runs do not recompile their layers.
-        apart = {} if documents is None else {"documents": documents}
+        # Passed only if there are any, so that plain runs do not recompile their layers.
+        apart: dict[str, Any] = {} if documents is None else {"documents": documents}
+        if turned is not None:
+            dtype = torch.bfloat16 if self.config.autocast else hidden.dtype
+            apart["rotation"] = rotation_of(self.config, turned, dtype)
         if cache is not None:
             for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-                hidden = layer(hidden, layer_cache, start)
+                hidden = layer(hidden, layer_cache, start, **apart)
             cache.length = end
         elif (interval := self.config.checkpoint_interval_layers) and torch.is_grad_enabled():
             for first in range(0, len(self.layers), interval):
@@ -212,7 +223,7 @@ def language_model_loss(
     return loss
 
 
-def _run(layers: nn.ModuleList, hidden: torch.Tensor, apart: dict[str, Documents]) -> torch.Tensor:
+def _run(layers: nn.ModuleList, hidden: torch.Tensor, apart: dict[str, Any]) -> torch.Tensor:
     for layer in layers:
         hidden = layer(hidden, **apart)
     return hidden

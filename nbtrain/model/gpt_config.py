@@ -1,7 +1,19 @@
 """What decides a GPT's parameters and arithmetic, without the layout."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class RopeScaling(Protocol):
+    """The section rope_scaling of a run's model."""
+
+    kind: str
+    factor: float
+    original_max_position_embeddings: int
+    low_freq_factor: float
+    high_freq_factor: float
+    beta_fast: float
+    beta_slow: float
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,17 @@ class GPTConfig:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
+    activation: str = "gelu"
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    normalization: str = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    untie_embeddings_and_output_weights: bool = False
+    position_embedding_type: str = "learned_absolute"
+    rotary_base: float = 10000.0
+    rotary_size: int = 0
+    """Numbers of each head that rope turns."""
+    rope_scaling: RopeScaling | None = None
     attention_backend: str = "auto"
     cross_entropy_chunk_tokens: int = 1024
     seed: int = 1234
@@ -48,7 +70,16 @@ class GPTConfig:
             hidden_dropout=model.hidden_dropout,
             attention_dropout=model.attention_dropout,
             init_method_std=model.init_method_std,
-            layernorm_epsilon=model.layernorm_epsilon,
+            activation=model.activation,
+            add_bias_linear=model.add_bias_linear,
+            add_qkv_bias=model.add_qkv_bias,
+            normalization=model.normalization,
+            norm_epsilon=model.norm_epsilon,
+            untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
+            position_embedding_type=model.position_embedding_type,
+            rotary_base=model.rotary_base,
+            rotary_size=model.rotary_size,
+            rope_scaling=model.rope_scaling,
             attention_backend=model.attention_backend,
             cross_entropy_chunk_tokens=model.cross_entropy_chunk_tokens,
             seed=model.seed,
@@ -59,6 +90,11 @@ class GPTConfig:
             fpdt_chunk_tokens=config.parallel.fpdt_chunk_tokens,
             vocab_size=config.tokenizer.vocab_size,
         )
+
+    @property
+    def turns(self) -> bool:
+        """Whether queries and keys are turned (rotary.py)."""
+        return self.position_embedding_type == "rope"
 
     @property
     def head_size(self) -> int:

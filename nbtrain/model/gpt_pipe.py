@@ -1,12 +1,13 @@
 """The GPT as the layer list of a pipeline: the layers of model/gpt.py, in the order in which they run.
 
-    0            word embedding (tied)      tokens -> [b, s, h]
+    0            word embedding             tokens -> [b, s, h]
     1            positions
     2 .. L + 1   the L blocks
-    L + 2        final LayerNorm
-    L + 3        output (tied)              hidden states and output matrix, for the loss function
+    L + 2        final norm
+    L + 3        output                     hidden states and output matrix, for the loss function
 
-The pipeline itself, for any layer list, is parallel/pipeline.py. Only the word embedding is tied: any other
+The pipeline itself, for any layer list, is parallel/pipeline.py. The first and the last layer are one, unless
+model.untie_embeddings_and_output_weights is set. Only the word embedding is tied: any other
 parameter of a tied module would be on the last stage too, unused and trained separately. The logits never
 exist at full size, because the loss is linear + cross entropy in one function. Documents are sent along with
 the activations as numbers, [b, s] whatever their count, and each stage makes its mask from them.
@@ -26,11 +27,11 @@ from nbtrain.model.attention import Documents, document_numbers, mask_of
 from nbtrain.model.gpt import language_model_loss, products_in
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
-from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
 from nbtrain.model.names import canonical_name
 from nbtrain.model.recompute import recomputed
+from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel.layout import ModelParallel
-from nbtrain.parallel.random import TensorParallelStream
 
 if TYPE_CHECKING:
     from nbtrain.parallel.pipeline import Pipeline
@@ -53,12 +54,13 @@ def build_pipeline(
     init = Initializer(config.seed, config.init_method_std, config.num_layers)
     parts = (config, init, parallel)
     tied = ("word_embeddings", WordEmbedding, *parts)
+    untied = config.untie_embeddings_and_output_weights
     specs = [
-        TiedLayerSpec(*tied),
+        LayerSpec(WordEmbedding, *parts) if untied else TiedLayerSpec(*tied),
         LayerSpec(PositionEmbedding, *parts),
         *(LayerSpec(TransformerLayer, f"layers.{index}", *parts) for index in range(config.num_layers)),
-        LayerSpec(LayerNorm, *parts),
-        TiedLayerSpec(*tied, forward_fn=_with_output_matrix),
+        LayerSpec(Norm, *parts),
+        LayerSpec(_PipedOutput, *parts) if untied else TiedLayerSpec(*tied, forward_fn=_with_output_matrix),
     ]
     bounds = [0]
     for stage, blocks in enumerate(stage_layers):
@@ -68,7 +70,7 @@ def build_pipeline(
         specs,
         bounds,
         topology,
-        _Program(config, parallel.stream),
+        _Program(config, parallel),
         functools.partial(_loss, config, parallel),
         repeated=range(2, 2 + config.num_layers),
         interval_layers=config.checkpoint_interval_layers,
@@ -106,52 +108,76 @@ def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.numel() else None
 
 
-def _with_output_matrix(embedding: WordEmbedding, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class _PipedOutput(OutputLayer):
+    """The output layer as the last one of a list: its matrix goes to the loss beside the hidden states."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _with_output_matrix(self, hidden)
+
+
+def _with_output_matrix(
+    embedding: WordEmbedding | OutputLayer, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     # A view, because DeepSpeed prepares ZeRO for the backward pass at the first output with a grad_fn.
     return hidden, embedding.weight.view_as(embedding.weight)
 
 
 class _Beside(NamedTuple):
     position_ids: torch.Tensor | None
-    """int64 [b, s], on the first stage."""
+    """int64 [b, s], on the first stage; with rotary positions on all of them."""
     numbers: torch.Tensor | None
     """int32 [b, s]: the document of each token."""
     documents: Documents | None
     """The mask or lengths made from document_numbers, for attention."""
+    turned: torch.Tensor | None = None
+    """With rotary positions those of all tokens, [s] or [b, s]."""
 
 
 class _Program:
     """How the stages of a GPT run: a Program of parallel/pipeline.py."""
 
-    def __init__(self, config: GPTConfig, stream: TensorParallelStream | None):
+    def __init__(self, config: GPTConfig, parallel: ModelParallel):
         self.config = config
-        self.stream = stream
+        self.parallel = parallel
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _Beside]:
         x, *beside = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-        # Only the first stage has tokens, followed by positions.
-        position_ids = None if x.is_floating_point() else _or_none(beside.pop(0))
-        numbers = beside[0] if beside else None
+        # Positions and documents are told apart by their format; the first stage may have no positions.
+        position_ids = next((one for one in beside if one.dtype == torch.int64 and one.numel()), None)
+        numbers = next((one for one in beside if one.dtype == torch.int32), None)
         documents = Documents(mask_of(numbers)) if numbers is not None else None
-        return x, _Beside(position_ids, numbers, documents)
+        turned = None
+        if self.config.turns:
+            # Inside attention every rank has all tokens; the first stage is given them.
+            is_cut = x.is_floating_point() and self.parallel.cuts_tokens
+            length = x.shape[1] * (self.parallel.tensor.size if is_cut else 1)
+            turned = torch.arange(length, device=x.device) if position_ids is None else position_ids
+        return x, _Beside(position_ids, numbers, documents, turned)
 
     def run(self, layers: Sequence[Callable], x: Any, beside: _Beside) -> Any:
+        # Passed only if there are any, so that plain runs do not recompile their layers.
+        apart: dict[str, Any] = {} if beside.documents is None else {"documents": beside.documents}
         with products_in(self.config, x.device.type):
             for layer in layers:
                 if isinstance(layer, PositionEmbedding):
                     x = layer(x, position_ids=beside.position_ids)
-                elif isinstance(layer, TransformerLayer) and beside.documents is not None:
-                    x = layer(x, documents=beside.documents)
+                elif isinstance(layer, TransformerLayer):
+                    if beside.turned is not None and "rotation" not in apart:
+                        dtype = torch.bfloat16 if self.config.autocast else x.dtype
+                        apart["rotation"] = rotation_of(self.config, beside.turned, dtype)
+                    x = layer(x, **apart)
                 else:
                     x = layer(x)
         return x
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: _Beside) -> Any:
-        return recomputed(self.stream, self.run, layers, x, beside)
+        return recomputed(self.parallel.stream, self.run, layers, x, beside)
 
     def leave(self, x: Any, beside: _Beside) -> torch.Tensor | tuple:
         # The last stage has a tuple, for the loss.
-        return x if isinstance(x, tuple) or beside.numbers is None else (x, beside.numbers)
+        sent = [beside.position_ids if self.config.turns else None, beside.numbers]
+        sent = [one for one in sent if one is not None]
+        return x if isinstance(x, tuple) or not sent else (x, *sent)
 
 
 def _loss(config: GPTConfig, parallel: ModelParallel, outputs: tuple, labels: tuple) -> torch.Tensor:

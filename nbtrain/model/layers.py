@@ -19,9 +19,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from nbtrain.model.attention import Documents, LayerCache, causal_attention, keeps_weights
+from nbtrain.model.functions import ACTIVATIONS, GATED, rms_norm
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.recompute import recomputed, without_keeping
+from nbtrain.model.rotary import Rotation, rotated
 from nbtrain.parallel import fpdt, ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
@@ -30,15 +32,17 @@ from nbtrain.parallel.tensor import (
     FP8,
     PLAIN,
     ColumnParallelLinear,
+    GatedColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    shard,
 )
 
 
 class WordEmbedding(VocabParallelEmbedding):
     """Token ids [b, s] -> [b, s, h].
 
-    Its weight [v/t, h] is the output matrix too (tied), so the layer has no other parameter.
+    Its weight [v/t, h] is the output matrix too if they are tied, so the layer has no other parameter.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -50,6 +54,15 @@ class WordEmbedding(VocabParallelEmbedding):
             parallel.tensor,
             parallel.sequence_parallel,
         )
+
+
+class OutputLayer(nn.Module):
+    """The output matrix [v/t, h] of a model that is not tied; its product is in parallel/cross_entropy.py."""
+
+    def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+        super().__init__()
+        whole = init.normal("output_layer.weight", config.padded_vocab_size, config.hidden_size)
+        self.weight = shard(whole, 0, parallel.tensor)
 
 
 class _OfOwnTokens(nn.Module):
@@ -70,29 +83,34 @@ class _OfOwnTokens(nn.Module):
         return copy_parameters_to_sequence_parallel_region(*parameters, group=self.group)
 
 
-class LayerNorm(_OfOwnTokens):
-    """Normalization over the last dimension, with weight and bias."""
+class Norm(_OfOwnTokens):
+    """Normalization over the last dimension: LayerNorm with weight and bias, or RMSNorm with a weight."""
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__(parallel)
         self.weight = init.ones(config.hidden_size)
-        self.bias = init.zeros(config.hidden_size)
-        self.epsilon = config.layernorm_epsilon
+        self.bias = init.zeros(config.hidden_size) if config.normalization == "LayerNorm" else None
+        self.epsilon = config.norm_epsilon
         self._mark()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            (weight,) = self._weights(self.weight)
+            return rms_norm(x, weight, self.epsilon)
         weight, bias = self._weights(self.weight, self.bias)
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
 
 
 class PositionEmbedding(_OfOwnTokens):
-    """Adds the learned position vectors, then dropout.  [b, s, h] -> [b, s, h], weight [p, h]."""
+    """Adds the learned position vectors [p, h], if there are any, then dropout.  [b, s, h] -> [b, s, h]."""
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__(parallel)
-        self.weight = init.normal(
-            "position_embeddings.weight", config.max_position_embeddings, config.hidden_size
-        )
+        self.weight = None
+        if not config.turns:
+            self.weight = init.normal(
+                "position_embeddings.weight", config.max_position_embeddings, config.hidden_size
+            )
         self.dropout = config.hidden_dropout
         self.stream = parallel.hidden_stream
         self._mark()
@@ -101,6 +119,8 @@ class PositionEmbedding(_OfOwnTokens):
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`position_ids` are of all tensor-parallel ranks' tokens; None means start, start + 1, ..."""
+        if self.weight is None:
+            return dropout(x, self.dropout, self.training, self.stream)
         (weight,) = self._weights(self.weight)
         if position_ids is not None:
             if self.sequence_parallel:
@@ -128,9 +148,16 @@ class Attention(nn.Module):
         self.stream = parallel.stream
         self.chunk_tokens = config.fpdt_chunk_tokens
         self.query_key_value = ColumnParallelLinear(
-            f"{name}.query_key_value", hidden_size, 3 * hidden_size, unit=3 * self.head_size, **options
+            f"{name}.query_key_value",
+            hidden_size,
+            3 * hidden_size,
+            unit=3 * self.head_size,
+            bias=config.add_bias_linear or config.add_qkv_bias,
+            **options,
         )
-        self.dense = RowParallelLinear(f"{name}.dense", hidden_size, hidden_size, residual=True, **options)
+        self.dense = RowParallelLinear(
+            f"{name}.dense", hidden_size, hidden_size, residual=True, bias=config.add_bias_linear, **options
+        )
 
     def forward(
         self,
@@ -138,8 +165,11 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         start: int = 0,
         documents: Documents | None = None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         if self.chunk_tokens and cache is None:
+            if rotation is not None:
+                raise ValueError("FPDT turns no queries: set parallel.fpdt_chunk_tokens: 0")
             if documents is not None:
                 raise ValueError("FPDT keeps no documents apart: set parallel.fpdt_chunk_tokens: 0")
             return fpdt.attention(
@@ -149,6 +179,10 @@ class Attention(nn.Module):
         packed = self.query_key_value(x).unflatten(2, (-1, 3 * self.head_size))
         packed = ulysses.heads_for_tokens(packed, self.ulysses).transpose(1, 2)
         query, key, value = packed.split(self.head_size, dim=-1)
+        if rotation is not None:
+            query, key = rotated(query, rotation), rotated(key, rotation)
+            # A copy, or the value alone would keep the packed tensor for the backward pass.
+            value = value.contiguous()
         if cache is not None:
             key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
@@ -166,14 +200,16 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """h -> f, GELU, f -> h.  [b, s, h] -> [b, s, h]."""
+    """h -> f, the activation, f -> h; gated: h -> two times f, of which one opens the other."""
 
     def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
         self.selective = config.selective_recompute
         self.chunk_tokens = config.fpdt_chunk_tokens // parallel.ulysses.size
-        options = _linear_options(config, init, parallel)
-        self.dense_h_to_4h = ColumnParallelLinear(
+        options = _linear_options(config, init, parallel) | {"bias": config.add_bias_linear}
+        self.activation = ACTIVATIONS[config.activation]
+        opening = GatedColumnParallelLinear if config.activation in GATED else ColumnParallelLinear
+        self.dense_h_to_4h = opening(
             f"{name}.dense_h_to_4h", config.hidden_size, config.ffn_hidden_size, **options
         )
         self.dense_4h_to_h = RowParallelLinear(
@@ -188,22 +224,23 @@ class MLP(nn.Module):
         return self._whole(x)
 
     def _whole(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.dense_h_to_4h(x)
+        opened = self.dense_h_to_4h(x)
+        inner = opened if isinstance(opened, tuple) else (opened,)
         if self.selective:
-            return without_keeping(_gelu, self.dense_4h_to_h, inner)
-        return self.dense_4h_to_h(_gelu(inner))
+            return without_keeping(self.activation, self.dense_4h_to_h, *inner)
+        return self.dense_4h_to_h(self.activation(*inner))
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(LN x), then x + MLP(LN x), dropout on both branches (pre-LN, GPT-2 section 2.3)."""
+    """x + attention(norm x), then x + MLP(norm x), dropout on both branches (pre-LN, GPT-2 section 2.3)."""
 
     def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
         self.hidden_dropout = config.hidden_dropout
         self.stream = parallel.hidden_stream
-        self.input_layernorm = LayerNorm(config, init, parallel)
+        self.input_layernorm = Norm(config, init, parallel)
         self.attention = Attention(f"{name}.attention", config, init, parallel)
-        self.post_attention_layernorm = LayerNorm(config, init, parallel)
+        self.post_attention_layernorm = Norm(config, init, parallel)
         self.mlp = MLP(f"{name}.mlp", config, init, parallel)
 
     def forward(
@@ -212,8 +249,9 @@ class TransformerLayer(nn.Module):
         cache: LayerCache | None = None,
         start: int = 0,
         documents: Documents | None = None,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        attended = self.attention(self.input_layernorm(x), cache, start, documents)
+        attended = self.attention(self.input_layernorm(x), cache, start, documents, rotation)
         x = x + self._dropped(attended)
         return x + self._dropped(self.mlp(self.post_attention_layernorm(x)))
 
@@ -228,11 +266,6 @@ def _linear_options(config: GPTConfig, init: Initializer, parallel: ModelParalle
         "sequence_parallel": parallel.sequence_parallel,
         "products": FP8 if config.fp8 else PLAIN,
     }
-
-
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    # The tanh form is GPT-2's and Megatron's.
-    return F.gelu(x, approximate="tanh")
 
 
 def dropout(

@@ -1,28 +1,37 @@
 """The canonical name of every parameter, which is the same in every layout.
 
-    word_embeddings.weight                        [v, h]   also the output matrix (tied)
-    position_embeddings.weight                    [p, h]
+    word_embeddings.weight                        [v, h]   also the output matrix if they are tied
+    output_layer.weight                           [v, h]   if they are not
+    position_embeddings.weight                    [p, h]   unless they are rotary
     layers.<i>.input_layernorm.{weight,bias}      [h]
     layers.<i>.attention.query_key_value.weight   [3h, h]  per head: d rows of q, d of k, d of v
     layers.<i>.attention.query_key_value.bias     [3h]
     layers.<i>.attention.dense.{weight,bias}      [h, h], [h]
     layers.<i>.post_attention_layernorm.{weight,bias}
     layers.<i>.mlp.dense_h_to_4h.{weight,bias}    [f, h], [f]
+    layers.<i>.mlp.dense_h_to_4h.gate_{weight,bias}    [f, h], [f]   of a gated MLP
     layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
     final_layernorm.{weight,bias}                 [h]
 
+Without biases (model.add_bias_linear, RMSNorm) their names are not there.
+
 Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its
-layers: 0 the tied word embedding, 1 the positions, then the blocks, the final LayerNorm and the tied output.
+layers: 0 the word embedding, 1 the positions, then the blocks, the final norm and the output; a tied word
+embedding is tied_modules.word_embeddings.
 """
 
 DECAY = "decay"
 NO_DECAY = "no_decay"
+WORD_EMBEDDINGS = "word_embeddings.weight"
+OUTPUT_LAYER = "output_layer.weight"
+OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
+"""Parameters whose rows are tokens, and padding that depends on the number of tensor ranks."""
 
 
 def optimizer_group(name: str) -> str:
     """`decay` for matrices, `no_decay` for biases and LayerNorms: by name, as ZeRO 3 flattens the shape."""
     module, _, kind = name.rpartition(".")
-    return NO_DECAY if kind == "bias" or module.endswith("layernorm") else DECAY
+    return NO_DECAY if kind.endswith("bias") or module.endswith("layernorm") else DECAY
 
 
 def canonical_name(piped: str, num_layers: int) -> str:
@@ -35,23 +44,28 @@ def canonical_name(piped: str, num_layers: int) -> str:
         return rest
     if first.isdecimal():
         index = int(first)
+        if index == 0:
+            return f"word_embeddings.{rest}"
         if index == 1:
             return f"position_embeddings.{rest}"
         if 2 <= index < num_layers + 2:
             return f"layers.{index - 2}.{rest}"
         if index == num_layers + 2:
             return f"final_layernorm.{rest}"
+        if index == num_layers + 3:
+            return f"output_layer.{rest}"
     raise ValueError(f"{piped!r} is no parameter of a pipeline of {num_layers} layers")
 
 
-def piped_name(canonical: str, num_layers: int) -> str:
-    """A parameter's name in a pipeline module; the inverse of canonical_name."""
+def piped_name(canonical: str, num_layers: int, tied: bool = True) -> str:
+    """A parameter's name in a pipeline module whose output is `tied`; the inverse of canonical_name."""
     first, _, rest = canonical.partition(".")
     if first == "layers":
         index, _, rest = rest.partition(".")
         return f"{int(index) + 2}.{rest}"
     return {
-        "word_embeddings": f"tied_modules.{canonical}",
+        "word_embeddings": f"tied_modules.{canonical}" if tied else f"0.{rest}",
         "position_embeddings": f"1.{rest}",
         "final_layernorm": f"{num_layers + 2}.{rest}",
+        "output_layer": f"{num_layers + 3}.{rest}",
     }[first]

@@ -27,19 +27,19 @@ def recomputed(stream: TensorParallelStream | None, function: Callable, *argumen
 
 
 def without_keeping(
-    activation: Callable[[torch.Tensor], torch.Tensor],
+    activation: Callable[..., torch.Tensor],
     consumer: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
+    *x: torch.Tensor,
 ) -> torch.Tensor:
-    """consumer(activation(x)), whose backward pass computes activation(x) again from x.
+    """consumer(activation(*x)), whose backward pass computes activation(*x) again from x.
 
     torch's checkpoint cannot do that: around the activation it would keep the output for the consumer, and
     around both it would run the consumer twice. Here the consumer keeps the output's shape in its place.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return consumer(activation(x))
-    y = activation(x)
-    source, place, size = x.detach(), y.data_ptr(), y.numel()
+        return consumer(activation(*x))
+    y = activation(*x)
+    sources, place, size = [one.detach() for one in x], y.data_ptr(), y.numel()
 
     def pack(kept: torch.Tensor) -> torch.Tensor | torch.Size:
         is_output = kept.data_ptr() == place and kept.numel() == size and kept.is_contiguous()
@@ -49,7 +49,7 @@ def without_keeping(
         if isinstance(packed, torch.Tensor):
             return packed
         with torch.no_grad():
-            return activation(source).view(packed)
+            return activation(*sources).view(packed)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return consumer(y)

@@ -53,7 +53,7 @@ def attention(
 
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    heads = len(query_key_value.bias) // (3 * head_size)
+    heads = len(query_key_value.weight) // (3 * head_size)
 
     def unpacked(packed: torch.Tensor) -> torch.Tensor:
         # Our rows are packed head by head; DeepSpeed has all queries, then all keys, then all values.
@@ -69,9 +69,9 @@ def attention(
     layer = FPDT_Attention(
         shape,
         unpacked(query_key_value.weight),
-        unpacked(query_key_value.bias),
+        unpacked(_bias(query_key_value)),
         dense.weight.to(dtype),
-        dense.bias.to(dtype),
+        _bias(dense).to(dtype),
         group.process_group,
         gather_idx=1,
         scatter_idx=2,
@@ -85,3 +85,8 @@ def attention(
             x.to(dtype).transpose(0, 1).contiguous(), None, None, None, cpu_offloading=device == "cuda"
         )
     return attended.transpose(0, 1)
+
+
+def _bias(layer: ColumnParallelLinear | RowParallelLinear) -> torch.Tensor:
+    """The layer's bias; zeros if it has none, because DeepSpeed's layer adds one."""
+    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias

@@ -15,8 +15,9 @@ in one rank's gradient norm only. `sequence_parallel` marks whole parameters tha
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
 
+import itertools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -102,19 +103,55 @@ class ColumnParallelLinear(_CutModule):
         sequence_parallel: bool = False,
         unit: int = 1,
         products: Products = PLAIN,
+        bias: bool = True,
     ):
         what = f"{name}: {outputs} outputs in units of {unit}"
         super().__init__(what, outputs, unit, group, sequence_parallel)
         self.products = products
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs), 0, group)
-        self.bias = shard(init.zeros(outputs), 0, group)
+        self.bias = shard(init.zeros(outputs), 0, group) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._outputs(x, (self.weight, self.bias))[0]
+
+    def _outputs(
+        self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, ...]:
+        """The output of each (weight, bias) for one x, which is gathered once, as is its gradient summed."""
         if self.group.size == 1 and self.products is PLAIN:
-            return F.linear(x, self.weight, self.bias)
-        x, weight, bias = _as_products(x, self.weight, self.bias)
+            if len(layers) > 1:
+                # Autocast would cast, and keep, x for each of them.
+                (x,) = _as_products(x)
+            return tuple(F.linear(x, weight, bias) for weight, bias in layers)
+        x, *parameters = _as_products(x, *itertools.chain(*layers))
         products = _products(self.products, x)
-        return _column_linear(x, weight, bias, self.group, self.sequence_parallel, products)
+        return _column_linear(x, self.group, self.sequence_parallel, products, *parameters)
+
+
+class GatedColumnParallelLinear(ColumnParallelLinear):
+    """(x Wg^T + bg, x W^T + b): the gate of a gated MLP and what it opens, [b, s, o/t] each.
+
+    Every rank has the same columns of both. Two weights, and no packed one, so that each is cut, saved and
+    stepped as any other, and both outputs are contiguous.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        init: WholeParameters,
+        group: Group = ALONE,
+        sequence_parallel: bool = False,
+        products: Products = PLAIN,
+        bias: bool = True,
+    ):
+        super().__init__(name, inputs, outputs, init, group, sequence_parallel, 1, products, bias)
+        self.gate_weight = shard(init.normal(f"{name}.gate_weight", outputs, inputs), 0, group)
+        self.gate_bias = shard(init.zeros(outputs), 0, group) if bias else None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return self._outputs(x, (self.gate_weight, self.gate_bias), (self.weight, self.bias))
 
 
 class RowParallelLinear(_CutModule):
@@ -133,22 +170,25 @@ class RowParallelLinear(_CutModule):
         sequence_parallel: bool = False,
         residual: bool = False,
         products: Products = PLAIN,
+        bias: bool = True,
     ):
         super().__init__(f"{name}: {inputs} inputs", inputs, 1, group, sequence_parallel)
         self.products = products
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, residual=residual), 1, group)
-        self.bias = init.zeros(outputs)
-        self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        self.bias = init.zeros(outputs) if bias else None
+        if self.bias is not None:
+            self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1 and self.products is PLAIN:
             return F.linear(x, self.weight, self.bias)
-        bias: torch.Tensor = self.bias
-        if self.sequence_parallel:
+        bias: torch.Tensor | None = self.bias
+        if self.sequence_parallel and bias is not None:
             (bias,) = mappings.copy_parameters_to_sequence_parallel_region(bias, group=self.group)
         x, weight, bias = _as_products(x, self.weight, bias)
         products = _products(self.products, x)
-        return _row_linear(x, weight, self.group, self.sequence_parallel, products) + bias
+        y = _row_linear(x, weight, self.group, self.sequence_parallel, products)
+        return y if bias is None else y + bias
 
 
 class VocabParallelEmbedding(_CutModule):
@@ -184,13 +224,13 @@ class VocabParallelEmbedding(_CutModule):
         return mappings.reduce_from_tensor_model_parallel_region(found, self.group)
 
 
-def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """`tensors` in autocast's dtype if it is on: inside an autograd function it would not reach backward."""
-    device = tensors[0].device.type
+def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:
+    """All in autocast's dtype if it is on: inside an autograd function it would not reach backward."""
+    device = x.device.type
     if not torch.is_autocast_enabled(device):
-        return tensors
+        return x, *parameters
     dtype = torch.get_autocast_dtype(device)
-    return tuple(tensor.to(dtype) for tensor in tensors)
+    return x.to(dtype), *(None if tensor is None else tensor.to(dtype) for tensor in parameters)
 
 
 def _products(wanted: Products, x: torch.Tensor) -> Products:
@@ -199,38 +239,47 @@ def _products(wanted: Products, x: torch.Tensor) -> Products:
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Backward: the sum of x's gradient is communicated while the weight's gradient is computed."""
+    """Products of one x with several weights; `parameters` are weight, bias, weight, bias ...
+
+    Backward: the sum of x's gradient is communicated while the weights' gradients are computed.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, group, sequence_parallel, products):
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, x, group, sequence_parallel, products, *parameters):
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.save_for_backward(x, *weights)
         ctx.group, ctx.sequence_parallel, ctx.products = group, sequence_parallel, products
         if sequence_parallel:
             x = mappings.all_gather(x, TOKENS, group)
-        return products.linear(x, weight, bias)
+        return tuple(products.linear(x, weight, bias) for weight, bias in zip(weights, biases))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        grad_x = grad_weight = grad_bias = gathering = work = None
-        if ctx.sequence_parallel and needs_weight:
+    def backward(ctx, *grads):
+        x, *weights = ctx.saved_tensors
+        needs_x, _, _, _, *needs = ctx.needs_input_grad
+        needs_weights, needs_biases = needs[::2], needs[1::2]
+        grad_x = gathering = work = None
+        if ctx.sequence_parallel and any(needs_weights):
             gathering = mappings.Gathering(x, TOKENS, ctx.group)
         if needs_x:
-            grad_x = ctx.products.input_gradient(grad, weight)
+            grad_x = ctx.products.input_gradient(grads[0], weights[0])
+            for grad, weight in zip(grads[1:], weights[1:]):
+                grad_x.add_(ctx.products.input_gradient(grad, weight))
             if ctx.sequence_parallel:
                 work = mappings.Scattering(grad_x, TOKENS, ctx.group)
             elif ctx.group.size > 1:
                 work = torch.distributed.all_reduce(grad_x, group=ctx.group.process_group, async_op=True)
-        if needs_weight:
-            grad_weight = ctx.products.weight_gradient(grad, gathering.wait() if gathering is not None else x)
-        if needs_bias:
-            grad_bias = grad.flatten(0, -2).sum(0)
+        if any(needs_weights) and gathering is not None:
+            x = gathering.wait()
+        found: list[torch.Tensor | None] = []
+        for grad, needs_weight, needs_bias in zip(grads, needs_weights, needs_biases):
+            found.append(ctx.products.weight_gradient(grad, x) if needs_weight else None)
+            found.append(grad.flatten(0, -2).sum(0) if needs_bias else None)
         if work is not None:
             done = work.wait()
             grad_x = done if ctx.sequence_parallel else grad_x
-        return grad_x, grad_weight, grad_bias, None, None, None
+        return grad_x, None, None, None, *found
 
 
 class _RowLinear(torch.autograd.Function):

@@ -12,7 +12,7 @@ from nbtrain.base.html_table import grouped_table, words_row
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.planner.actual import Comparison, compare
 from nbtrain.planner.actual import rows as compared_rows
 from nbtrain.planner.cost import CostEstimate, estimate_cost
@@ -31,6 +31,21 @@ if TYPE_CHECKING:
     from nbtrain.planner.why import Why
 
 SCHEMA_VERSION = 1
+
+
+def kinds_of_layers(model: ModelConfig) -> list[str]:
+    """What a model has in place of GPT-3's layers, in words."""
+    words = []
+    if model.position_embedding_type == "rope":
+        scaling = model.rope_scaling
+        words.append("rotary positions" + (f" ({scaling.kind} x {scaling.factor:g})" if scaling else ""))
+    words += ["RMSNorm"] if model.normalization == "RMSNorm" else []
+    words += {"gelu": [], "swiglu": ["SwiGLU"], "squared_relu": ["squared ReLU"]}[model.activation]
+    if not model.add_bias_linear:
+        words.append("biases of query, key and value" if model.add_qkv_bias else "no biases")
+    if model.untie_embeddings_and_output_weights:
+        words.append("output not tied")
+    return words
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,7 @@ class Plan:
         if config.mode == "eval":
             steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
         shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
+        shape = ", ".join([shape, *kinds_of_layers(model)])
         size = {
             "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",

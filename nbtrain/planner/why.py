@@ -119,28 +119,35 @@ def why(
 def _model(shape: Shape, parameters: Parameters) -> list[Term]:
     hidden, ffn, layers = shape.hidden_size, shape.ffn_hidden_size, shape.num_layers
     query, key = shape.query_width, shape.kv_width
+    matrices, attention_biases = 2 + shape.gated, shape.qkv_bias * (query + 2 * key) + shape.bias * hidden
+    mlp_biases = shape.bias * ((1 + shape.gated) * ffn + hidden)
     formulas = {
         "word_embeddings": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden",
         "position_embeddings": f"{shape.learned_positions:,} positions x {hidden:,} hidden",
         "attention": f"{layers} layers x ({hidden:,} x ({query:,} + 2 x {key:,}) query, key and value + "
-        f"{query:,} x {hidden:,} projection + {query + 2 * key + hidden:,} biases)",
-        "mlp": f"{layers} layers x (2 x {hidden:,} x {ffn:,} + {ffn + hidden:,} biases)",
-        "layernorm": f"(2 x {layers} layers + 1) norms x 2 x {hidden:,}",
+        f"{query:,} x {hidden:,} projection{_biases(attention_biases)})",
+        "mlp": f"{layers} layers x ({matrices} x {hidden:,} x {ffn:,}{_biases(mlp_biases)})",
+        "output_layer": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden, not tied",
+        "layernorm": f"(2 x {layers} layers + 1) norms x {'' if shape.rmsnorm else '2 x '}{hidden:,}",
     }
     terms = [
         Term(part, count, "parameters", formulas[part], _SHAPE)
         for part, count in parameters.to_dict().items()
         if part in formulas
     ]
-    matrices = layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
+    weights = layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
     flops = (
-        f"6 x {matrices:,} weights of matrices + 12 x {layers} layers x {shape.seq_length:,} positions x "
+        f"6 x {weights:,} weights of matrices + 12 x {layers} layers x {shape.seq_length:,} positions x "
         f"{query:,}"
     )
     return [
         *terms,
         Term("FLOPs a token", model_flops(shape), "", flops, "nbtrain/config/arithmetic/flops.py"),
     ]
+
+
+def _biases(count: int) -> str:
+    return f" + {count:,} biases" if count else ""
 
 
 def _batch(config: RunConfig, parameters: Parameters) -> list[Term]:

@@ -100,7 +100,11 @@ def small_model(
         "cross_entropy_chunk_tokens": 48 if model.cross_entropy_chunk_tokens else 0,
         "attention_backend": backend,
         "compile": compiled,
+        # An even number of each head, and not nothing.
+        "rotary_percent": max(round(model.rotary_percent * HEAD_SIZE / 2), 1) * 2 / HEAD_SIZE,
     }
+    if model.position_embedding_type != "rope":
+        values["rotary_percent"] = model.rotary_percent
     if parallel.activation_checkpointing.granularity != "none":
         values["num_layers"] = max(values["num_layers"], _interval(config))
     return values

@@ -8,6 +8,11 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import universal
 from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.load import load_resolved
+from nbtrain.inference.decode import generate_tokens
+from nbtrain.inference.sampling import Sampling
+from nbtrain.model.gpt import build_model
 from tests.train import launch
 from tests.train.layouts import HALF, Place, assert_same, layout
 
@@ -25,7 +30,7 @@ def written(run, to) -> list[dict]:
 
 @pytest.mark.parametrize(
     "source, target",
-    [("d2 z3", "d2 z1"), ("t2 z1", "z2"), ("z1 bf16", "d2 z2 bf16")],
+    [("d2 z3", "d2 z1"), ("t2 z1", "z2"), ("z1 bf16", "d2 z2 bf16"), ("t2 z1 llama", "z2 llama")],
 )
 def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
     """Bit for bit: masters, moments and steps.
@@ -60,6 +65,27 @@ def test_its_files_hold_whole_tensors_without_padding(place):
         assert torch.load(to / "zero" / name / "step.pt", weights_only=True) == HALF
     assert (to / "zero" / "tied_modules.word_embeddings.weight" / "fp32.pt").exists()
     assert (to / "zero" / "2.mlp.dense_h_to_4h.bias").resolve().name == "layers.0.mlp.dense_h_to_4h.bias"
+
+
+def test_a_vocabulary_that_is_not_tied_has_two_matrices_without_padding(place):
+    """Of a pipeline of cut layers: its names lead to the folders, and the weights generate text."""
+    saved = place.source("p2 t2 z1 llama")
+    to = place.root / "untied" / "global_step2"
+    written(saved, to)
+    folder = to / "zero"
+    for piped, name in (("0.weight", "word_embeddings.weight"), ("5.weight", "output_layer.weight")):
+        assert (folder / piped).resolve() == folder / name
+        whole = torch.load(folder / name / "fp32.pt", weights_only=True)["param"]
+        assert whole.shape == (launch.VOCAB_SIZE, 32)
+    assert (folder / "2.mlp.dense_h_to_4h.gate_weight").resolve().name.startswith("layers.0.mlp.")
+    assert not (folder / "tied_modules.word_embeddings.weight").exists()
+    config = load_resolved(saved.config_yaml)
+    model = build_model(config)
+    model.load_state_dict(load_model_weights(saved.path, padded_vocab_size=config.padded_vocab_size))
+    text = list(generate_tokens(model, [1, 2, 3], Sampling(0), 5, launch.VOCAB_SIZE, eod_id=-1))
+    with torch.no_grad():
+        logits = model(torch.tensor([[1, 2, 3, *text[:4]]]))[0, 2:]
+    assert text == logits.argmax(-1).tolist()
 
 
 def test_a_folder_that_is_there_and_a_disk_that_is_full_are_refused(place, monkeypatch):

@@ -7,7 +7,16 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.keys import field_keys, unknown_keys
-from nbtrain.config.load import ADDED_LATER, find, load, load_resolved, to_yaml
+from nbtrain.config.load import (
+    ADDED_LATER,
+    ADDED_TO_MODEL,
+    find,
+    flatten,
+    load,
+    load_resolved,
+    settings_of_today,
+    to_yaml,
+)
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text
@@ -132,9 +141,9 @@ REFUSED = {
     ),
     "a key that is no label": (
         "backend:\n  kubernetes:\n    node_selector: {a b: a}\n",
-        "my-run.yaml:4: backend.kubernetes.node_selector has the key a b: must be a label's key: at most 63 "
-        "letters, digits, dots, dashes and underscores, the first and last a letter or digit, if wanted "
-        "after a domain: example.com/team.",
+        "my-run.yaml:4: backend.kubernetes.node_selector has the key a b: must be at most 63 letters, "
+        "digits, dots, dashes and underscores, and begin and end with a letter or digit. A domain may stand "
+        "before it: example.com/team.",
     ),
     "a mapping for a value": (
         "model:\n  num_layers: {a: 1}\n",
@@ -599,9 +608,35 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     for key in ADDED_LATER:
         *sections, name = key.split(".")
         del functools.reduce(dict.__getitem__, sections, values)[name]
-        assert within(key, WITHOUT_EFFECT) and not is_bound(key)
+        if not key.startswith("model."):
+            assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config
+
+
+def test_a_field_is_read_by_its_earlier_name(tmp_path):
+    """In a YAML, in its parent, as an override and in config.yaml; not beside its name of today."""
+    config, path = load("gpt-tiny", "model.layernorm_epsilon=1e-6"), tmp_path / "config.yaml"
+    assert config.model.norm_epsilon == 1e-6
+    assert config.where("model.norm_epsilon") == "override model.layernorm_epsilon=1.0e-06"
+    path.write_text(to_yaml(config).replace("norm_epsilon", "layernorm_epsilon"))
+    assert load_resolved(path) == config
+    assert load_resolved(path).where("model.norm_epsilon").startswith(f"{path}:")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: config.yaml\nmodel: {norm_epsilon: 1.0e-7}\n")
+    assert load(child).model.norm_epsilon == 1e-7
+    child.write_text("extends: config.yaml\nmodel: {norm_epsilon: 1.0e-7, layernorm_epsilon: 1.0e-6}\n")
+    with pytest.raises(ConfigError, match=r"child\.yaml:2: model\.layernorm_epsilon is the earlier name of"):
+        load(child)
+
+
+def test_what_an_earlier_revision_recorded_of_its_settings():
+    """A checkpoint's settings and architecture have today's names, and the values that models had then."""
+    config = load("gpt-tiny")
+    now = dict(flatten(config.model_dump()))
+    before = {key: value for key, value in now.items() if key.removeprefix("model.") not in ADDED_TO_MODEL}
+    before["model.layernorm_epsilon"] = before.pop("model.norm_epsilon")
+    assert settings_of_today(before) == now
 
 
 def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):

@@ -63,7 +63,19 @@ OVERRIDES = {
     "communication": "parallel.overlap_comm=false parallel.communication_data_type=fp16 "
     "parallel.process_group_timeout_seconds=90 parallel.steps_per_print=7 parallel.wall_clock_breakdown=true",
     "model": "model.ffn_hidden_size=2000 model.hidden_dropout=0 model.attention_dropout=0.05 "
-    "model.layernorm_epsilon=1e-6 model.max_position_embeddings=null model.make_vocab_size_divisible_by=64",
+    "model.norm_epsilon=1e-6 model.max_position_embeddings=null model.make_vocab_size_divisible_by=64",
+    "rmsnorm": "model.normalization=RMSNorm",
+    "swiglu": "model.activation=swiglu model.add_bias_linear=false",
+    "squared relu": "model.activation=squared_relu model.add_bias_linear=false model.add_qkv_bias=true",
+    "untied": "model.untie_embeddings_and_output_weights=true",
+    "rope": "model.position_embedding_type=rope model.rotary_base=500000 model.rotary_percent=0.5",
+    "rope linear": "model.position_embedding_type=rope model.rope_scaling.kind=linear "
+    "model.rope_scaling.factor=4",
+    "llama 3": "model.position_embedding_type=rope model.rope_scaling.kind=llama3 "
+    "model.rope_scaling.factor=8 model.rope_scaling.original_max_position_embeddings=8192",
+    "yarn": "model.position_embedding_type=rope model.rope_scaling.kind=yarn model.rope_scaling.factor=4.5 "
+    "model.rope_scaling.original_max_position_embeddings=1024 model.rotary_base=10000.5",
+    "every bias": "model.add_qkv_bias=true",
     "kernel": "model.attention_backend=math model.cross_entropy_chunk_tokens=0 model.compile=true",
     "flash": "model.attention_backend=flash",
     "seeds": "model.seed=7 data.seed=8",
@@ -189,6 +201,14 @@ def test_what_the_program_cannot_do_is_said():
     )
     sizes = export(load("gpt-125m", OVERRIDES["sizes"]), "megatron-lm@040eac94")
     assert "Caution: the batch does not grow: --rampup-batch-size grows in equal steps only." in sizes.notes
+    qwen = load("gpt-125m", f"{OVERRIDES['rmsnorm']} {OVERRIDES['squared relu']}")
+    notes = export(qwen, "megatron-lm@040eac94").notes
+    for words in (
+        "has no RMSNorm: it trains LayerNorm",
+        "has no flag for biases of query, key and value alone",
+    ):
+        assert any(note.startswith("Caution: ") and words in note for note in notes)
+    assert not any("Caution" in note for note in export(qwen, "megatron-lm@d98e8a64").notes)
     cut = ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"]
     layers = export(load("gpt-125m", cut), "megatron-lm")
     assert any("wants --num-layers(12) to be a multiple of" in note for note in layers.notes)

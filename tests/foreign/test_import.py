@@ -160,11 +160,12 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     ("flags", "message"),
     [
         (
-            ["--swiglu"],
-            "--swiglu: changes the run, and no field here says it. Leave it out if the run can do ",
+            ["--apply-layernorm-1p"],
+            "--apply-layernorm-1p: changes the run, and no field here says it. Leave it out ",
         ),
-        (["--use-rotary-position-embeddings"], "--use-rotary-position-embeddings: changes the run"),
-        (["--untie-embeddings-and-output-weights"], "changes the run"),
+        (["--swiglu", "--squared-relu"], "--squared-relu beside --swiglu: the program has one of them."),
+        (["--use-rotary-position-embeddings"], "too unless --no-position-embedding is given: add it"),
+        (["--no-position-embedding"], "without rotary positions there are none"),
         (["--train-data-path=a"], "--train-data-path a: changes the run"),
         (["--num-experts=8"], "--num-experts 8: changes the run"),
         (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
@@ -207,6 +208,23 @@ def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, mess
 def test_what_says_nothing_about_the_run_changes_nothing(flags, tmp_path):
     """The run is that without the flag."""
     assert import_flags(tmp_path, *flags).config == import_flags(tmp_path).config
+
+
+def test_flags_of_the_layers(tmp_path):
+    """The norm, the activation and the biases; a width that is not given is Megatron's for the activation."""
+    model = import_flags(
+        tmp_path, "--normalization=rmsnorm", "--swiglu", "--disable-bias-linear", "--layernorm-epsilon=1e-6"
+    ).config.model
+    assert (model.normalization, model.norm_epsilon) == ("RMSNorm", 1e-6)
+    assert (model.activation, model.add_bias_linear, model.add_qkv_bias) == ("swiglu", False, False)
+    assert model.resolved_ffn_hidden_size == int((4 * 768 * 2 / 3) / 64) * 64 == 2048
+    assert import_flags(tmp_path, "--untie-embeddings-and-output-weights").config.model == (
+        import_flags(tmp_path, **{"model.untie_embeddings_and_output_weights": True}).config.model
+    )
+    rope = ("--use-rotary-position-embeddings", "--no-position-embedding", "--rotary-percent=0.5")
+    model = import_flags(tmp_path, *rope, "--rotary-position-embeddings-theta=500000").config.model
+    assert (model.position_embedding_type, model.rotary_base, model.rotary_size) == ("rope", 5e5, 32)
+    assert import_flags(tmp_path, "--squared-relu").config.model.activation == "squared_relu"
 
 
 def test_an_override_stands_in_for_what_is_missing(tmp_path):

@@ -214,12 +214,12 @@ def test_the_175b_script_on_one_node(tmp_path):
             ],
         ),
         (
-            ["--swiglu"],
+            ["--apply-layernorm-1p"],
             "has_a_field",
             [
                 "note: job.yaml:59",
-                "  --swiglu: changes the run, and no field here says it. Leave it out if the run can do "
-                "without it.",
+                "  --apply-layernorm-1p: changes the run, and no field here says it. Leave it out if the run "
+                "can do without it.",
                 "  nbtrain import fails at it.",
             ],
         ),

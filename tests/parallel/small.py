@@ -7,6 +7,22 @@ from nbtrain.model.gpt import GPTConfig
 B, S, H, HEADS, FFN, VOCAB = 2, 8, 16, 4, 24, 50
 
 
+# Every kind of layer that is not GPT-3's.
+LLAMA = {
+    "normalization": "RMSNorm",
+    "activation": "swiglu",
+    "add_bias_linear": False,
+    "untie_embeddings_and_output_weights": True,
+}
+ROPE = {"position_embedding_type": "rope", "rotary_size": 4}
+KINDS = (
+    LLAMA | ROPE,
+    ROPE | {"rotary_size": 2},
+    {"activation": "swiglu"},
+    LLAMA | {"activation": "squared_relu", "add_qkv_bias": True},
+)
+
+
 def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
     """Its loss leaves the padding out, so that it does not depend on the padding."""
     # A large spread, so that attention and softmax are far from uniform.

@@ -8,7 +8,7 @@ from nbtrain.parallel import fp8
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from tests.parallel import ranks
 from tests.parallel.cut import draw, world
-from tests.parallel.small import gpt_config, text
+from tests.parallel.small import LLAMA, gpt_config, text
 
 TOKENS, INPUTS, OUTPUTS = 48, 32, 64
 # All sizes are multiples of 16, with two ranks too.
@@ -98,9 +98,9 @@ def step(parallel=WHOLE, **changes):
     return loss.detach(), [parameter.grad for parameter in model.parameters()], len(calls)
 
 
-def assert_near(ours, plain, layers=2) -> None:
-    # Four matrices in each layer, forward and twice backward; not the output matrix.
-    assert ours[2] == layers * 4 * 3 and plain[2] == 0
+def assert_near(ours, plain, matrices=4) -> None:
+    # The matrices of two layers, forward and twice backward; not the output matrix.
+    assert ours[2] == 2 * matrices * 3 and plain[2] == 0
     torch.testing.assert_close(ours[0], plain[0], rtol=2e-2, atol=0)
     for one, other in zip(ours[1], plain[1]):
         assert one.dtype == torch.bfloat16
@@ -111,6 +111,7 @@ def assert_near(ours, plain, layers=2) -> None:
 
 def test_a_gpt_takes_the_products_of_its_blocks_in_fp8():
     assert_near(step(fp8=True), step())
+    assert_near(step(fp8=True, **LLAMA), step(**LLAMA), matrices=5)
 
 
 def test_under_autocast_too():
@@ -135,6 +136,7 @@ def check_cut_layers_take_their_products_in_fp8():
     for sequence_parallel in (False, True):
         parallel = ModelParallel(world(), sequence_parallel)
         assert_near(step(parallel, fp8=True), step(parallel))
+        assert_near(step(parallel, fp8=True, **LLAMA), step(parallel, **LLAMA), matrices=5)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 from tests.parallel import plain_flash, ranks
 from tests.parallel.cut import assert_close, world
 from tests.parallel.rounding import FORWARD, GRADIENT
-from tests.parallel.small import HEADS, H, S, gpt_config, text
+from tests.parallel.small import HEADS, LLAMA, H, S, gpt_config, text
 
 
 def check_a_gpt_in_chunks_is_that_of_one_process():
@@ -26,13 +26,18 @@ def check_a_gpt_in_chunks_is_that_of_one_process():
     fpdt_layer.flash_attn_version = version.parse("2.7.0")
     fpdt.problem = lambda device: None
     tokens, labels = text()
-    one = GPT(gpt_config())
+    for kind in ({}, LLAMA):
+        _assert_those_of_one_process(tokens, labels, kind)
+
+
+def _assert_those_of_one_process(tokens, labels, kind):
+    one = GPT(gpt_config(**kind))
     expected_losses = torch.empty(2, S)
     expected = one(tokens, labels, token_losses=expected_losses)
     expected.backward()
     group = world()
     for chunk in (2, 4):
-        model = GPT(gpt_config(fpdt_chunk_tokens=chunk), ModelParallel(ulysses=group))
+        model = GPT(gpt_config(fpdt_chunk_tokens=chunk, **kind), ModelParallel(ulysses=group))
         losses = torch.empty(2, S)
         loss = model(tokens, labels, token_losses=losses)
         loss.backward()

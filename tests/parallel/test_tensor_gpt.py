@@ -17,7 +17,7 @@ from nbtrain.parallel.tensor import partition_dim
 from tests.parallel import ranks
 from tests.parallel.cut import assert_close, world
 from tests.parallel.rounding import FORWARD, GRADIENT
-from tests.parallel.small import VOCAB, S, gpt_config, text
+from tests.parallel.small import KINDS, VOCAB, S, gpt_config, text
 
 DOCUMENTS = {
     "cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
@@ -37,7 +37,7 @@ def assert_gradients(model: GPT, one: GPT) -> None:
     assert [name for name, _ in model.named_parameters()] == list(whole)
     for name, parameter in model.named_parameters():
         grad, group = whole[name].grad, model.parallel.tensor
-        if name == "word_embeddings.weight":
+        if name in ("word_embeddings.weight", "output_layer.weight"):
             more = len(parameter) * group.size - len(grad)
             grad = F.pad(grad, (0, 0, 0, more))
         part = grad if (dim := partition_dim(parameter)) is None else own_part(grad, dim, group)
@@ -63,6 +63,23 @@ def check_loss_and_gradients_are_those_of_one_process():
             assert_close(loss, expected, FORWARD)
             assert_close(losses[1], losses[0], FORWARD)
             assert_gradients(model, one)
+
+
+def check_other_layers_are_those_of_one_process():
+    """Norms, gated and other activations, with biases, without, and with those of the query alone."""
+    tokens, labels = text()
+    for kind in KINDS:
+        one = GPT(gpt_config(VOCAB, **kind))
+        expected = one(tokens, labels, **DOCUMENTS)
+        expected.backward()
+        for sequence_parallel in (False, True):
+            model = cut_model(sequence_parallel, **kind)
+            loss = model(tokens, labels, **DOCUMENTS)
+            loss.backward()
+            assert_close(loss, expected, FORWARD)
+            assert_gradients(model, one)
+            autocast = cut_model(sequence_parallel, autocast=True, **kind)(tokens, labels, **DOCUMENTS)
+            torch.testing.assert_close(autocast, expected, rtol=3e-2, atol=0)
 
 
 def check_logits_are_those_of_one_process():

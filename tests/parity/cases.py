@@ -48,6 +48,41 @@ DATA: dict[str, dict[str, Any]] = {
     # 8, 8, 16 ...: the micro batches of a step change on the way.
     "ramp": {"batch.rampup": {"start_batch_size": 8, "batch_size_increment": 8, "ramp_samples": 32}},
 }
+# What the model is; a curve of its own too. "llama" has every kind of layer that is not GPT-3's.
+LLAMA: dict[str, Any] = {
+    "model.normalization": "RMSNorm",
+    "model.norm_epsilon": 1e-6,
+    "model.activation": "swiglu",
+    "model.add_bias_linear": False,
+    "model.untie_embeddings_and_output_weights": True,
+    "model.position_embedding_type": "rope",
+}
+ROPE: dict[str, Any] = {"model.position_embedding_type": "rope"}
+# Of heads of 8: pairs on both sides of the mixture and in it, in sequences of 32.
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "rmsnorm": {"model.normalization": "RMSNorm"},
+    # Of no usual width; with biases, of the gate too.
+    "swiglu": {"model.activation": "swiglu", "model.ffn_hidden_size": 176},
+    "squared-relu": {"model.activation": "squared_relu", "model.ffn_hidden_size": 144},
+    "rope": {**ROPE, "model.rotary_base": 100.0, "model.rotary_percent": 0.75},
+    "rope-linear": {**ROPE, "model.rope_scaling": {"kind": "linear", "factor": 2.5}},
+    "rope-llama3": {
+        **ROPE,
+        "model.rotary_base": 500.0,
+        "model.rope_scaling": {"kind": "llama3", **SCALED, "low_freq_factor": 0.5, "high_freq_factor": 5.0},
+    },
+    "rope-yarn": {
+        **ROPE,
+        "model.rotary_base": 50.0,
+        "model.rope_scaling": {"kind": "yarn", **SCALED, "beta_fast": 8.0, "beta_slow": 0.5},
+    },
+    "untied": {"model.untie_embeddings_and_output_weights": True},
+    "no-bias": {"model.add_bias_linear": False},
+    "qkv-bias": {"model.add_bias_linear": False, "model.add_qkv_bias": True},
+    "llama": LLAMA,
+}
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision.dtype": "fp32"},
     "bf16": {"precision.dtype": "bf16"},
@@ -103,6 +138,7 @@ class Case:
     data: str = "stream"
     recompute: str = "none"
     offload: str = "none"
+    model: str = "gpt"
     hpz: int = 0
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further overrides."""
@@ -119,6 +155,7 @@ class Case:
         parts += [self.data] if self.data != "stream" else []
         parts += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
         parts += [f"offload-{self.offload}"] if self.offload != "none" else []
+        parts += [self.model] if self.model != "gpt" else []
         parts += [f"hpz{self.hpz}"] if self.hpz else []
         return "-".join([*parts, *([self.note] if self.note else [])])
 
@@ -154,6 +191,7 @@ class Case:
             **PRECISIONS[self.precision],
             **RECOMPUTE[self.recompute],
             **OFFLOAD[self.offload],
+            **MODELS[self.model],
             **hpz,
             **self.extra,
         }
@@ -197,6 +235,10 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, recompute=recompute) for recompute in ("selective", "full", "every2")]
         cases += [Case(**cut, data=data) for data in DATA if data != "stream"]
         cases += [Case(**cut, offload="optimizer")]
+        cases += [Case(**cut, model=model) for model in MODELS if model != "gpt"]
+        cases += [Case(**cut, model="llama", recompute=recompute) for recompute in ("selective", "full")]
+        cases += [Case(**cut, model="llama", precision=precision) for precision in ("bf16", "autocast")]
+        cases += [Case(**cut, model="llama", data=data) for data in ("documents", "packed")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
     # In a pipeline DeepSpeed accumulates fp16 gradients separately, also for the tied embedding.
@@ -214,6 +256,7 @@ def parity_cases() -> list[Case]:
             {"us": 2},
             {"recompute": "full"},
             {"pp": 2, "recompute": "full"},
+            {"tp": 2, "sp": True, "model": "llama"},
         )
     ]
     cases += [Case(zero=stage, precision="bf16") for stage in (1, 2, 3)]

@@ -23,7 +23,13 @@ from nbtrain.proof import fork_client
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity import page
 from tests.parity.cases import Case, parity_cases
-from tests.parity.reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped
+from tests.parity.reshaping import (
+    first_half,
+    reshape_cases,
+    reshape_cases_bf16,
+    reshape_cases_llama,
+    reshaped,
+)
 from tests.parity.resuming import resume_cases, resumed
 from tests.parity.runner import Job, RunFailed, Runner, exceeds, make_datasets
 from tests.parity.sources import PARITY, REPOSITORY, sources_sha256, stamp
@@ -94,7 +100,7 @@ def reshape_job(runner: Runner, origin: Case, target: Case) -> Job[Record]:
         "error": "",
         "from": origin.layout,
         "to": target.layout,
-        "precision": origin.precision,
+        "kind": origin.precision + (f", model {origin.model}" if origin.model != "gpt" else ""),
     }
 
 
@@ -105,7 +111,7 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
     """(name, job) of each case that is not done yet."""
     if table == "reshape":
-        for cases in (reshape_cases(), reshape_cases_bf16()):
+        for cases in (reshape_cases(), reshape_cases_bf16(), reshape_cases_llama()):
             for origin in cases:
                 targets = [case for case in cases if case != origin]
                 left = [case for case in targets if not done(f"{origin.name} -> {case.name}")]

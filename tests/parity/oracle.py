@@ -14,7 +14,7 @@ from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
-from tests.parity.plain_gpt import PlainGPT
+from tests.parity.plain_gpt import Kind, PlainGPT, angles
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,33 @@ class Curve:
 def plain_model(config: RunConfig) -> PlainGPT:
     """With the run's initial weights."""
     model, vocabulary = config.model, config.tokenizer.vocab_size
+    turns, amplitude = (), 1.0
+    if model.position_embedding_type == "rope":
+        size = int(model.hidden_size // model.num_attention_heads * model.rotary_percent)
+        scaling = model.rope_scaling and model.rope_scaling.model_dump()
+        turns, amplitude = angles(size, model.rotary_base, scaling)
     plain = PlainGPT(
         model.num_layers,
         model.hidden_size,
         model.num_attention_heads,
         vocabulary,
         model.resolved_max_position_embeddings,
+        Kind(
+            rms_norm=model.normalization == "RMSNorm",
+            epsilon=model.norm_epsilon,
+            activation=model.activation,
+            bias=model.add_bias_linear,
+            qkv_bias=model.add_bias_linear or model.add_qkv_bias,
+            tied=not model.untie_embeddings_and_output_weights,
+            width=model.resolved_ffn_hidden_size,
+            angles=turns,
+            amplitude=amplitude,
+        ),
     )
     weights = build_model(config).state_dict()
-    weights["word_embeddings.weight"] = weights["word_embeddings.weight"][:vocabulary]
+    for name in ("word_embeddings.weight", "output_layer.weight"):
+        if name in weights:
+            weights[name] = weights[name][:vocabulary]
     plain.load_state_dict(weights)
     return plain
 

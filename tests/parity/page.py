@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.parity.cases import GLOBAL_BATCH, MODEL, STEPS, TOLERANCES
-from tests.parity.reshaping import AT, LOSS_TOLERANCE
+from tests.parity.reshaping import AT
 from tests.parity.resuming import INTERVAL
 from tests.parity.resuming import STEPS as RESUME_STEPS
 
@@ -92,8 +92,8 @@ def text(results: dict[str, list[Record]], stamp: str) -> str:
         ),
         _wrapped(RESHAPE, at=AT, more=STEPS - AT, number=len(records)),
         *(
-            _reshape([record for record in records if record.get("precision") == precision], precision)
-            for precision in LOSS_TOLERANCE
+            _reshape([record for record in records if record.get("kind") == kind], kind)
+            for kind in dict.fromkeys(record.get("kind", "") for record in records)
         ),
         _failures([record for table in results.values() for record in table if not record["ok"]]),
     ]
@@ -161,16 +161,12 @@ def _resume(record: Record) -> tuple[str, ...]:
     return (_code(record["name"]), str(record["ranks"]), interruptions, *compared)
 
 
-def _reshape(records: Sequence[Record], precision: str) -> str:
+def _reshape(records: Sequence[Record], kind: str) -> str:
     names = list(dict.fromkeys(record["from"] for record in records))
     found = {(record["from"], record["to"]): record["found"]["loss"] for record in records}
     rows = [(_code(origin), *(_number(found.get((origin, target))) for target in names)) for origin in names]
-    reference = "one process" if precision == "fp32" else "the run that wrote the checkpoint"
-    return (
-        f"{precision}, compared with {reference}:\n\n" + _table(("", *map(_code, names)), rows)
-        if names
-        else ""
-    )
+    reference = "one process" if kind.startswith("fp32") else "the run that wrote the checkpoint"
+    return f"{kind}, compared with {reference}:\n\n" + _table(("", *map(_code, names)), rows) if names else ""
 
 
 def _failures(records: Sequence[Record]) -> str:

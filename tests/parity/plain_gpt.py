@@ -1,70 +1,179 @@
-"""A GPT-3 in plain torch, written from the papers without nbtrain's code: every layout's reference.
+"""GPT-3 and its kin in plain torch, written from the papers without nbtrain's code: every layout's reference.
 
 Attention is written out, logits are whole, the loss is torch's. Its modules have nbtrain's canonical names
 (model/names.py), so that the same initial weights go in; the vocabulary has no padding. The number of heads
 is what the weights say, so that DeepSpeed's AutoTP can cut the linear layers.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 
+@dataclass(frozen=True)
+class Kind:
+    """The formulas of a model; as it stands GPT-3's."""
+
+    rms_norm: bool = False
+    epsilon: float = 1e-5
+    activation: str = "gelu"
+    bias: bool = True
+    qkv_bias: bool = True
+    tied: bool = True
+    width: int = 0
+    """Of the MLP; 0: 4h."""
+    angles: tuple[float, ...] = ()
+    """Rotary positions: radians of each pair for one position; () for learned ones."""
+    amplitude: float = 1.0
+    """By which rotary positions multiply queries and keys."""
+
+
+GPT_3 = Kind()
+
+
+class RMSNorm(nn.Module):
+    """arXiv:1910.07467, equation 4, with the epsilon of its authors' code."""
+
+    def __init__(self, hidden: int, epsilon: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.epsilon)
+
+
+def angles(size: int, base: float, scaling: dict | None) -> tuple[tuple[float, ...], float]:
+    """Of the pairs of `size` numbers, and the amplitude (arXiv:2104.09864, 2306.15595, 2309.00071)."""
+    plain = [base ** (-2 * pair / size) for pair in range(size // 2)]
+    if scaling is None:
+        return tuple(plain), 1.0
+    factor, length = scaling["factor"], scaling["original_max_position_embeddings"]
+    if scaling["kind"] == "linear":
+        return tuple(angle / factor for angle in plain), 1.0
+    if scaling["kind"] == "llama3":
+        low, high, found = scaling["low_freq_factor"], scaling["high_freq_factor"], []
+        for angle in plain:
+            wavelength = 2 * math.pi / angle
+            if wavelength < length / high:
+                found.append(angle)
+            elif wavelength > length / low:
+                found.append(angle / factor)
+            else:
+                smooth = (length / wavelength - low) / (high - low)
+                found.append((1 - smooth) * angle / factor + smooth * angle)
+        return tuple(found), 1.0
+    fast, slow = (
+        size * math.log(length / (scaling[name] * 2 * math.pi)) / (2 * math.log(base))
+        for name in ("beta_fast", "beta_slow")
+    )
+    first, last, found = max(math.floor(fast), 0), min(math.ceil(slow), size - 1), []
+    for pair, angle in enumerate(plain):
+        ramp = min(max((pair - first) / ((last - first) or 0.001), 0), 1)
+        found.append(angle / factor * ramp + angle * (1 - ramp))
+    return tuple(found), 0.1 * math.log(factor) + 1
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor:
+    """[b, n, s, d] as complex numbers times e^(i position angle)."""
+    half = len(kind.angles)
+    phase = positions[:, None, :, None] * torch.tensor(kind.angles, dtype=torch.float32)
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.polar(torch.ones_like(phase), phase)
+    both = torch.cat([pairs.real, pairs.imag], -1) * kind.amplitude
+    return torch.cat([both, x[..., 2 * half :]], -1)
+
+
+def norm(hidden: int, kind: Kind) -> nn.Module:
+    """One norm over the hidden states."""
+    return RMSNorm(hidden, kind.epsilon) if kind.rms_norm else nn.LayerNorm(hidden, kind.epsilon)
+
+
 class Attention(nn.Module):
     """Causal, the heads' queries, keys and values interleaved per head."""
 
-    def __init__(self, hidden: int, heads: int):
+    def __init__(self, hidden: int, heads: int, kind: Kind):
         super().__init__()
         self.head_size = hidden // heads
-        self.query_key_value = nn.Linear(hidden, 3 * hidden)
-        self.dense = nn.Linear(hidden, hidden)
+        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=kind.qkv_bias)
+        self.dense = nn.Linear(hidden, hidden, bias=kind.bias)
+        self.kind = kind
 
-    def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
         packed = self.query_key_value(x).view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
         query, key, value = packed
+        if self.kind.angles:
+            query, key = turned(query, positions, self.kind), turned(key, positions, self.kind)
         scores = query @ key.transpose(-1, -2) / self.head_size**0.5
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
         return self.dense((weights @ value).transpose(1, 2).reshape(batch, length, -1))
 
 
-class MLP(nn.Module):
-    """Width 4h, GELU in its tanh form."""
+class GatedLinear(nn.Linear):
+    """swish(x Wg + bg) * (x W + b), arXiv:2002.05202, equation 5, with biases."""
 
-    def __init__(self, hidden: int):
+    def __init__(self, inputs: int, outputs: int, bias: bool):
+        super().__init__(inputs, outputs, bias)
+        self.gate_weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.register_parameter("gate_bias", nn.Parameter(torch.empty(outputs)) if bias else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = x @ self.gate_weight.T
+        gate = gate if self.gate_bias is None else gate + self.gate_bias
+        return gate / (1 + torch.exp(-gate)) * super().forward(x)
+
+
+class MLP(nn.Module):
+    """GELU in its tanh form, ReLU squared, or SwiGLU."""
+
+    def __init__(self, hidden: int, kind: Kind):
         super().__init__()
-        self.dense_h_to_4h = nn.Linear(hidden, 4 * hidden)
-        self.dense_4h_to_h = nn.Linear(4 * hidden, hidden)
+        self.activation, width = kind.activation, kind.width or 4 * hidden
+        opening = GatedLinear if self.activation == "swiglu" else nn.Linear
+        self.dense_h_to_4h = opening(hidden, width, bias=kind.bias)
+        self.dense_4h_to_h = nn.Linear(width, hidden, bias=kind.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.dense_h_to_4h(x)
-        return self.dense_4h_to_h(0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))))
+        if self.activation == "gelu":
+            x = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+        elif self.activation == "squared_relu":
+            x = x * x * (x > 0)
+        return self.dense_4h_to_h(x)
 
 
 class Layer(nn.Module):
     """Pre-LN."""
 
-    def __init__(self, hidden: int, heads: int):
+    def __init__(self, hidden: int, heads: int, kind: Kind):
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, heads)
-        self.post_attention_layernorm = nn.LayerNorm(hidden)
-        self.mlp = MLP(hidden)
+        self.input_layernorm = norm(hidden, kind)
+        self.attention = Attention(hidden, heads, kind)
+        self.post_attention_layernorm = norm(hidden, kind)
+        self.mlp = MLP(hidden, kind)
 
-    def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.input_layernorm(x), visible)
+    def forward(self, x: torch.Tensor, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.input_layernorm(x), visible, positions)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class PlainGPT(nn.Module):
-    """Loss of b sequences of s tokens; tied output."""
+    """Loss of b sequences of s tokens."""
 
-    def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int):
+    def __init__(
+        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, kind: Kind = GPT_3
+    ):
         super().__init__()
         self.word_embeddings = nn.Embedding(vocabulary, hidden)
-        self.position_embeddings = nn.Embedding(positions, hidden)
-        self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
-        self.final_layernorm = nn.LayerNorm(hidden)
+        self.position_embeddings = None if kind.angles else nn.Embedding(positions, hidden)
+        self.layers = nn.ModuleList(Layer(hidden, heads, kind) for _ in range(layers))
+        self.final_layernorm = norm(hidden, kind)
+        if not kind.tied:
+            self.output_layer = nn.Linear(hidden, vocabulary, bias=False)
+        self.tied = kind.tied
 
     def forward(
         self,
@@ -79,9 +188,12 @@ class PlainGPT(nn.Module):
         causal = torch.ones(batch, length, length, dtype=torch.bool).tril()
         visible = causal if visible is None else causal & visible
         x = self.word_embeddings(tokens)
-        x = x + self.position_embeddings(torch.arange(length) if positions is None else positions)
+        positions = torch.arange(length).expand(batch, -1) if positions is None else positions
+        if self.position_embeddings is not None:
+            x = x + self.position_embeddings(positions)
         for layer in self.layers:
-            x = layer(x, visible)
-        logits = self.final_layernorm(x) @ self.word_embeddings.weight.T
+            x = layer(x, visible, positions)
+        output = self.word_embeddings if self.tied else self.output_layer
+        logits = self.final_layernorm(x) @ output.weight.T
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(batch, length)
         return losses.mean() if learnt is None else (losses * learnt).sum() / learnt.sum()

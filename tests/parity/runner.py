@@ -76,7 +76,7 @@ class Runner:
 
     def __init__(self, server: ForkServer, root: Path, home: Path):
         self.server, self.root, self.home = server, root, home
-        self._references: dict[str, Curve] = {}
+        self._references: dict[tuple[str, str], Curve] = {}
 
     # --- launches -----------------------------------------------------------------------------------------
 
@@ -160,20 +160,21 @@ class Runner:
 
     # --- against one process ------------------------------------------------------------------------------
 
-    def reference(self, data: str) -> Curve:
+    def reference(self, data: str, model: str = "gpt") -> Curve:
         """The curve of one process over a kind of data."""
-        if data not in self._references:
-            run = launch.make_run(self.root, Case(data=data, zero=0).overrides, f"reference-{data}")
+        if (data, model) not in self._references:
+            overrides = Case(data=data, model=model, zero=0).overrides
+            run = launch.make_run(self.root, overrides, f"reference-{data}-{model}")
             with _environment("NBTRAIN_DATA", str(self.home)):
-                self._references[data] = curve(load_resolved(run.config_yaml))
-        return self._references[data]
+                self._references[data, model] = curve(load_resolved(run.config_yaml))
+        return self._references[data, model]
 
     def parity(self, case: Case) -> Job[Deviation]:
         """Train it, and compare."""
         run = self.make_run(case, case.name)
         yield from self.train(run, case)
         check_size(run)
-        return deviation(run, self.reference(case.data))
+        return deviation(run, self.reference(case.data, case.model))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
         """How far the (loss, gradient norm) of DeepSpeed's own tensor parallelism is from ours, at most.
@@ -253,7 +254,7 @@ def contents(folder: Path) -> dict[str, str]:
     """SHA-256 of each parameter's state in a checkpoint of any layout, without the padding."""
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
-        rows = store.vocab_size if name == "word_embeddings.weight" else None
+        rows = store.vocab_size if name in ("word_embeddings.weight", "output_layer.weight") else None
         parts = [store.full(name, state)[:rows] for state in STATES] + [store.weights(name)[:rows]]
         digest = hashlib.sha256(f"{store.step(name)}".encode())
         for part in parts:

@@ -2,14 +2,23 @@
 
 import pytest
 
-from tests.parity.reshaping import chained, reshape_cases, reshape_cases_bf16, turns
+from tests.parity.reshaping import (
+    chained,
+    reshape_cases,
+    reshape_cases_bf16,
+    reshape_cases_llama,
+    turns,
+)
 
 # Every second of a list, then the others backwards: neighbours differ in more than one kind.
 CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16())}
+CHAINS["llama"] = turns(reshape_cases_llama())
+# Parameters of the model of cases.py, and of its Llama.
+TENSORS = {"fp32": 52, "bf16": 52, "llama": 31}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", CHAINS)
-def test_a_run_changes_its_layout_every_step(runner, precision):
-    found = runner.run(chained(runner, CHAINS[precision], f"chain-{precision}"))
-    assert found.tensors == 52 * (len(CHAINS[precision]) - 1)
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_run_changes_its_layout_every_step(runner, kind):
+    found = runner.run(chained(runner, CHAINS[kind], f"chain-{kind}"))
+    assert found.tensors == TENSORS[kind] * (len(CHAINS[kind]) - 1)

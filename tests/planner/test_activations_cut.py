@@ -43,9 +43,11 @@ class Kept(NamedTuple):
     recompute: str
     dropout: float
     scores: bool
+    gated: bool = False
 
 
 FEW = [Kept("fp32", recompute, 0.1, True) for recompute in RECOMPUTE]
+FEW += [Kept("fp32", recompute, 0.1, True, gated=True) for recompute in ("none", "selective")]
 ALL = [
     Kept(precision, recompute, dropout, scores)
     for precision, recompute in itertools.product(PRECISIONS, RECOMPUTE)
@@ -92,7 +94,16 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
         # On a CPU only the math kernel has dropout.
         attention = case.dropout if case.scores else 0.0
         setup = Setup(
-            replace(SHAPE, hidden_dropout=case.dropout, attention_dropout=attention),
+            replace(
+                SHAPE,
+                hidden_dropout=case.dropout,
+                attention_dropout=attention,
+                gated=case.gated,
+                rmsnorm=case.gated,
+                bias=not case.gated,
+                tied=not case.gated,
+                learned_positions=0 if case.gated else SHAPE.learned_positions,
+            ),
             on_gpu=False,
             micro_batch_size=MICRO_BATCH,
             # Stage 0 of a pipeline holds two micro batches.

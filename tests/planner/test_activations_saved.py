@@ -5,6 +5,8 @@ models run for real; large shapes are fake tensors, which have sizes and no memo
 kept as numbers; bytes on a GPU differ in masks only.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +19,10 @@ from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_fo
 
 # 448 tokens: no tensor of tokens has the shape of a matrix.
 SMALL = Shape(3, 128, 4, 512, 512, 112, 4, 32, learned_positions=112)
+# Layers that are not GPT-3's, by the fields of a shape.
+LLAMA = {"rmsnorm": True, "gated": True, "bias": False, "ffn_hidden_size": 384, "tied": False}
+LLAMA["learned_positions"] = 0
+KINDS = {"rmsnorm": {"rmsnorm": True}, "swiglu": {"gated": True}, "llama": LLAMA}
 LARGE = {
     "125M": (Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048), 16),
     "1.3B": (Shape(24, 2048, 16, 8192, 52096, 2048, 16, 128, learned_positions=2048), 4),
@@ -46,6 +52,14 @@ def test_what_autograd_keeps(precision, recompute):
         shape = Shape(**{name: getattr(SMALL, name) for name in SMALL.__slots__} | changed)
         setup = small(shape, keeps_scores=scores, **PRECISIONS[precision], **RECOMPUTE[recompute])
         assert planned(setup) == pytest.approx(kept(setup), rel=0.02), (dropout, scores)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):
+    setup = small(replace(SMALL, **KINDS[kind]), **PRECISIONS[precision], **RECOMPUTE[recompute])
+    assert planned(setup) == pytest.approx(kept(setup), rel=0.02)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
+from tests.parity.cases import LLAMA
 from tests.train import launch
 
 HALF, STEPS = 2, 4
@@ -28,7 +29,8 @@ SIZES = {
 
 
 def layout(name: str) -> tuple[int, dict]:
-    """ "d2 t2 z1 bf16": the ranks of a layout and its overrides; offload puts the optimizer on the CPU."""
+    """ "d2 t2 z1 bf16": the ranks of a layout and its overrides; offload puts the optimizer on the CPU;
+    llama has the layers of LLAMA."""
     ranks, found = 1, dict(BASE)
     for word in name.split():
         if word[0] in SIZES and word[1:].isdigit():
@@ -43,6 +45,8 @@ def layout(name: str) -> tuple[int, dict]:
             found["parallel.sub_group_size"] = 5000
         elif word == "micro1":
             found["batch.micro_batch_size"] = 1
+        elif word == "llama":
+            found |= LLAMA
         elif word == "pad":
             found["model.make_vocab_size_divisible_by"] = 8
         else:
@@ -112,7 +116,7 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30) -> None:
     for name in before.parameters:
         for state in STATES:
             ours, theirs = now.full(name, state), before.full(name, state)
-            words = name == "word_embeddings.weight"
+            words = name in ("word_embeddings.weight", "output_layer.weight")
             rows = min(len(ours), len(theirs), most_rows) if words else len(theirs)
             assert torch.equal(ours[:rows], theirs[:rows]), (name, state)
             assert state == "fp32" or not ours[rows:].any()

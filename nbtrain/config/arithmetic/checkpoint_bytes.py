@@ -8,7 +8,8 @@ are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity
 every checkpoint that the parity matrix writes.
 """
 
-from nbtrain.config.arithmetic.parameters import count_stage_parameters
+from nbtrain.config.arithmetic.parameters import count_stage_parameters, tensors_of_a_layer
+from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 
@@ -25,9 +26,8 @@ TENSOR_ENTRY_BYTES = 512
 MAPPING_ENTRY_BYTES = 192
 # Other bytes in a file of torch.save.
 FILE_BYTES = 4_096
-PARAMETERS_OF_A_LAYER = 12
-# Word and position embeddings, weight and bias of the last LayerNorm.
-PARAMETERS_BESIDE_LAYERS = 4
+# Word and position embeddings, weight and bias of the last norm, and an output layer of its own.
+TENSORS_BESIDE_LAYERS = 5
 
 
 def weight_bytes(config: RunConfig) -> int:
@@ -87,12 +87,14 @@ def checkpoint_room_bytes(config: RunConfig) -> int:
 def _description_bytes(config: RunConfig) -> int:
     parallel = config.parallel
     ranks, tensor, stages = config.world_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    names = [PARAMETERS_OF_A_LAYER * layers + PARAMETERS_BESIDE_LAYERS for layers in stage_layers(config)]
+    shape = shape_of(config)
+    beside = TENSORS_BESIDE_LAYERS - shape.tied
+    names = [tensors_of_a_layer(shape) * layers + beside for layers in stage_layers(config)]
     # ZeRO 3 writes a model file for each rank, the other stages one for each (pipeline, tensor) rank.
     model_files = ranks if parallel.zero_stage == 3 else tensor * stages
     optimizer_files = ranks if parallel.zero_stage else 0
     # PipelineModule puts the weights into a file for each layer.
-    layer_files = tensor * (config.model.num_layers + PARAMETERS_BESIDE_LAYERS) if stages > 1 else 0
+    layer_files = tensor * (config.model.num_layers + beside) if stages > 1 else 0
     random_state = RANDOM_STATE_BYTES + (STREAM_STATE_BYTES if tensor > 1 else 0)
     # ZeRO 0 keeps both moments and the step of each parameter as tensors of the model file.
     tensors = max(names) * (4 if parallel.zero_stage == 0 else 1)

@@ -28,8 +28,9 @@ class Parameters:
         return sum(vars(self).values())
 
     def to_dict(self) -> dict[str, int]:
-        """Counts by part; without the output layer if it is tied."""
-        return {part: count for part, count in vars(self).items() if part != "output_layer" or count}
+        """Counts by part; without a tied output layer, and without positions if none are learned."""
+        optional = ("output_layer", "position_embeddings")
+        return {part: count for part, count in vars(self).items() if part not in optional or count}
 
 
 def count_parameters(config: RunConfig) -> Parameters:
@@ -61,7 +62,9 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
     """
     hidden, ffn, bias = shape.hidden_size, shape.ffn_hidden_size, shape.bias
     columns = shape.query_width // tensor + 2 * max(shape.kv_width // tensor, shape.kv_channels)
-    attention = hidden * columns + shape.query_width * hidden // tensor + bias * (columns + hidden)
+    attention = (
+        hidden * columns + shape.query_width * hidden // tensor + bias * hidden + shape.qkv_bias * columns
+    )
     opened = (2 if shape.gated else 1) * ffn
     mlp = shape.mlp_weights // tensor + bias * (opened // tensor + hidden)
     words = shape.output_weights // tensor
@@ -73,6 +76,12 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
         layernorm=(2 * layers + last) * shape.norm_parameters,
         output_layer=words if last and not shape.tied else 0,
     )
+
+
+def tensors_of_a_layer(shape: Shape) -> int:
+    """Parameters of a layer as tensors: four matrices and a gate, their biases, and two norms."""
+    biases = shape.qkv_bias + shape.bias * (3 + shape.gated)
+    return 4 + shape.gated + biases + (2 if shape.rmsnorm else 4)
 
 
 def largest_parameter(config: RunConfig) -> int:

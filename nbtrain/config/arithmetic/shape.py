@@ -40,6 +40,8 @@ class Shape:
     """RMSNorm has no bias."""
     bias: bool = True
     """Linear layers have biases."""
+    add_qkv_bias: bool = False
+    """Query, key and value have biases even if `bias` is false."""
     tied: bool = True
     """The output layer is the word embedding."""
     parallel_residual: bool = False
@@ -56,6 +58,11 @@ class Shape:
     def kv_width(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_query_groups * self.kv_channels
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether query, key and value have biases."""
+        return self.bias or self.add_qkv_bias
 
     @property
     def norm_parameters(self) -> int:
@@ -90,7 +97,14 @@ def shape_of(config: RunConfig) -> Shape:
         seq_length=model.seq_length,
         num_query_groups=model.num_attention_heads,
         kv_channels=model.hidden_size // model.num_attention_heads,
-        learned_positions=model.resolved_max_position_embeddings,
+        learned_positions=0
+        if model.position_embedding_type == "rope"
+        else model.resolved_max_position_embeddings,
+        gated=model.activation == "swiglu",
+        rmsnorm=model.normalization == "RMSNorm",
+        bias=model.add_bias_linear,
+        add_qkv_bias=model.add_qkv_bias,
+        tied=not model.untie_embeddings_and_output_weights,
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
     )

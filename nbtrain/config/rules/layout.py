@@ -13,7 +13,7 @@ from nbtrain.config.rules.wording import (
     no_divisor,
     no_multiple,
 )
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import RopeScalingConfig, RunConfig
 
 # torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256.
 FLASH_HEAD_SIZE = 256
@@ -116,7 +116,7 @@ def recomputed_pieces_fit(config: RunConfig) -> Problems:
 
 
 def sequence_fits_positions(config: RunConfig) -> Problems:
-    """Every position of a sequence has a learned embedding."""
+    """Every position of a sequence has a learned embedding, or is in what generation has in view."""
     model = config.model
     if model.seq_length > model.resolved_max_position_embeddings:
         yield (
@@ -125,6 +125,60 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
             f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: "
             f"{model.seq_length}."
         )
+
+
+def rotary_positions_fit(config: RunConfig) -> Problems:
+    """An even part of each head is turned, and nothing is set that is not read."""
+    model, fields = config.model, type(config.model).model_fields
+    if model.position_embedding_type != "rope":
+        for name in ("rotary_base", "rotary_percent", "rope_scaling"):
+            if getattr(model, name) != fields[name].default:
+                yield (
+                    f"{found(config, f'model.{name}')}\n"
+                    f"  is read with position_embedding_type: rope only, and that is "
+                    f"{model.position_embedding_type}. Take it out, or set rope."
+                )
+        return
+    head = model.hidden_size // model.num_attention_heads
+    if model.rotary_size % 2 or not model.rotary_size:
+        near = join(size for size in (model.rotary_size - 1, model.rotary_size + 1) if 0 < size <= head)
+        yield (
+            f"{found(config, 'model.rotary_percent')}\n"
+            f"  turns {model.rotary_size} numbers of each head of {head}, and must turn an even number, "
+            f"in pairs; nearest: {near or 'none: heads of one number'}."
+        )
+    if config.parallel.fpdt_chunk_tokens:
+        yield (
+            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
+            "  turns no queries, and model.position_embedding_type is rope. Set fpdt_chunk_tokens: 0."
+        )
+    if (scaling := model.rope_scaling) is not None:
+        yield from _scaling_has_its_fields(config, scaling)
+
+
+# {kind of rope_scaling: the fields that it reads besides its factor}
+SCALING_FIELDS = {
+    "linear": (),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow"),
+}
+
+
+def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Problems:
+    key, read = "model.rope_scaling", SCALING_FIELDS[scaling.kind]
+    for name, field in type(scaling).model_fields.items():
+        value = getattr(scaling, name)
+        if name not in ("kind", "factor", *read) and value != field.default:
+            yield (
+                f"{found(config, f'{key}.{name}')}\n  is not read with kind: {scaling.kind}, which has "
+                f"{', '.join(('factor', *read))}. Take it out."
+            )
+        if name in read and value is None:
+            yield f"{config.where(f'{key}.kind')}: {key}.{name} is missing: kind: {scaling.kind} needs it."
+    for least, most in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+        low, high = getattr(scaling, least), getattr(scaling, most)
+        if least in read and low >= high:
+            yield f"{found(config, f'{key}.{least}')}\n  must be less than {most}({high:g})."
 
 
 def sequence_divides(config: RunConfig) -> Problems:
@@ -302,6 +356,7 @@ LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     pipeline_is_not_interleaved,
     recomputed_pieces_fit,
     sequence_fits_positions,
+    rotary_positions_fit,
     sequence_divides,
     fpdt_has_its_kernels,
     layout_fits_resources,

@@ -166,12 +166,16 @@ def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: 
 
 
 def _backward_bytes(setup: Setup) -> float:
-    """Inside a layer's backward pass: the MLP's two gradients of its inner width, and the stream's."""
+    """Inside a layer's backward pass: the MLP's gradients of its inner width, and the stream's.
+
+    Two of the inner width; of nbtrain's gated MLP three, of product, gate and what it opens.
+    """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     chunk = setup.fpdt_chunk_tokens
     inside = tokens if not chunk else min(chunk * setup.micro_batch_size // setup.ulysses_size, tokens)
     wide = inside * shape.ffn_hidden_size // tensor
-    backward = 2 * product_element(setup) * wide + stream_bytes(setup)
+    gradients = 3 if shape.gated and setup.engine == "nbtrain" else 2
+    backward = gradients * product_element(setup) * wide + stream_bytes(setup)
     if setup.fp8 and setup.engine == "nbtrain":
         # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
         backward += (8 + 1) * wide

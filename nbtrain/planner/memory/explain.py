@@ -133,7 +133,7 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
             "arXiv:2104.04473, section 2.2",
         ),
         "workspace": (
-            f"2 inner gradients of the MLP and one of the stream, or the step's flat gradient; {on_host:,} "
+            f"inner gradients of the MLP and one of the stream, or the step's flat gradient; {on_host:,} "
             "bytes of NVMe buffers",
             f"{DEEPSPEED}, stage_1_and_2.py",
         ),

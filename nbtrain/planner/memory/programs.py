@@ -104,7 +104,7 @@ _LOSS = (
 
 PROGRAMS: dict[str, MemoryHabits] = {
     "nbtrain": MemoryHabits(
-        selective="core and activation", bucket=True, source="read: tensors of the engine"
+        selective="core and activation", bucket=True, unfused_gate=False, source="read: tensors of the engine"
     ),
     "megatron-lm": MemoryHabits(
         gradients=2,

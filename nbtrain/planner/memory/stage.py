@@ -39,7 +39,8 @@ class Stage(NamedTuple):
     def matrices(self) -> int:
         """Elements that autocast casts: those that go into products."""
         counted = self.parameters
-        return counted.attention + counted.mlp + counted.word_embeddings + counted.output_layer
+        # Words that are not tied are looked up and enter no product.
+        return counted.attention + counted.mlp + (counted.output_layer or counted.word_embeddings)
 
 
 def stage_of(setup: Setup, index: int) -> Stage:
@@ -95,10 +96,20 @@ def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
     """Sizes of nbtrain's parameters in `decay` and `no_decay`, in the model's order (model/layers.py)."""
     hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor
     columns = 3 * hidden // tensor
-    embeddings = [shape.output_weights // tensor, shape.learned_positions * hidden]
-    matrices = [hidden * columns, hidden * hidden // tensor, hidden * opened, opened * hidden]
-    vectors = [hidden, hidden, columns, hidden, hidden, hidden, opened, hidden]
-    return embeddings + matrices * shape.num_layers, vectors * shape.num_layers + [hidden, hidden]
+    embeddings = [shape.output_weights // tensor]
+    if shape.learned_positions:
+        embeddings.append(shape.learned_positions * hidden)
+    matrices = [
+        hidden * columns,
+        hidden * hidden // tensor,
+        *[hidden * opened] * (1 + shape.gated),
+        opened * hidden,
+    ]
+    norm = [hidden] * (1 if shape.rmsnorm else 2)
+    vectors = [*norm, *[columns] * shape.qkv_bias, *[hidden] * shape.bias, *norm]
+    vectors += [*[opened] * (1 + shape.gated), hidden] * shape.bias
+    output = [] if shape.tied else [shape.output_weights // tensor]
+    return embeddings + matrices * shape.num_layers + output, vectors * shape.num_layers + norm
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, bool]]:
@@ -106,15 +117,16 @@ def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> l
     hidden = shape.hidden_size
     query = shape.query_width // tensor
     columns = query + 2 * max(shape.kv_width // tensor, shape.kv_channels)
-    opened = (2 if shape.gated else 1) * shape.ffn_hidden_size // tensor
+    opened, openings = shape.ffn_hidden_size // tensor, (1 + shape.gated) * layers
     found = [
         (hidden * columns, layers, True),
         (query * hidden, layers, True),
-        (hidden * opened, layers, True),
-        (shape.ffn_hidden_size // tensor * hidden, layers, True),
+        (hidden * opened, openings + layers, True),
     ]
+    if shape.qkv_bias:
+        found.append((columns, layers, False))
     if shape.bias:
-        found += [(columns, layers, False), (opened, layers, False), (hidden, 2 * layers, False)]
+        found += [(opened, openings, False), (hidden, 2 * layers, False)]
     found.append((hidden, (2 * layers + last) * (1 if shape.rmsnorm else 2), False))
     words = shape.output_weights // tensor
     if first or (last and shape.tied):

@@ -112,6 +112,12 @@ BROKEN = {
         "  must be at most max_position_embeddings(2048); set seq_length: 2048, or max_position_embeddings: "
         "4096.",
     ),
+    "rotary positions of half a pair": (
+        "gpt-125m",
+        ["model.position_embedding_type=rope", "model.rotary_percent=0.4"],
+        "@: model.rotary_percent = 0.4\n"
+        "  turns 25 numbers of each head of 64, and must turn an even number, in pairs; nearest: 24, 26.",
+    ),
     "sequence parallelism without tensor ranks": (
         "gpt-125m",
         ["parallel.sequence_parallel=true"],

@@ -252,3 +252,46 @@ def test_processes_spread_evenly_over_machines_without_gpus():
 def test_head_counts_that_are_named_are_legal(hidden, wanted, shared_by, expected):
     """Divisors of the width with heads of 32 to 256 in multiples of 8, which the ranks share evenly."""
     assert layout.legal_heads(hidden, wanted, *shared_by) == expected
+
+
+LLAMA_3 = "model.rope_scaling={kind: llama3, factor: 8, original_max_position_embeddings: 8192}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [LLAMA_3, "model.rotary_base=500000"],
+        ["model.rope_scaling={kind: linear, factor: 1}", "model.rotary_percent=0.25"],
+        ["model.rope_scaling={kind: yarn, factor: 4, original_max_position_embeddings: 512, beta_fast: 16}"],
+    ],
+)
+def test_rotary_positions_that_fit(overrides):
+    assert messages("rotary_positions_fit", "model.position_embedding_type=rope", *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.rotary_percent=0.4"], "turns 25 numbers of each head of 64, and must turn an even number"),
+        (["model.rotary_percent=0.4"], "nearest: 24, 26."),
+        (["model.rotary_percent=0.001"], "turns 0 numbers of each head of 64"),
+        (["parallel.fpdt_chunk_tokens=512"], "turns no queries, and model.position_embedding_type is rope."),
+        ([LLAMA_3, "model.rope_scaling.beta_fast=16"], "is not read with kind: llama3, which has factor, "),
+        (["model.rope_scaling={kind: yarn, factor: 4}"], "original_max_position_embeddings is missing"),
+        ([LLAMA_3, "model.rope_scaling.low_freq_factor=4"], "must be less than high_freq_factor(4)."),
+        (
+            ["model.rope_scaling={kind: linear, factor: 2, original_max_position_embeddings: 9}"],
+            "is not read with kind: linear, which has factor. Take it out.",
+        ),
+    ],
+)
+def test_rotary_positions_that_do_not(overrides, words):
+    found = "\n".join(messages("rotary_positions_fit", "model.position_embedding_type=rope", *overrides))
+    assert words in found
+
+
+@pytest.mark.parametrize("override", ["model.rotary_base=5e5", "model.rotary_percent=0.5", LLAMA_3])
+def test_rotary_fields_are_read_with_rope_alone(override):
+    (found,) = messages("rotary_positions_fit", override)
+    assert "is read with position_embedding_type: rope only, and that is learned_absolute." in found

@@ -1,0 +1,101 @@
+"""Formulas between the matrix products that keep no more for their backward pass than they need.
+
+    rms_norm        x / sqrt(mean(x^2) + epsilon) * weight; keeps x and one number for each token
+    gelu            GELU in its tanh form; keeps x
+    swiglu          silu(gate) * up; keeps gate and up
+    squared_relu    relu(x)^2; keeps x
+
+torch's own autograd would keep every intermediate result. On a GPU torch has a kernel of its own for
+rms_norm, and inside a compiled layer the compiler decides.
+
+Shapes: [..] tokens, h hidden, f MLP width
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm (arXiv:1910.07467), computed in fp32 and rounded once.  [.., h], [h] -> [.., h]."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.rms_norm(x, weight.shape, weight, epsilon)
+    return _RMSNorm.apply(x, weight, epsilon)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU (arXiv:1606.08415) in the tanh form, which is GPT-2's and Megatron's.  [.., f] -> [.., f]."""
+    return F.gelu(x, approximate="tanh")
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up (arXiv:2002.05202).  [.., f], [.., f] -> [.., f]."""
+    if torch.compiler.is_compiling():
+        return F.silu(gate) * up
+    return _SwiGLU.apply(gate, up)
+
+
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """relu(x)^2 (arXiv:2109.08668).  [.., f] -> [.., f]."""
+    if torch.compiler.is_compiling():
+        return F.relu(x).square()
+    return _SquaredReLU.apply(x)
+
+
+ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "gelu": gelu,
+    "swiglu": swiglu,
+    "squared_relu": squared_relu,
+}
+GATED = frozenset({"swiglu"})
+"""Those of two arguments."""
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+
+
+class _SquaredReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.relu(x).square_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return F.relu(x).mul_(2).mul_(grad)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, epsilon):
+        wide = x.float()
+        factor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        factor = factor.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, factor)
+        return (wide * factor).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, factor = ctx.saved_tensors
+        normed, grad = x.float() * factor, grad.float()
+        grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        grad_normed = grad * weight
+        # d normed / d x = factor (1 - normed normed^T / h)
+        along = (grad_normed * normed).mean(-1, keepdim=True)
+        grad_x = grad_normed.sub_(normed.mul_(along)).mul_(factor)
+        return grad_x.to(x.dtype), grad_weight, None

@@ -1,0 +1,85 @@
+"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are turned by angles that grow.
+
+The first r numbers of a head are r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face; pair j is
+turned by position * base^(-2j/r). Scaling makes angles smaller, for sequences longer than those of an
+earlier training:
+
+    linear    all of them divided by the factor (arXiv:2306.15595)
+    llama3    only those of pairs that turn less than low_freq_factor times over the original length are
+              divided; between low_freq_factor and high_freq_factor turns both are mixed (Llama 3.1)
+    yarn      mixed between beta_slow and beta_fast turns; queries and keys times 0.1 ln(factor) + 1
+              (arXiv:2309.00071)
+
+Angles are in fp32; their cosines are rounded to the format of the queries, as both programs do.
+
+Shapes: b sequences, n heads, s tokens, d head size, r rotary size
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from nbtrain.model.gpt_config import GPTConfig, RopeScaling
+
+
+class Rotation(NamedTuple):
+    """What turns the queries and keys of some positions: [s, r] each, or [b, 1, s, r]."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """The rotation of positions [s], or of those of each sequence, [b, s]."""
+    frequencies, scale = inverse_frequencies(config)
+    angles = positions.float().unsqueeze(-1) * frequencies.to(positions.device)
+    if angles.dim() > 2:
+        angles = angles.unsqueeze(1)
+    angles = torch.cat([angles, angles], dim=-1)
+    return Rotation((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
+
+
+def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Queries or keys [b, n, s, d], turned; numbers from r on are left as they are."""
+    size = rotation.cosine.shape[-1]
+    part = x[..., :size]
+    first, second = part.chunk(2, dim=-1)
+    turned = part * rotation.cosine + torch.cat([-second, first], dim=-1) * rotation.sine
+    return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
+
+
+def inverse_frequencies(config: GPTConfig) -> tuple[torch.Tensor, float]:
+    """(radians of each pair for one position, fp32 [r / 2], on the CPU; the factor of cosines and sines)."""
+    size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
+    plain = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(plain, size, base, scaling), 0.1 * math.log(scaling.factor) + 1.0
+
+
+def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(plain: torch.Tensor, size: int, base: float, scaling: RopeScaling) -> torch.Tensor:
+    def pair(turns: float) -> float:
+        """The pair that turns so often over the original length, as a real number."""
+        length = scaling.original_max_position_embeddings
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = (
+        max(math.floor(pair(scaling.beta_fast)), 0),
+        min(math.ceil(pair(scaling.beta_slow)), size - 1),
+    )
+    # Not divided by 0, as in the authors' code.
+    width = (last - first) or 0.001
+    divided = ((torch.arange(size // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain * (1 - divided + divided / scaling.factor)

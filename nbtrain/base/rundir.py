@@ -146,6 +146,13 @@ class RunDir:
     def job(self, job_id: str) -> "JobDir":
         return JobDir(self, job_id)
 
+    def unused_job_id(self) -> str:
+        """A job id that sorts after all others of the run, whatever clocks they were made by."""
+        known, job_id = self.job_ids(), new_job_id()
+        if not known or job_id > known[-1]:
+            return job_id
+        return new_job_id(time_of_job(known[-1]) + 1)
+
     def newest_job(self) -> "JobDir | None":
         ids = self.job_ids()
         return JobDir(self, ids[-1]) if ids else None

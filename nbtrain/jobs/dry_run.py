@@ -9,7 +9,6 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of
-from nbtrain.jobs.submit import unused_job_id
 
 # One of the first two lines of each text that request_text(alone=True) gives; a script begins with its shell.
 HEADING = re.compile(rb"(?:#!.*\n)?# .*\bjob \S.*, written by nbtrain\.")
@@ -23,7 +22,7 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
     """
     check_config(config)
     run = RunDir.named(config.name)
-    return backend_of(config.backend.kind).request_text(run.job(unused_job_id(run)), config, alone)
+    return backend_of(config.backend.kind).request_text(run.job(run.unused_job_id()), config, alone)
 
 
 def dry_run(config: RunConfig, path: Path) -> Path:

@@ -35,7 +35,7 @@ from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id, time_of_job
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, time_of_job
 from nbtrain.base.workspace import display
 from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
@@ -380,7 +380,7 @@ def _write_job(
         files.write_json(run.plan_json, plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
-        job = started[0] if started else run.job(unused_job_id(run))
+        job = started[0] if started else run.job(run.unused_job_id())
         job.make_folders()
         files.write_text(job.config_yaml, to_shown_yaml(config))
         files.write_json(job.environment_json, environment_record(config, job))
@@ -439,11 +439,3 @@ def _write_job(
             "change the permissions, or set NBTRAIN_OUTPUT to another folder."
         ) from error
     return job
-
-
-def unused_job_id(run: RunDir) -> str:
-    """A job id that sorts after all others of the run, whatever clocks they were made by."""
-    known, job_id = run.job_ids(), new_job_id()
-    if not known or job_id > known[-1]:
-        return job_id
-    return new_job_id(time_of_job(known[-1]) + 1)

@@ -23,7 +23,7 @@ from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
-from nbtrain.jobs.submit import unused_job_id, write_identity
+from nbtrain.jobs.submit import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that says: this folder may be made anew.
@@ -62,7 +62,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     run.path.mkdir(parents=True, exist_ok=True)
     run_id = write_identity(run, twin_of=twin_of)
     files.write_text(run.config_yaml, to_yaml(config))
-    job = run.job(unused_job_id(run))
+    job = run.job(run.unused_job_id())
     job.make_folders()
     now = time.time()
     record = JobRecord(job.job_id, run_id, run.name, RUNNING, now, config.world_size, started_at=now)

@@ -58,6 +58,18 @@ def test_job_ids_sort_by_time():
     assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
 
 
+def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
+    """The newest job is the last one, whatever random digits its id has."""
+    made = []
+    for _ in range(12):
+        made.append(run.unused_job_id())
+        run.job(made[-1]).make_folders()
+    assert made == sorted(made) == run.job_ids()
+    run.job(rundir.new_job_id(time.time() + 3600)).make_folders()
+    run.job(last := run.unused_job_id()).make_folders()
+    assert run.job_ids()[-1] == last
+
+
 def test_the_lock_is_freed_by_death(run):
     """The run's lock leaves no file, keeps others out, and goes with its holder."""
     code = (

@@ -20,7 +20,7 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
-from nbtrain.base.rundir import JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.rundir import JobDir, RunDir, new_run_id
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.dataset.files import DatasetFiles
@@ -148,14 +148,11 @@ def make_run(
 
 def new_job(run: RunDir, trace: bool = True) -> JobDir:
     """One more job of the run, after the others by its id."""
-    moment, taken = time.time(), run.job_ids()
-    while (job_id := new_job_id(moment))[:15] <= max((other[:15] for other in taken), default=""):
-        moment += 1
-    job = run.job(job_id)
+    job = run.job(run.unused_job_id())
     job.make_folders()
     config, record = load_resolved(run.config_yaml), run.record()
     assert record is not None
-    written = JobRecord(job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size)
+    written = JobRecord(job.job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size)
     written.attempts = [replace(attempt_record(config, 0), trace=trace)]
     written.write(job.job_json)
     return job

@@ -28,7 +28,7 @@ from nbtrain.base.records import (
     Stamp,
     TrainingProgress,
 )
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id
 from nbtrain.base.usage import PROCESS_FIGURES
 from nbtrain.base.usage_files import UsageWriter
 from nbtrain.config.load import to_yaml
@@ -79,7 +79,7 @@ class FakeJob:
                 },
             )
             write_text(run.config_yaml, to_yaml(run_config(run.name, steps, world_size)))
-        self.job: JobDir = run.job(new_job_id())
+        self.job: JobDir = run.job(run.unused_job_id())
         self.job.make_folders()
         self.record = JobRecord(
             job_id=self.job.job_id,

@@ -135,17 +135,19 @@ def write_record(
     """Merge the kernel's truth with the rank's word and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
-    said = outcome = word.get("outcome")
+    outcome = word.get("outcome")
+    said = outcome if outcome in OUTCOMES else ""
     message = str(word.get("message") or "")
-    if (killed_by == signal.SIGTERM and outcome in IN_ORDER) or (
-        killed_by == STACK_SIGNAL and outcome in OUTCOMES
-    ):
-        # Its word is the last thing that a rank does: the signal met it while Python was ending.
+    if killed_by and (said == "failed" or (killed_by == signal.SIGTERM and said in IN_ORDER)):
+        # Its word is the last thing that a rank does: the signal met it while Python was ending. A rank that
+        # has failed is aborted then if its peers close their connections, or ended by torchrun.
+        pass
+    elif killed_by == STACK_SIGNAL and said:
         pass
     elif killed_by:
-        said = f" after it said {outcome!r}: {message}" if outcome in OUTCOMES else ""
-        outcome, message = "killed", f"killed by {signal_name(killed_by)}{said}"
-    elif outcome not in OUTCOMES:
+        after = f" after it said {said!r}: {message}" if said else ""
+        outcome, message = "killed", f"killed by {signal_name(killed_by)}{after}"
+    elif not said:
         outcome, message = "failed", f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
     elif exit_code and outcome != "failed":
         outcome, message = "failed", f"exit code {exit_code} after it said {outcome!r}: {message}"
@@ -160,7 +162,7 @@ def write_record(
         step=step if isinstance(step, int) else None,
         message=message,
         detail=str(word.get("detail") or "")[-MAX_DETAIL_CHARACTERS:],
-        said=said if said in OUTCOMES else "",
+        said=said,
     )
     reserve.write(lambda: record.write(job.exit_record(rank, attempt)))
     reserve.release()

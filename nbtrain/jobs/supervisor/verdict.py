@@ -346,7 +346,7 @@ def _distance(record: ExitRecord, around: Circumstances) -> int:
     """0: an end of its own; 1: it lost a peer; 2: a signal after another's end; 3: the supervisor's kill."""
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
-    if record.signal in (SIGABRT, SIGTERM):
+    if record.outcome == "killed" and record.signal in (SIGABRT, SIGTERM):
         return 2
     return 1 if _lost_peer(record) else 0
 

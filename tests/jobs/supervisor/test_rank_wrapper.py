@@ -107,6 +107,12 @@ def test_a_finished_rank(job, wrap):
             ("failed", None, 12, "connection closed by peer"),
         ),
         (
+            # Its peers closed their connections while it was ending.
+            "import os; os.kill(os.getpid(), 6)",
+            {"outcome": "failed", "message": "no room"},
+            ("failed", None, 6, "no room"),
+        ),
+        (
             "raise SystemExit(4)",
             {"outcome": "failed", "message": "no room"},
             ("failed", 4, None, "no room"),
@@ -118,6 +124,7 @@ def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
     returned, record = end_of(job, wrap(*python(code, **word)))
     assert returned == 1
     assert (record.outcome, record.exit_code, record.signal, record.message) == expected
+    assert record.said == word.get("outcome", "")
 
 
 def test_a_long_traceback_fits_through_the_pipe(job, wrap):

@@ -160,6 +160,19 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
     assert "mode: eval saves nothing" in measured.cause
 
 
+@pytest.mark.parametrize("number", [6, 9, 15])
+def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
+    """Its peers, which lost it, closed their connections first: its own error is named all the same."""
+    full = record(
+        1, "failed", signal=number, code=None, time=9.0, message="OSError: [Errno 28] No space left"
+    )
+    verdict = judged(record(0, "failed", message=GLOO, time=1.0), full)
+    assert verdict.kind == "disk"
+    assert verdict.cause.startswith("rank 1 failed at step 7: the disk is full: OSError")
+    peer = record(1, "failed", signal=number, code=None, time=9.0, message=GLOO)
+    assert judged(record(0, "failed", code=1, message="boom"), peer).cause == "rank 0 failed at step 7: boom"
+
+
 @pytest.mark.parametrize(("number", "code"), [(9, None), (6, None), (None, 1)])
 def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
     """On a busy machine a rank is ended while it unloads, after its last word: nothing is reported as killed.

@@ -37,6 +37,14 @@ def architecture(config: RunConfig) -> dict[str, Any]:
         "rotary_percent": model.rotary_percent,
         "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
         "untie_embeddings_and_output_weights": model.untie_embeddings_and_output_weights,
+        "num_query_groups": model.resolved_num_query_groups,
+        "kv_channels": model.resolved_kv_channels,
+        "qk_layernorm": model.qk_layernorm,
+        "window_size": model.window_size,
+        "window_attn_skip_freq": model.window_attn_skip_freq,
+        "no_rope_freq": model.no_rope_freq,
+        "attn_logit_softcapping": model.attn_logit_softcapping,
+        "final_logit_softcapping": model.final_logit_softcapping,
     }
 
 

@@ -33,7 +33,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
-from nbtrain.config.load import ADDED_TO_MODEL, settings_of_today
+from nbtrain.config.earlier import ADDED_TO_MODEL, settings_of_today
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
 # How version 1 named its files: data rank and, always 0, model rank.
@@ -48,10 +48,12 @@ def read(folder: Path) -> dict[str, Any]:
     assert manifest is not None
     if manifest["schema_version"] == 1:
         manifest = _migrated(manifest)
-    settings = manifest["settings"]
+    settings, architecture = manifest["settings"], manifest["architecture"]
+    heads = architecture["num_attention_heads"]
+    plain = {"num_query_groups": heads, "kv_channels": architecture["hidden_size"] // heads}
     return {
         **manifest,
-        "architecture": {**ADDED_TO_MODEL, **manifest["architecture"]},
+        "architecture": {**ADDED_TO_MODEL, **plain, **architecture},
         "settings": None if settings is None else settings_of_today(settings),
     }
 

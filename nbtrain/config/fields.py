@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.fields import FieldInfo
 
 from nbtrain.base.workspace import NAME_PATTERN
@@ -95,6 +95,13 @@ SequenceTokens = _number(1, MOST_SEQUENCE_TOKENS)
 ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
 # A thousand layers train (arXiv:2203.00555); GPT-3 has 96, of width 12,288.
 Layers = _number(1, 100_000)
+# Every N-th layer, or a word for each layer; Megatron's --window-attn-skip-freq and --no-rope-freq.
+EVERY, EACH = "<every N-th layer>", "<each layer>"
+LayerPattern = Annotated[
+    Annotated[Layers, Tag(EVERY)]
+    | Annotated[list[_number(0, 1)], Field(min_length=1, max_length=100_000), Tag(EACH)],
+    Discriminator(lambda value: EACH if isinstance(value, list) else EVERY),
+]
 Width = _number(1, 10_000_000)
 # Token ids are int32.
 VocabularySize = _number(1, 2**31 - 1)

@@ -2,6 +2,8 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
+Each layer is merged with what its model.architecture stands for (architectures.py).
+
 All problems of a file are reported together, each with the file and line that set the value.
 """
 
@@ -19,18 +21,18 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
-from nbtrain.config.backend_section import BACKEND_WORDS, HostsConfig, SlurmConfig
+from nbtrain.config.architectures import expanded
+from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
+from nbtrain.config.earlier import ADDED_LATER, renamed
+from nbtrain.config.fields import EACH, EVERY
 from nbtrain.config.keys import FREE_FORM, unknown_keys
-from nbtrain.config.kubernetes_section import LABEL_WORDS, KubernetesConfig, MountConfig
-from nbtrain.config.notify_section import NotifyConfig
+from nbtrain.config.kubernetes_section import LABEL_WORDS, MountConfig
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
-from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of
-from nbtrain.config.watch_section import CheckpointConfig
-from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -62,7 +64,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
         refuse_other(path, located.value)
     layer = override_layer(overrides)
     if layer.value or not isinstance(run, RunConfig):
-        config = validate(located.merged_with(layer), label)
+        config = validate(located.merged_with(expanded(layer, located)), label)
         config._run = name
     else:
         config = run
@@ -71,65 +73,6 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 
         check_config(config)
     return config
-
-
-# Fields of `model` that earlier revisions lack, with the values that models had then.
-ADDED = (
-    *("activation", "add_bias_linear", "add_qkv_bias", "normalization", "position_embedding_type"),
-    *("rope_scaling", "rotary_base", "rotary_percent", "untie_embeddings_and_output_weights"),
-)
-ADDED_TO_MODEL = {name: ModelConfig.model_fields[name].default for name in ADDED}
-
-# Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
-# such a run has done; a field whose default would change it must be migrated otherwise.
-ADDED_LATER = frozenset(
-    {
-        "labels",
-        *(f"model.{name}" for name in ADDED_TO_MODEL),
-        "tokenizer.max_unknown_fraction",
-        *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
-        "backend.deadline_seconds",
-        "backend.priority",
-        "backend.share_devices",
-        *(f"notify.{name}" for name in NotifyConfig.model_fields),
-        "backend.node_timeout_seconds",
-        "backend.start_timeout_seconds",
-        *(f"backend.hosts.{name}" for name in HostsConfig.model_fields),
-        *(f"backend.slurm.{name}" for name in SlurmConfig.model_fields),
-        *(f"data.workers.{name}" for name in WorkersConfig.model_fields if name != "slurm"),
-        *(f"data.workers.slurm.{name}" for name in SlurmWorkersConfig.model_fields),
-        *(f"backend.kubernetes.{name}" for name in KubernetesConfig.model_fields),
-    }
-)
-
-
-# {the name of a field in earlier revisions: its name now}; both are read.
-RENAMED = {"model.layernorm_epsilon": "model.norm_epsilon"}
-
-
-def renamed(located: Located) -> Located:
-    """Fields that earlier revisions called otherwise, under their names of today, in place.
-
-    Raises ConfigError if one is set under both names.
-    """
-    for old, new in RENAMED.items():
-        section, _, name = old.rpartition(".")
-        values = located.value.get(section)
-        if isinstance(values, dict) and name in values:
-            if (now := new.rpartition(".")[2]) in values:
-                where = located.where(old)
-                raise ConfigError(
-                    f"{where}: {old} is the earlier name of {new}, which is set too; take it out."
-                )
-            values[now] = values.pop(name)
-            located.origins[new] = located.origins.pop(old)
-    return located
-
-
-def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of an earlier revision, by today's names, with what `model` has now."""
-    known = {RENAMED.get(key, key): value for key, value in settings.items()}
-    return {**{f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}, **known}
 
 
 def load_resolved(path: str | Path) -> RunConfig:
@@ -241,7 +184,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
             where, name = own.origins["extends"], shortened(parent)
             raise ConfigError(f"{where}: extends {name!r}: no such file in {path.parent}.")
         base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, path)))
-    return base.merged_with(own)
+    return base.merged_with(expanded(own, base))
 
 
 def override_layer(overrides: Overrides) -> Located:
@@ -369,6 +312,7 @@ _UNITS = {
     "_minutes": "must be a number of minutes, e.g. 90",
     "_bytes_per_second": "must be a number of bytes per second, e.g. 10000000",
     "_bytes": "must be a number of bytes, e.g. 10000000",
+    "_freq": "must be a whole number N, or a list of 0 and 1, one for each layer, e.g. [1, 1, 0]",
 }
 # {pydantic's error: (our words, the name of the limit in its context)}
 _BOUNDS = {
@@ -396,11 +340,11 @@ _PATTERNS = {
 def _problem(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
     location = entry["loc"]
-    # In a list of sources pydantic names the kind after the index; it is no key.
+    # In a list of sources pydantic names the kind after the index, of a pattern its form: they are no keys.
     parts = [
         part
         for before, part in zip((None, *location), location)
-        if not (isinstance(before, int) and part in SOURCES)
+        if not (isinstance(before, int) and part in SOURCES) and part not in (EVERY, EACH)
     ]
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
@@ -436,6 +380,10 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind == "string_too_long":
         length, most = len(entry["input"]), context["max_length"]
         return f"{found}: has {length:,} characters; the field takes at most {most:,}."
+    if kind == "literal_error":
+        rule = entry["msg"].replace("Input should be ", "must be ")
+        known = re.findall(r"'([^']*)'", context["expected"])
+        return f"{found}: {rule}.{nearest(str(entry['input']), known)}"
     if kind in ("int_type", "int_parsing", "float_type", "float_parsing"):
         for ending, rule in _UNITS.items():
             if dotted.endswith(ending):

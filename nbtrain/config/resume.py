@@ -39,6 +39,14 @@ BOUND = (
     Bound("model.rotary_percent", "architecture.rotary_percent"),
     Bound("model.rope_scaling", "architecture.rope_scaling"),
     Bound("model.untie_embeddings_and_output_weights", "architecture.untie_embeddings_and_output_weights"),
+    Bound("model.num_query_groups", "architecture.num_query_groups"),
+    Bound("model.kv_channels", "architecture.kv_channels"),
+    Bound("model.qk_layernorm", "architecture.qk_layernorm"),
+    Bound("model.window_size", "architecture.window_size"),
+    Bound("model.window_attn_skip_freq", "architecture.window_attn_skip_freq"),
+    Bound("model.no_rope_freq", "architecture.no_rope_freq"),
+    Bound("model.attn_logit_softcapping", "architecture.attn_logit_softcapping"),
+    Bound("model.final_logit_softcapping", "architecture.final_logit_softcapping"),
     Bound("tokenizer.name", "tokenizer_sha256"),
     Bound("tokenizer.vocab_size", "vocab_size"),
     Bound("data.name", "data_state.dataset_sha256"),
@@ -56,8 +64,13 @@ BOUND = (
     Bound("precision.dtype"),
     Bound("precision.autocast"),
 )
-# How the model is computed, not what it is.
-FREE = ("model.attention_backend", "model.cross_entropy_chunk_tokens", "model.compile")
+# How the model is computed, not what it is; and a name for other fields.
+FREE = (
+    "model.attention_backend",
+    "model.cross_entropy_chunk_tokens",
+    "model.compile",
+    "model.architecture",
+)
 # A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
 WEIGHT = re.compile(r"data\.sources\.\d+\.weight")
 

@@ -18,6 +18,7 @@ from nbtrain.config.fields import (
     ChunkTokens,
     ConfigModel,
     FractionBelowOne,
+    LayerPattern,
     Layers,
     Name,
     PathText,
@@ -75,12 +76,33 @@ class ModelConfig(ConfigModel):
     """Decoder-only architecture; as it stands GPT-3's: learned positions, LayerNorm, GELU, biases, tied
     embeddings (arXiv:2005.14165, section 2.1)."""
 
+    architecture: Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"] = "gpt3"
+    """A name for the formulas of a family of models: it sets other fields of this section (table below). What
+    is written beside the name, or in a file that extends this one, goes over the set."""
     num_layers: Layers
     """Transformer blocks."""
     hidden_size: Width
     """Width of the residual stream."""
     num_attention_heads: Width
-    """Attention heads; hidden_size must be a multiple of this."""
+    """Attention heads; hidden_size must be a multiple of this, unless kv_channels is set."""
+    num_query_groups: Width | None = None
+    """Heads of key and value, each for equally many query heads in a row (grouped queries, arXiv:2305.13245;
+    1: multi-query); null means num_attention_heads."""
+    kv_channels: Width | None = None
+    """Size of one head; null means hidden_size / num_attention_heads."""
+    qk_layernorm: bool = False
+    """Each head's queries and keys are normalized, before rope turns them: Qwen3's. The norm is that of
+    `normalization`; a layer's heads share its weights."""
+    window_size: SequenceTokens | None = None
+    """Sliding window: a query sees itself and the window_size - 1 tokens before it (arXiv:2004.05150); null
+    means all tokens before it. Megatron's --window-size gives the tokens before alone: window_size - 1."""
+    window_attn_skip_freq: LayerPattern | None = None
+    """Which layers have the window. A number N leaves it out in layers N, 2 N, 3 N and so on, counted from 1.
+    A list has a 1 for each layer with the window and a 0 for each without. null: all layers have it."""
+    attn_logit_softcapping: PositiveRatio | None = None
+    """Scores of attention are this * tanh(score / this): Gemma 2's (arXiv:2408.00118); null leaves them."""
+    final_logit_softcapping: PositiveRatio | None = None
+    """Logits are this * tanh(logit / this): Gemma 2's; null leaves them."""
     ffn_hidden_size: Width | None = None
     """Width of the MLP; null means 4 x hidden_size, with swiglu 8/3 x hidden_size rounded down to a multiple
     of 64 (at least 64), as in Megatron."""
@@ -104,6 +126,9 @@ class ModelConfig(ConfigModel):
     """rope: share of each head that is turned, a fraction of 1."""
     rope_scaling: RopeScalingConfig | None = None
     """rope: smaller angles for longer sequences; null leaves them."""
+    no_rope_freq: LayerPattern | None = None
+    """rope: layers without positions (arXiv:2501.18795). A number N means layers N, 2 N, 3 N and so on,
+    counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null: none."""
     untie_embeddings_and_output_weights: bool = False
     """The output layer has a matrix of its own: Llama's. Otherwise it is that of the word embedding."""
     make_vocab_size_divisible_by: PositiveSmallCount = 128
@@ -131,9 +156,38 @@ class ModelConfig(ConfigModel):
     """Seed of the initial weights and of dropout."""
 
     @property
+    def resolved_num_query_groups(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def resolved_kv_channels(self) -> int:
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The window of each layer; None: all tokens before the query."""
+        skips = self.window_attn_skip_freq
+        with_window = (
+            [bool(one) for one in skips]
+            if isinstance(skips, list)
+            else [skips is None or layer % skips != 0 for layer in range(1, self.num_layers + 1)]
+        )
+        return [self.window_size if has else None for has in with_window]
+
+    @property
+    def layers_without_rope(self) -> list[int]:
+        """Layers that turn no queries, from 0 on; every one without rope."""
+        skips, layers = self.no_rope_freq, range(self.num_layers)
+        if self.position_embedding_type != "rope":
+            return list(layers)
+        if isinstance(skips, list):
+            return [layer for layer, without in enumerate(skips) if without]
+        return [layer for layer in layers if skips and (layer + 1) % skips == 0]
+
+    @property
     def rotary_size(self) -> int:
         """Numbers of each head that rope turns, rounded down, as in Megatron."""
-        return int(self.hidden_size // self.num_attention_heads * self.rotary_percent)
+        return int(self.resolved_kv_channels * self.rotary_percent)
 
     @property
     def resolved_ffn_hidden_size(self) -> int:

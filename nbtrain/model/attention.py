@@ -3,19 +3,29 @@
 Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
 in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
 
-Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size, m documents
+    groups     each key and value head serves n/g query heads in a row (arXiv:2305.13245)
+    window     a query sees itself and the window - 1 tokens before it (arXiv:2004.05150): on CUDA torch's
+               kernel for varying lengths, on a CPU our own, which leaves out what no query sees
+    softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118): no kernel of torch
+               does that, so that it is always our own
+
+Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, g groups, d head size,
+m documents
 """
 
 import contextlib
 import inspect
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nbtrain.parallel.mappings import uncompiled
 from nbtrain.parallel.random import preserved
 
 BACKENDS = {
@@ -26,6 +36,8 @@ BACKENDS = {
 
 # Fastest of 64, 128 and 256 at 512 tokens and heads of 64.
 BLOCK_ROWS = 128
+# On a GPU few and large products; not measured.
+GPU_BLOCK_ROWS = 1024
 
 
 class Documents(NamedTuple):
@@ -89,29 +101,52 @@ def causal_attention(
     dropout: float = 0.0,
     backend: str = "auto",
     documents: Documents | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d), causal) v.
 
-    query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s, d].
+    query [b, n, s, d], key and value [b, g, p + s, d] -> [b, n, s, d].
 
     `backend` is auto, flash, efficient or math. torch raises RuntimeError if a named kernel does not support
-    the device, the dtype, a mask or the dropout (on CPU only math has dropout).
+    the device, the dtype, a mask or the dropout (on CPU only math has dropout). Raises ValueError for a
+    softcap with dropout.
     """
-    queries, keys = query.shape[-2], key.shape[-2]
-    if documents is not None and documents.cu_seqlens is not None:
-        return _varlen_attention(query, key, value, documents.cu_seqlens, documents.max_seqlen)
-    plain = documents is None and backend == "auto" and dropout == 0 and queries == keys
-    if plain and _cpu_bf16_training(query):
-        return _BlockedBackward.apply(query, key, value)
-    # A single query sees the whole cache; several queries after a cache need the offset triangle.
+    queries = query.shape[-2]
+    window, key, value = _in_sight(window, queries, key, value)
+    keys = key.shape[-2]
+    kernel = _kernel_of(query, keys, dropout, backend, documents, window, softcap)
+    if kernel == "lengths":
+        return _varlen_attention(query, key, value, documents, window)
     mask = documents.mask if documents is not None else None
-    if mask is None and 1 < queries < keys:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    if kernel == "blocked":
+        if dropout:
+            raise ValueError(f"attention with a softcap has no dropout, and dropout is {dropout:g}")
+        # The compiler would unroll the blocks.
+        apply = _uncompiled_blocks if torch.compiler.is_compiling() else _BlockedAttention.apply
+        return apply(query, key, value, mask, window, softcap)
+    # A single query sees the whole cache; several queries after a cache need the offset triangle.
+    if window is not None or (mask is None and 1 < queries < keys):
+        band = _band(queries, keys, window, query.device)
+        mask = band if mask is None else mask & band
     is_causal = mask is None and queries == keys and queries > 1
+    grouped = query.shape[1] != key.shape[1]
     with _kernels(backend):
+        if grouped and query.is_cuda and not torch.compiler.is_compiling():
+            choice = torch._fused_sdp_choice(query, key, value, mask, dropout, is_causal, enable_gqa=True)
+            if choice == SDPBackend.MATH.value:
+                # Of torch's CUDA kernels only flash takes groups.
+                key, value = (repeated(tensor, query.shape[1]) for tensor in (key, value))
+                grouped = False
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped
         )
+
+
+def repeated(x: torch.Tensor, heads: int, dim: int = 1) -> torch.Tensor:
+    """Key or value heads of groups, each as often as makes `heads` of them, in a row: [.., g, ..] -> [.., n,
+    ..]."""
+    return x if x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
 
 
 def keeps_weights(
@@ -121,18 +156,75 @@ def keeps_weights(
     dropout: float = 0.0,
     backend: str = "auto",
     documents: Documents | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> bool:
     """Whether causal_attention keeps the weights [b, n, s, s] for its backward pass, as the math kernel does.
 
     False inside a compiled layer, in which the compiler decides.
     """
-    mask = documents.mask if documents is not None else None
-    if torch.compiler.is_compiling() or (documents is not None and mask is None):
+    if torch.compiler.is_compiling():
         return False
+    window, key, value = _in_sight(window, query.shape[-2], key, value)
+    if _kernel_of(query, key.shape[-2], dropout, backend, documents, window, softcap) != "torch":
+        return False
+    mask = documents.mask if documents is not None else None
+    if window is not None:
+        band = _band(query.shape[-2], key.shape[-2], window, query.device)
+        mask = band if mask is None else mask & band
     with _kernels(backend):
         # The kernel that torch's function itself would choose.
-        choice = torch._fused_sdp_choice(query, key, value, mask, dropout, mask is None)
+        choice = torch._fused_sdp_choice(
+            query, key, value, mask, dropout, mask is None, enable_gqa=query.shape[1] != key.shape[1]
+        )
     return choice == SDPBackend.MATH.value
+
+
+def _in_sight(
+    window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[int | None, torch.Tensor, torch.Tensor]:
+    """(window, key, value) without keys that no query sees; None for a window that hides none."""
+    if window is None:
+        return None, key, value
+    seen = queries + window - 1
+    if seen < key.shape[-2]:
+        key, value = key[..., -seen:, :], value[..., -seen:, :]
+    # With one query the rest is all that it sees.
+    return (None if window >= key.shape[-2] else window), key, value
+
+
+def _kernel_of(
+    query: torch.Tensor,
+    keys: int,
+    dropout: float,
+    backend: str,
+    documents: Documents | None,
+    window: int | None,
+    softcap: float | None,
+) -> Literal["lengths", "blocked", "torch"]:
+    """Whose kernel attends: torch's for varying lengths, our own, or scaled_dot_product_attention's."""
+    if softcap is not None:
+        return "blocked"
+    if documents is not None and documents.cu_seqlens is not None:
+        return "lengths"
+    if torch.compiler.is_compiling():
+        return "torch"
+    own = backend == "auto" and dropout == 0 and query.device.type == "cpu"
+    if window is None:
+        plain = documents is None and query.shape[-2] == keys
+        return "blocked" if own and plain and _bf16_training(query) else "torch"
+    if own:
+        return "blocked"
+    # torch's other kernels would need a mask; flash takes none.
+    device, whole = query.device.type, documents is None and query.shape[-2] == keys
+    flash = "auto" if backend == "flash" else backend
+    return "lengths" if whole and takes_lengths(device, query.dtype, dropout, flash) else "torch"
+
+
+def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which keys the last `queries` of as many positions see, bool [queries, keys]."""
+    band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
+    return band if window is None else band.triu_(keys - queries - window + 1)
 
 
 def backend_problem(
@@ -167,67 +259,147 @@ def _kernels(backend: str) -> contextlib.AbstractContextManager:
 
 
 def _varlen_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents | None,
+    window: int | None,
 ) -> torch.Tensor:
-    batch, _, tokens, _ = query.shape
+    batch, heads, tokens, _ = query.shape
+    if documents is None or documents.cu_seqlens is None:
+        # One document for each sequence.
+        ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
+        documents = Documents(None, ends, tokens)
+    cu_seqlens, longest = documents.cu_seqlens, documents.max_seqlen
+    grouped = heads != key.shape[1]
     # [b, n, s, d] -> [b s, n, d]
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     kernel = _varlen_kernel()
     assert kernel is not None
-    attended = kernel(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, window_size=(-1, 0))
+    # The kernel counts the tokens before the query.
+    sight = (-1 if window is None else window - 1, 0)
+    attended = kernel(
+        query, key, value, cu_seqlens, cu_seqlens, longest, longest, window_size=sight, enable_gqa=grouped
+    )
     return attended.unflatten(0, (batch, tokens)).transpose(1, 2)
 
 
-def _cpu_bf16_training(query: torch.Tensor) -> bool:
-    return (
-        query.device.type == "cpu"
-        and query.dtype == torch.bfloat16
-        and query.requires_grad
-        and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-    )
+def _bf16_training(query: torch.Tensor) -> bool:
+    return query.dtype == torch.bfloat16 and query.requires_grad and torch.is_grad_enabled()
 
 
-class _BlockedBackward(torch.autograd.Function):
-    """torch's flash kernel forward, our own backward: for bf16 on CPU it takes half the time of torch's.
+class _BlockedAttention(torch.autograd.Function):
+    """Attention a block of queries at a time, which keeps query, key and value alone.
 
-    Each block of rows is multiplied with the keys up to its own end, so that memory grows with s, not s^2.
-    Softmax and its gradient are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
+    Each block is multiplied with the keys from its window's beginning up to its own end, so that memory grows
+    with s, not s^2, and products with the window. Softmax and its gradient are torch's fused kernels. As in
+    torch's math kernel, scores are rounded to the format of the queries. Query heads of a group are rows of
+    one product.
+
+    Without mask, window and softcap the forward pass is torch's flash kernel, and only the backward pass is
+    ours: for bf16 on a CPU it takes half the time of torch's.
     """
 
     @staticmethod
-    def forward(ctx, query, key, value):
-        ctx.save_for_backward(query, key, value)
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    def forward(ctx, query, key, value, mask, window, softcap):
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.window, ctx.softcap = window, softcap
+        if mask is None and window is None and softcap is None:
+            grouped = query.shape[1] != key.shape[1]
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        blocks = _Blocks(query, key, value, mask, window, softcap)
+        output = torch.empty_like(blocks.query)
+        for block in blocks:
+            weights, _ = blocks.weights(block)
+            attended = torch.bmm(weights, blocks.value[:, block.columns])
+            output[:, :, block.rows] = attended.unflatten(1, (blocks.shared, -1))
+        return output.view(query.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_output):
-        shape = grad_output.shape
-        scale = shape[-1] ** -0.5
-        query, key, value = (tensor.reshape(-1, *shape[2:]) for tensor in ctx.saved_tensors)
-        query, grad_output = query * scale, grad_output.reshape(-1, *shape[2:])
-        grad_query = torch.empty_like(query)
+        query, key, value, mask = ctx.saved_tensors
+        blocks = _Blocks(query, key, value, mask, ctx.window, ctx.softcap)
+        grad_output = grad_output.reshape(blocks.query.shape)
+        grad_query = torch.empty_like(blocks.query)
         # Sums over the blocks, in fp32.
-        grad_key, grad_value = torch.zeros(2, *key.shape, dtype=torch.float32)
-        later = torch.full((BLOCK_ROWS, BLOCK_ROWS), float("-inf"), dtype=query.dtype).triu_(1)
-        for start in range(0, shape[-2], BLOCK_ROWS):
-            end = min(start + BLOCK_ROWS, shape[-2])
-            rows, columns = slice(start, end), slice(0, end)
-            scores = torch.bmm(query[:, rows], key[:, columns].mT)
-            scores[:, :, start:end] += later[: end - start, : end - start]
-            weights = torch.softmax(scores, dim=-1)
-            grad_weights = torch.bmm(grad_output[:, rows], value[:, columns].mT)
+        grad_key, grad_value = torch.zeros(2, *blocks.key.shape, dtype=torch.float32, device=query.device)
+        for block in blocks:
+            weights, capped = blocks.weights(block)
+            columns = block.columns
+            rows, upstream = (
+                tensor[:, :, block.rows].flatten(1, 2) for tensor in (blocks.query, grad_output)
+            )
+            grad_weights = torch.bmm(upstream, blocks.value[:, columns].mT)
             grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            grad_value[:, columns] += torch.bmm(weights.mT, grad_output[:, rows])
-            grad_key[:, columns] += torch.bmm(grad_scores.mT, query[:, rows])
-            grad_query[:, rows] = torch.bmm(grad_scores, key[:, columns])
-        gradients = (grad_query.mul_(scale), grad_key, grad_value)
-        return tuple(gradient.to(query.dtype).view(shape) for gradient in gradients)
+            if capped is not None:
+                # d cap(x) / d x = 1 - tanh(x / softcap)^2
+                grad_scores = grad_scores.addcmul_(grad_scores, capped.square_(), value=-1)
+            grad_value[:, columns] += torch.bmm(weights.mT, upstream)
+            grad_key[:, columns] += torch.bmm(grad_scores.mT, rows)
+            of_rows = torch.bmm(grad_scores, blocks.key[:, columns])
+            grad_query[:, :, block.rows] = of_rows.unflatten(1, (blocks.shared, -1))
+        gradients = (grad_query.mul_(blocks.scale), grad_key, grad_value)
+        sources = (query, key, value)
+        found = (gradient.to(query.dtype).view(one.shape) for gradient, one in zip(gradients, sources))
+        return *found, None, None, None
+
+
+_uncompiled_blocks = uncompiled(_BlockedAttention.apply)
+
+
+class _Block(NamedTuple):
+    rows: slice
+    """Of the queries."""
+    columns: slice
+    """Of the keys that any of these queries sees."""
+
+
+class _Blocks:
+    """What _BlockedAttention goes through: query [b g, n/g, s, d], scaled; key and value [b g, p + s, d]."""
+
+    def __init__(self, query, key, value, mask, window, softcap):
+        batch, heads, self.queries, size = query.shape
+        self.groups, self.keys = key.shape[1], key.shape[2]
+        self.shared, self.scale = heads // self.groups, size**-0.5
+        self.query = query.reshape(batch * self.groups, self.shared, self.queries, size) * self.scale
+        self.key, self.value = (tensor.reshape(-1, self.keys, size) for tensor in (key, value))
+        self.mask, self.window, self.softcap = mask, window, softcap
+        self.size = BLOCK_ROWS if query.device.type == "cpu" else GPU_BLOCK_ROWS
+        hidden = torch.full((self.size, self.size), float("-inf"), dtype=query.dtype, device=query.device)
+        self.later = hidden.triu(1)
+        self.hidden = hidden if window is not None else None
+
+    def __iter__(self) -> Iterator[_Block]:
+        before = self.keys - self.queries
+        for start in range(0, self.queries, self.size):
+            end = min(start + self.size, self.queries)
+            first = 0 if self.window is None else max(start + before - self.window + 1, 0)
+            yield _Block(slice(start, end), slice(first, end + before))
+
+    def weights(self, block: _Block) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(the weights of a block, [b g, n/g rows, columns]; with a softcap tanh(scores / softcap))."""
+        rows, columns = block
+        size, capped = rows.stop - rows.start, None
+        scores = torch.bmm(self.query[:, :, rows].flatten(1, 2), self.key[:, columns].mT)
+        if self.softcap is not None:
+            capped = scores.div_(self.softcap).tanh_()
+            scores = capped * self.softcap
+        of_rows = scores.unflatten(1, (self.shared, size))
+        of_rows[..., -size:] += self.later[:size, :size]
+        if self.hidden is not None:
+            # Of the first columns the later rows have lost sight.
+            lost = rows.start + self.keys - self.queries - self.window - columns.start
+            of_rows[..., :size] += self.hidden[:size, :size].tril(lost)
+        if self.mask is not None:
+            apart = ~self.mask[:, :, None, rows, columns]
+            of_rows.unflatten(0, (-1, self.groups)).masked_fill_(apart, float("-inf"))
+        return torch.softmax(scores, dim=-1), capped
 
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer, [b, n, positions, d] each, filled up to the cache's length."""
+    """Keys and values of one layer, [b, g, positions, d] each, filled up to the cache's length."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -235,7 +407,7 @@ class LayerCache:
     def extended(
         self, key: torch.Tensor, value: torch.Tensor, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [b, n, s, d] at `start`; returns views of everything up to its end."""
+        """Store [b, g, s, d] at `start`; returns views of everything up to its end."""
         end = start + key.shape[-2]
         self.keys[:, :, start:end] = key
         self.values[:, :, start:end] = value

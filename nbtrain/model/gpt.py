@@ -51,7 +51,7 @@ class GPT(nn.Module):
         self.word_embeddings = WordEmbedding(config, init, parallel)
         self.position_embeddings = PositionEmbedding(config, init, parallel)
         self.layers = nn.ModuleList(
-            TransformerLayer(f"layers.{index}", config, init, parallel) for index in range(config.num_layers)
+            TransformerLayer(index, config, init, parallel) for index in range(config.num_layers)
         )
         self.final_layernorm = Norm(config, init, parallel)
         if config.untie_embeddings_and_output_weights:
@@ -95,9 +95,10 @@ class GPT(nn.Module):
     def new_cache(self, batch_size: int) -> KVCache:
         """An empty key-value cache on the model's device, for max_position_embeddings tokens."""
         config, weight = self.config, self.word_embeddings.weight
-        heads = config.num_attention_heads // self.parallel.tensor.size
+        # Ranks that share a group have its keys each.
+        groups = max(config.query_groups // self.parallel.tensor.size, 1)
         pairs = weight.new_empty(
-            (len(self.layers), 2, batch_size, heads, config.max_position_embeddings, config.head_size),
+            (len(self.layers), 2, batch_size, groups, config.max_position_embeddings, config.head_size),
             dtype=torch.bfloat16 if config.autocast else weight.dtype,
         )
         return KVCache([LayerCache(*pair) for pair in pairs])
@@ -160,6 +161,8 @@ class GPT(nn.Module):
         logits = mappings.gather_from_tensor_model_parallel_region(
             nn.functional.linear(hidden, weight), parallel.tensor
         )
+        if (softcap := self.config.final_logit_softcapping) is not None:
+            logits = softcap * torch.tanh(logits / softcap)
         if vocab_size is not None and vocab_size < logits.shape[-1]:
             logits[..., vocab_size:] = float("-inf")
         return logits
@@ -169,6 +172,7 @@ class GPT(nn.Module):
         dtype = torch.bfloat16 if config.autocast else self.final_layernorm.weight.dtype
         dropout = config.attention_dropout if self.training else 0.0
         as_lengths = takes_lengths(device, dtype, dropout, config.attention_backend)
+        as_lengths = as_lengths and config.attn_logit_softcapping is None
         batch, length = tokens.shape
         return documents_of(cu_seqlens, max_seqlen, batch, length, as_lengths)
 
@@ -216,6 +220,7 @@ def language_model_loss(
         group=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,
         vocab_size=config.vocab_size,
+        softcap=config.final_logit_softcapping,
     )
     if ulysses.size > 1 and everyones is not None:
         assert token_losses is not None

@@ -32,6 +32,15 @@ class GPTConfig:
     activation: str = "gelu"
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
+    num_query_groups: int | None = None
+    """Heads of key and value; None: num_attention_heads."""
+    kv_channels: int | None = None
+    """Size of a head; None: hidden_size / num_attention_heads."""
+    qk_layernorm: bool = False
+    windows: tuple[int | None, ...] = ()
+    """Tokens that a query of each layer sees, itself included; None, or (): all before it."""
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
     untie_embeddings_and_output_weights: bool = False
@@ -40,6 +49,8 @@ class GPTConfig:
     rotary_size: int = 0
     """Numbers of each head that rope turns."""
     rope_scaling: RopeScaling | None = None
+    unturned: frozenset[int] = frozenset()
+    """Layers without rotary positions, from 0 on."""
     attention_backend: str = "auto"
     cross_entropy_chunk_tokens: int = 1024
     seed: int = 1234
@@ -73,6 +84,12 @@ class GPTConfig:
             activation=model.activation,
             add_bias_linear=model.add_bias_linear,
             add_qkv_bias=model.add_qkv_bias,
+            num_query_groups=model.resolved_num_query_groups,
+            kv_channels=model.resolved_kv_channels,
+            qk_layernorm=model.qk_layernorm,
+            windows=tuple(model.windows),
+            attn_logit_softcapping=model.attn_logit_softcapping,
+            final_logit_softcapping=model.final_logit_softcapping,
             normalization=model.normalization,
             norm_epsilon=model.norm_epsilon,
             untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
@@ -80,6 +97,7 @@ class GPTConfig:
             rotary_base=model.rotary_base,
             rotary_size=model.rotary_size,
             rope_scaling=model.rope_scaling,
+            unturned=frozenset(model.layers_without_rope),
             attention_backend=model.attention_backend,
             cross_entropy_chunk_tokens=model.cross_entropy_chunk_tokens,
             seed=model.seed,
@@ -93,9 +111,22 @@ class GPTConfig:
 
     @property
     def turns(self) -> bool:
-        """Whether queries and keys are turned (rotary.py)."""
+        """Whether queries and keys of any layer are turned (rotary.py)."""
         return self.position_embedding_type == "rope"
 
     @property
     def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def query_groups(self) -> int:
+        """Groups of queries, each with a key and a value."""
+        return self.num_query_groups or self.num_attention_heads
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of a layer sees, itself included; None: all before it."""
+        return self.windows[layer] if self.windows else None
+
+    def turns_in(self, layer: int) -> bool:
+        """Whether a layer has rotary positions."""
+        return self.turns and layer not in self.unturned

@@ -58,7 +58,7 @@ def build_pipeline(
     specs = [
         LayerSpec(WordEmbedding, *parts) if untied else TiedLayerSpec(*tied),
         LayerSpec(PositionEmbedding, *parts),
-        *(LayerSpec(TransformerLayer, f"layers.{index}", *parts) for index in range(config.num_layers)),
+        *(LayerSpec(TransformerLayer, index, *parts) for index in range(config.num_layers)),
         LayerSpec(Norm, *parts),
         LayerSpec(_PipedOutput, *parts) if untied else TiedLayerSpec(*tied, forward_fn=_with_output_matrix),
     ]

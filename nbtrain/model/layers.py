@@ -6,9 +6,11 @@ sequence parallelism, 1/u under Ulysses. Matrices are those of parallel/tensor.p
 tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
 
 Under sequence parallelism the weights of LayerNorms and positions, whole on each rank, see only its own
-tokens. They are marked `sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
+tokens; norms of queries and keys see only its own heads, with and without it. They are marked
+`sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
 
-Shapes: b micro batch, s tokens and n heads of this rank, h hidden, d head size, f MLP width, p positions
+Shapes: b micro batch, s tokens, n heads and g groups of this rank, h hidden, d head size, f MLP width, p
+positions
 """
 
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.recompute import recomputed, without_keeping
 from nbtrain.model.rotary import Rotation, rotated
-from nbtrain.parallel import fpdt, ulysses
+from nbtrain.parallel import fpdt, query_groups, ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
 from nbtrain.parallel.random import TensorParallelStream
@@ -65,13 +67,13 @@ class OutputLayer(nn.Module):
         self.weight = shard(whole, 0, parallel.tensor)
 
 
-class _OfOwnTokens(nn.Module):
-    """Base of layers whose uncut weights see this rank's tokens only."""
+class _OfOwnPart(nn.Module):
+    """Base of layers whose uncut weights see a part, this rank's tokens or heads, if `cuts` says so."""
 
-    def __init__(self, parallel: ModelParallel):
+    def __init__(self, parallel: ModelParallel, cuts: bool):
         super().__init__()
         self.group = parallel.tensor
-        self.sequence_parallel = parallel.cuts_tokens
+        self.sequence_parallel = cuts
 
     def _mark(self) -> None:
         for parameter in self.parameters(recurse=False):
@@ -83,13 +85,18 @@ class _OfOwnTokens(nn.Module):
         return copy_parameters_to_sequence_parallel_region(*parameters, group=self.group)
 
 
-class Norm(_OfOwnTokens):
-    """Normalization over the last dimension: LayerNorm with weight and bias, or RMSNorm with a weight."""
+class Norm(_OfOwnPart):
+    """Normalization over the last dimension: LayerNorm with weight and bias, or RMSNorm with a weight.
 
-    def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
-        super().__init__(parallel)
-        self.weight = init.ones(config.hidden_size)
-        self.bias = init.zeros(config.hidden_size) if config.normalization == "LayerNorm" else None
+    `size` other than the hidden size is that of a head, for queries and keys.
+    """
+
+    def __init__(
+        self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE, size: int | None = None
+    ):
+        super().__init__(parallel, parallel.cuts_tokens if size is None else parallel.tensor.size > 1)
+        self.weight = init.ones(size or config.hidden_size)
+        self.bias = init.zeros(size or config.hidden_size) if config.normalization == "LayerNorm" else None
         self.epsilon = config.norm_epsilon
         self._mark()
 
@@ -101,11 +108,11 @@ class Norm(_OfOwnTokens):
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
 
 
-class PositionEmbedding(_OfOwnTokens):
+class PositionEmbedding(_OfOwnPart):
     """Adds the learned position vectors [p, h], if there are any, then dropout.  [b, s, h] -> [b, s, h]."""
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
-        super().__init__(parallel)
+        super().__init__(parallel, parallel.cuts_tokens)
         self.weight = None
         if not config.turns:
             self.weight = init.normal(
@@ -135,28 +142,47 @@ class PositionEmbedding(_OfOwnTokens):
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention.  [b, s, h] -> [b, s, h]."""
+    """Causal self-attention of layer `index`.  [b, s, h] -> [b, s, h].
 
-    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+    The rows of query_key_value are packed by group: n/g queries, a key and a value of d numbers each.
+    """
+
+    def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
-        hidden_size, options = config.hidden_size, _linear_options(config, init, parallel)
+        name, options = f"layers.{index}.attention", _linear_options(config, init, parallel)
+        self.heads, self.groups = config.num_attention_heads, config.query_groups
         self.head_size = config.head_size
+        self.group_size = (self.heads // self.groups + 2) * self.head_size
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
+        self.window = config.window_of(index)
+        self.softcap = config.attn_logit_softcapping
+        self.turns = config.turns_in(index)
         self.selective = config.selective_recompute
-        self.ulysses = parallel.ulysses
+        self.tensor, self.ulysses = parallel.tensor, parallel.ulysses
+        self.shares_groups = self.groups < self.tensor.size
         self.stream = parallel.stream
         self.chunk_tokens = config.fpdt_chunk_tokens
         self.query_key_value = ColumnParallelLinear(
             f"{name}.query_key_value",
-            hidden_size,
-            3 * hidden_size,
-            unit=3 * self.head_size,
+            config.hidden_size,
+            self.groups * self.group_size,
+            unit=1 if self.shares_groups else self.group_size,
             bias=config.add_bias_linear or config.add_qkv_bias,
             **options,
         )
+        self.q_layernorm = self.k_layernorm = None
+        if config.qk_layernorm:
+            self.q_layernorm, self.k_layernorm = (
+                Norm(config, init, parallel, self.head_size) for _ in range(2)
+            )
         self.dense = RowParallelLinear(
-            f"{name}.dense", hidden_size, hidden_size, residual=True, bias=config.add_bias_linear, **options
+            f"{name}.dense",
+            self.heads * self.head_size,
+            config.hidden_size,
+            residual=True,
+            bias=config.add_bias_linear,
+            **options,
         )
 
     def forward(
@@ -175,18 +201,11 @@ class Attention(nn.Module):
             return fpdt.attention(
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )
-        # [b, s, n, 3d]: n counts this rank's heads.
-        packed = self.query_key_value(x).unflatten(2, (-1, 3 * self.head_size))
-        packed = ulysses.heads_for_tokens(packed, self.ulysses).transpose(1, 2)
-        query, key, value = packed.split(self.head_size, dim=-1)
-        if rotation is not None:
-            query, key = rotated(query, rotation), rotated(key, rotation)
-            # A copy, or the value alone would keep the packed tensor for the backward pass.
-            value = value.contiguous()
+        query, key, value = self._heads(x, rotation if self.turns else None)
         if cache is not None:
             key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
-        arguments = (query, key, value, dropout, self.backend, documents)
+        arguments = (query, key, value, dropout, self.backend, documents, self.window, self.softcap)
         if self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
             attended = recomputed(self.stream, self._attend, *arguments)
         else:
@@ -194,16 +213,42 @@ class Attention(nn.Module):
         attended = ulysses.tokens_for_heads(attended.transpose(1, 2), self.ulysses)
         return self.dense(attended.flatten(2))
 
-    def _attend(self, query, key, value, dropout, backend, documents) -> torch.Tensor:
+    def _heads(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, ...]:
+        """(queries [b, n, s, d], keys, values [b, g, s, d]) of this rank's heads and all tokens."""
+        packed, size = self.query_key_value(x), self.head_size
+        if self.shares_groups:
+            packed = query_groups.own_queries(packed, self.heads, self.groups, size, self.tensor)
+            packed = packed.unsqueeze(2)
+        else:
+            packed = packed.unflatten(2, (-1, self.group_size))
+        # [b, s, g, (n/g + 2) d]
+        packed = query_groups.repeated_for(packed, size, self.ulysses.size)
+        packed = ulysses.heads_for_tokens(packed, self.ulysses)
+        query, key, value = packed.split([packed.shape[3] - 2 * size, size, size], dim=-1)
+        query = query.unflatten(3, (-1, size))
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        elif query.shape[3] > 1 or rotation is not None:
+            # Queries of a group, and what rope turns, are copied anyway. Without copies of the rest it would
+            # keep the whole packed tensor for the backward pass.
+            value = value.contiguous()
+            key = key if rotation is not None else key.contiguous()
+        query, key, value = (heads.transpose(1, 2) for heads in (query.flatten(2, 3), key, value))
+        if rotation is not None:
+            query, key = rotated(query, rotation), rotated(key, rotation)
+        return query, key, value
+
+    def _attend(self, query, key, value, dropout, *how) -> torch.Tensor:
         stream = self.stream if dropout else None
-        return _drawing(stream, causal_attention, query, key, value, dropout, backend, documents)
+        return _drawing(stream, causal_attention, query, key, value, dropout, *how)
 
 
 class MLP(nn.Module):
     """h -> f, the activation, f -> h; gated: h -> two times f, of which one opens the other."""
 
-    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+    def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
+        name = f"layers.{index}.mlp"
         self.selective = config.selective_recompute
         self.chunk_tokens = config.fpdt_chunk_tokens // parallel.ulysses.size
         options = _linear_options(config, init, parallel) | {"bias": config.add_bias_linear}
@@ -234,14 +279,14 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(norm x), then x + MLP(norm x), dropout on both branches (pre-LN, GPT-2 section 2.3)."""
 
-    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+    def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
         self.hidden_dropout = config.hidden_dropout
         self.stream = parallel.hidden_stream
         self.input_layernorm = Norm(config, init, parallel)
-        self.attention = Attention(f"{name}.attention", config, init, parallel)
+        self.attention = Attention(index, config, init, parallel)
         self.post_attention_layernorm = Norm(config, init, parallel)
-        self.mlp = MLP(f"{name}.mlp", config, init, parallel)
+        self.mlp = MLP(index, config, init, parallel)
 
     def forward(
         self,

@@ -4,16 +4,19 @@
     output_layer.weight                           [v, h]   if they are not
     position_embeddings.weight                    [p, h]   unless they are rotary
     layers.<i>.input_layernorm.{weight,bias}      [h]
-    layers.<i>.attention.query_key_value.weight   [3h, h]  per head: d rows of q, d of k, d of v
-    layers.<i>.attention.query_key_value.bias     [3h]
-    layers.<i>.attention.dense.{weight,bias}      [h, h], [h]
+    layers.<i>.attention.query_key_value.weight   [(n + 2g) d, h]  per group: n/g d rows of q, d of k, d of v
+    layers.<i>.attention.query_key_value.bias     [(n + 2g) d]
+    layers.<i>.attention.q_layernorm.{weight,bias}    [d]    if model.qk_layernorm
+    layers.<i>.attention.k_layernorm.{weight,bias}    [d]
+    layers.<i>.attention.dense.{weight,bias}      [h, n d], [h]
     layers.<i>.post_attention_layernorm.{weight,bias}
     layers.<i>.mlp.dense_h_to_4h.{weight,bias}    [f, h], [f]
     layers.<i>.mlp.dense_h_to_4h.gate_{weight,bias}    [f, h], [f]   of a gated MLP
     layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
     final_layernorm.{weight,bias}                 [h]
 
-Without biases (model.add_bias_linear, RMSNorm) their names are not there.
+h hidden, n heads of d numbers, g groups of them (n, unless model.num_query_groups is set), f MLP width, v
+vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm) their names are not there.
 
 Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its
 layers: 0 the word embedding, 1 the positions, then the blocks, the final norm and the output; a tied word

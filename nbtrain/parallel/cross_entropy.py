@@ -9,7 +9,8 @@ If the vocabulary is cut over the tensor-parallel ranks, no logit leaves its ran
 numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks compute
 one loss from them, bit for bit. Log-sums need no common maximum first, so a chunk costs one collective.
 
-The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax.
+The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax. `softcap`
+makes each logit softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2).
 
 Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks
 """
@@ -36,6 +37,7 @@ def linear_cross_entropy(
     group: Group = ALONE,
     sequence_parallel: bool = False,
     vocab_size: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Mean of -log softmax(hidden weight^T)[label] over all tokens: an fp32 scalar, equal on all ranks.
 
@@ -75,6 +77,7 @@ def linear_cross_entropy(
         token_losses.view(-1) if token_losses is not None else None,
         group,
         vocab_size,
+        softcap,
     )
 
 
@@ -92,7 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (
             hidden_gradient.mul_(scale.to(hidden_gradient.dtype)),
             weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype),
-            *[None] * 9,
+            *[None] * 10,
         )
 
 
@@ -109,6 +112,7 @@ def _forward(
     token_losses,
     group,
     vocab_size,
+    softcap,
 ):
     tokens, rows_here = len(labels), len(weight)
     first_id = group.rank * rows_here
@@ -122,6 +126,9 @@ def _forward(
         chunk = slice(start, min(start + chunk_tokens, tokens))
         product_hidden = hidden[chunk].to(dtype)
         logits = product_hidden @ product_weight.T
+        if softcap is not None:
+            slope = logits.div_(softcap).tanh_()
+            logits = slope * softcap
         if true_rows < rows_here:
             logits[:, true_rows:] = float("-inf")
         mask = loss_mask[chunk] if loss_mask is not None else None
@@ -131,6 +138,9 @@ def _forward(
             token_losses[chunk] = losses
         total += (losses if mask is None else losses * mask).sum()
         if hidden_gradient is not None:
+            if softcap is not None:
+                # d cap(x) / d x = 1 - tanh(x / softcap)^2
+                logits.addcmul_(logits, slope.square_(), value=-1)
             hidden_gradient[chunk] = logits @ product_weight
             part = logits.T @ product_hidden
             # Chunks are summed in fp32 whatever the format of the products.

@@ -104,7 +104,7 @@ def refuse_backend(config: RunConfig, world: World) -> None:
         model.attention_backend,
         model.attention_dropout,
         documents=data.inter_document_masking or data.packing == "best_fit",
-        head_size=model.hidden_size // model.num_attention_heads,
+        head_size=model.resolved_kv_channels,
     )
     if problem is not None:
         raise ConfigError(

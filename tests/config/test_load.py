@@ -6,17 +6,9 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.earlier import ADDED_LATER, ADDED_TO_MODEL, settings_of_today
 from nbtrain.config.keys import field_keys, unknown_keys
-from nbtrain.config.load import (
-    ADDED_LATER,
-    ADDED_TO_MODEL,
-    find,
-    flatten,
-    load,
-    load_resolved,
-    settings_of_today,
-    to_yaml,
-)
+from nbtrain.config.load import find, flatten, load, load_resolved, to_yaml
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text
@@ -125,7 +117,7 @@ REFUSED = {
     "a word that is none of the allowed": (
         "lr_schedule:\n  lr_decay_style: cosin\n",
         "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear', 'constant', "
-        "'inverse-square-root' or 'WSD'.",
+        "'inverse-square-root' or 'WSD'. Nearest: cosine.",
     ),
     "a value for a section": (
         "model: 4\n",

@@ -38,7 +38,7 @@ def test_bf16_on_cpu_has_the_gradients_of_fp32(tokens):
 def test_the_blocked_backward_is_used_where_it_serves():
     """bf16 training on CPU; a named backend is what it says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention._BlockedBackward, "apply", None)
+        patch.setattr(attention._BlockedAttention, "apply", None)
         gradients(torch.float32, 8, "auto")
         gradients(torch.bfloat16, 8, "flash")
         with pytest.raises(TypeError):
@@ -55,6 +55,117 @@ def test_queries_stand_at_the_end_of_the_keys(queries, keys):
     behind = torch.ones(queries, keys).tril(keys - queries) == 0
     expected = scores.masked_fill(behind, float("-inf")).softmax(-1) @ value
     torch.testing.assert_close(causal_attention(query, key, value), expected)
+
+
+def plain(query, key, value, window=None, softcap=None, documents=None):
+    """Attention written out: query head i has key head i // (n/g)."""
+    group = torch.arange(query.shape[1]) // (query.shape[1] // key.shape[1])
+    scores = query @ key[:, group].mT * query.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    place = torch.arange(key.shape[2])
+    distance = place[-query.shape[2] :, None] - place
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    seen = seen if documents is None else seen & documents.mask
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value[:, group]
+
+
+def heads_of(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Two sequences; six query heads in two groups, of size 16; and an upstream gradient."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = ((6, queries), (2, keys), (2, keys), (6, queries))
+    drawn = [torch.randn(2, *shape, 16, generator=generator) for shape in shapes]
+    return [*(tensor.to(dtype).requires_grad_() for tensor in drawn[:3]), drawn[3].to(dtype)]
+
+
+WINDOWS = (1, 2, 5, 127, 128, 129, 200, 299, None)
+
+
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_and_caps_are_their_formulas(window, softcap, monkeypatch):
+    """Output and gradients; of blocks in and beside the window, and of a last block that is shorter."""
+    for backend, tokens, block in (("auto", 300, 128), ("auto", 70, 32), ("math", 130, 128)):
+        if backend == "math" and softcap is not None:
+            continue
+        monkeypatch.setattr(attention, "BLOCK_ROWS", block)
+        *inputs, upstream = heads_of(tokens, tokens)
+        found = []
+        for attend in (causal_attention, plain):
+            named = {"backend": backend} if attend is causal_attention else {}
+            output = attend(*inputs, window=window, softcap=softcap, **named)
+            found.append([output, *torch.autograd.grad(output, inputs, upstream)])
+        for ours, theirs in zip(*found):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("how", [{"window": 4}, {"softcap": 0.7}, {"window": 3, "softcap": 2.0}])
+@pytest.mark.parametrize("backend", ["auto", "flash", "math"])
+def test_windows_and_caps_within_documents(how, backend):
+    documents = documents_of(CU_SEQLENS, 8, 2, 12, as_lengths=False)
+    if "softcap" in how:
+        backend = "auto"
+    *inputs, upstream = heads_of(12, 12)
+    output = causal_attention(*inputs, backend=backend, documents=documents, **how)
+    expected = plain(*inputs, documents=documents, **how)
+    for ours, theirs in zip(
+        (output, *torch.autograd.grad(output, inputs, upstream)),
+        (expected, *torch.autograd.grad(expected, inputs, upstream)),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 20])
+@pytest.mark.parametrize(
+    "how", [{"window": 4}, {"window": 19}, {"softcap": 0.7}, {"window": 3, "softcap": 2.0}]
+)
+def test_a_cache_is_seen_through_the_window(how, queries):
+    with torch.no_grad():
+        *inputs, _ = heads_of(queries, 20)
+        torch.testing.assert_close(
+            causal_attention(*inputs, **how), plain(*inputs, **how), rtol=1e-4, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("how", [{}, {"window": 40}, {"softcap": 1.5}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_groups_in_16_bits_have_the_gradients_of_fp32(how, dtype):
+    """Within the rounding of the format: no sum over a group's queries is made in 16 bits."""
+    found = []
+    for of_type in (dtype, torch.float32):
+        *inputs, upstream = heads_of(150, 150, of_type)
+        output = causal_attention(*inputs, **how)
+        results = output.detach(), *torch.autograd.grad(output, inputs, upstream)
+        found.append([one.double() for one in results])
+    repeated = [tensor.detach() for tensor in heads_of(150, 150, dtype)]
+    repeated[1:3] = [tensor.repeat_interleave(3, dim=1) for tensor in repeated[1:3]]
+    alone = [tensor.requires_grad_() for tensor in repeated[:3]]
+    output = causal_attention(*alone, **how)
+    query, key, value = torch.autograd.grad(output, alone, repeated[3])
+    sums = [tensor.double().unflatten(1, (2, 3)).sum(2) for tensor in (key, value)]
+    for ours, theirs, truth in zip(found[0], (output.detach().double(), query.double(), *sums), found[1]):
+        allowed = 1.5 * float((theirs - truth).square().mean().sqrt()) + 1e-4
+        assert float((ours - truth).square().mean().sqrt()) < allowed
+
+
+def test_a_capped_score_has_no_dropout():
+    *inputs, _ = heads_of(8, 8)
+    with pytest.raises(ValueError, match=r"a softcap has no dropout, and dropout is 0\.1"):
+        causal_attention(*inputs, dropout=0.1, softcap=1.0)
+
+
+def test_a_window_with_dropout_keeps_its_weights_and_draws():
+    """The math kernel's mask is the window; what it leaves out has no weight."""
+    query, key, value = (torch.ones(1, 2, 12, 12) for _ in range(3))
+    value = torch.eye(12).expand(1, 2, 12, 12)
+    torch.manual_seed(0)
+    weights = causal_attention(query.requires_grad_(), key, value, dropout=0.5, window=3)
+    assert keeps_weights(query, key, value, 0.5, window=3) and not keeps_weights(query, key, value, window=3)
+    weights = weights.detach()
+    seen = torch.ones(12, 12).tril().triu(-2) > 0
+    assert (
+        float(weights[..., ~seen].abs().max()) == 0 and float((weights[..., seen] == 0).float().mean()) > 0.2
+    )
 
 
 CU_SEQLENS = torch.tensor([0, 5, 6, 12, 12, 20, 24], dtype=torch.int32)

@@ -1,94 +1,174 @@
-"""The model with Llama's fields against transformers' LlamaForCausalLM, of the same weights."""
+"""Each named architecture against the class of transformers that bears its name, of the same weights."""
+
+import math
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from nbtrain.config.load import load
 from nbtrain.model.gpt import build_model
-from tests.parity.cases import LLAMA
 from tests.train import launch
 
 LLAMA_3 = {"factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"factor": 2.5, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 0.5}
-SCALINGS = {"none": None, "linear": {"factor": 2.0}, "llama3": LLAMA_3, "yarn": YARN}
+SCALINGS = {"linear": {"factor": 2.0}, "llama3": LLAMA_3, "yarn": YARN}
 
 
-def as_ours(theirs: dict[str, torch.Tensor], layers: int, heads: int) -> dict[str, torch.Tensor]:
-    """The weights of LlamaForCausalLM by our names."""
-    found = {
-        "word_embeddings.weight": theirs["model.embed_tokens.weight"],
-        "final_layernorm.weight": theirs["model.norm.weight"],
-        "output_layer.weight": theirs["lm_head.weight"],
-    }
-    for layer in range(layers):
-        of = {name: theirs[f"model.layers.{layer}.{name}.weight"] for name in NAMES}
-        packed = [of[f"self_attn.{kind}_proj"].unflatten(0, (heads, -1)) for kind in "qkv"]
-        found |= {
-            f"layers.{layer}.{ours}.weight": of[name] for name, ours in NAMES.items() if ours is not None
-        }
-        found[f"layers.{layer}.attention.query_key_value.weight"] = torch.cat(packed, dim=1).flatten(0, 1)
-        found[f"layers.{layer}.mlp.dense_h_to_4h.gate_weight"] = of["mlp.gate_proj"]
-    return found
+class Family(NamedTuple):
+    """A model of ours, and what transformers calls the same."""
+
+    name: str
+    """Of its class and its configuration's, before ForCausalLM and Config."""
+    ours: dict[str, Any]
+    theirs: dict[str, Any] | None = None
 
 
-NAMES = {
-    "input_layernorm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
-    "self_attn.q_proj": None,
-    "self_attn.k_proj": None,
-    "self_attn.v_proj": None,
-    "self_attn.o_proj": "attention.dense",
-    "mlp.gate_proj": None,
-    "mlp.up_proj": "mlp.dense_h_to_4h",
-    "mlp.down_proj": "mlp.dense_4h_to_h",
+# An odd number of groups, and heads that are wider together than the hidden states.
+ODD = {"hidden_size": 96, "num_attention_heads": 6, "num_query_groups": 3, "kv_channels": 80}
+FAMILIES = {
+    "llama": Family("Llama", {"architecture": "llama"}),
+    **{
+        f"llama {kind}": Family(
+            "Llama", {"architecture": "llama", "rotary_base": 500.0, "rope_scaling": {"kind": kind, **values}}
+        )
+        for kind, values in SCALINGS.items()
+    },
+    "llama of odd sizes": Family("Llama", {"architecture": "llama", **ODD}),
+    "llama, tied, with biases": Family(
+        "Llama",
+        {
+            "architecture": "llama",
+            "num_query_groups": 2,
+            "add_bias_linear": True,
+            "untie_embeddings_and_output_weights": False,
+        },
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "mistral": Family(
+        "Mistral", {"architecture": "mistral", "num_query_groups": 2, "window_size": 5}, {"sliding_window": 5}
+    ),
+    "qwen2": Family("Qwen2", {"architecture": "qwen2", "num_query_groups": 2}),
+    "qwen2 with windows": Family(
+        "Qwen2",
+        {
+            "architecture": "qwen2",
+            "num_query_groups": 1,
+            "window_size": 7,
+            "window_attn_skip_freq": [0, 0, 1, 1],
+        },
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    ),
+    "qwen3": Family("Qwen3", {"architecture": "qwen3", "num_query_groups": 2, "kv_channels": 24}),
+    "qwen3 of odd sizes": Family("Qwen3", {"architecture": "qwen3", **ODD}),
+    "smollm3": Family("SmolLM3", {"architecture": "smollm3", "num_query_groups": 2}),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SCALINGS)
-def test_logits_are_those_of_transformers(kind, tmp_path):
-    """In fp32, to the rounding of another order of sums; with wrong angles they differ by tenths."""
+def as_ours(theirs: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """The weights of transformers' model by our names; rows of padding are zeros."""
+    model, rows = config.model, config.padded_vocab_size
+    groups, found = model.resolved_num_query_groups, {}
+    for name, ours in ENDS.items():
+        if name in theirs and (ours != "output_layer.weight" or model.untie_embeddings_and_output_weights):
+            found[ours] = theirs[name]
+    for ours in ("word_embeddings.weight", "output_layer.weight"):
+        if ours in found:
+            words = found[ours]
+            found[ours] = torch.cat([words, words.new_zeros(rows - len(words), words.shape[1])])
+    for layer in range(model.num_layers):
+        of = {
+            name.removeprefix(f"model.layers.{layer}."): value
+            for name, value in theirs.items()
+            if name.startswith(f"model.layers.{layer}.")
+        }
+        for kind in ("weight", "bias"):
+            if f"self_attn.q_proj.{kind}" in of:
+                parts = [of.pop(f"self_attn.{one}_proj.{kind}").unflatten(0, (groups, -1)) for one in "qkv"]
+                found[f"layers.{layer}.attention.query_key_value.{kind}"] = torch.cat(parts, dim=1).flatten(
+                    0, 1
+                )
+        for name, value in of.items():
+            module, _, kind = name.rpartition(".")
+            found[f"layers.{layer}.{NAMES[module].format(kind)}"] = value
+    return found
+
+
+ENDS = {
+    "model.embed_tokens.weight": "word_embeddings.weight",
+    "model.norm.weight": "final_layernorm.weight",
+    "lm_head.weight": "output_layer.weight",
+}
+NAMES = {
+    "input_layernorm": "input_layernorm.{}",
+    "post_attention_layernorm": "post_attention_layernorm.{}",
+    "self_attn.o_proj": "attention.dense.{}",
+    "self_attn.q_norm": "attention.q_layernorm.{}",
+    "self_attn.k_norm": "attention.k_layernorm.{}",
+    "mlp.gate_proj": "mlp.dense_h_to_4h.gate_{}",
+    "mlp.up_proj": "mlp.dense_h_to_4h.{}",
+    "mlp.down_proj": "mlp.dense_4h_to_h.{}",
+}
+
+
+def both(family: Family, tmp_path) -> tuple[Any, Any, Any]:
+    """(configuration, our model, theirs) of the same weights."""
     transformers = pytest.importorskip("transformers")
     source = tmp_path / "tiny.yaml"
     source.write_text(launch.TINY)
-    scaling = SCALINGS[kind] and {"kind": kind, **SCALINGS[kind]}
-    config = load(
-        str(source),
-        {
-            **LLAMA,
-            "model.rotary_base": 500.0,
-            "model.hidden_dropout": 0.0,
-            "model.attention_dropout": 0.0,
-            "model.rope_scaling": scaling,
-        },
-    )
-    model = config.model
-    rope = {
-        "rope_type": "default" if scaling is None else kind,
-        "rope_theta": 500.0,
-        **(SCALINGS[kind] or {}),
+    vocabulary = 50_257 if "kv_channels" in family.ours and family.ours["kv_channels"] == 80 else 500
+    overrides = {f"model.{name}": value for name, value in family.ours.items()}
+    config = load(str(source), {"model.num_layers": 4, "tokenizer.vocab_size": vocabulary, **overrides})
+    model, scaling = config.model, config.model.rope_scaling
+    rope = {"rope_type": "default" if scaling is None else scaling.kind, "rope_theta": model.rotary_base}
+    rope |= {} if scaling is None else SCALINGS[scaling.kind]
+    values = {
+        "vocab_size": vocabulary,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.resolved_ffn_hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.resolved_num_query_groups,
+        "max_position_embeddings": model.seq_length,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_parameters": rope,
+        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
+        # Far from uniform: every part of a layer counts.
+        "initializer_range": 0.2,
+        "pad_token_id": None,
+        **(family.theirs or {}),
     }
+    if family.name in ("Llama", "Mistral", "Qwen3"):
+        values["head_dim"] = model.resolved_kv_channels
     torch.manual_seed(1)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.padded_vocab_size,
-            hidden_size=model.hidden_size,
-            intermediate_size=model.resolved_ffn_hidden_size,
-            num_hidden_layers=model.num_layers,
-            num_attention_heads=model.num_attention_heads,
-            max_position_embeddings=model.seq_length,
-            rms_norm_eps=model.norm_epsilon,
-            rope_parameters=rope,
-            initializer_range=0.2,
-        )
+    theirs = getattr(transformers, f"{family.name}ForCausalLM")(
+        getattr(transformers, f"{family.name}Config")(**values)
     ).eval()
-    ours = build_model(config).eval()
-    ours.load_state_dict(as_ours(theirs.state_dict(), model.num_layers, model.num_attention_heads))
-    tokens = torch.randint(500, (2, 32))
+    generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        expected = theirs(tokens).logits[..., :500]
-        torch.testing.assert_close(ours(tokens)[..., :500], expected, rtol=1e-5, atol=2e-5)
+        for parameter in theirs.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    ours = build_model(config).eval()
+    ours.load_state_dict(as_ours(theirs.state_dict(), config))
+    return config, ours, theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_losses_are_those_of_transformers(name, tmp_path):
+    """In fp32, to the rounding of another order of sums; a wrong formula differs by tenths."""
+    config, ours, theirs = both(FAMILIES[name], tmp_path)
+    vocabulary = config.tokenizer.vocab_size
+    tokens = torch.randint(vocabulary, (2, 33), generator=torch.Generator().manual_seed(3))
+    tokens, labels = tokens[:, :-1], tokens[:, 1:].contiguous()
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        spread = 1e-5 * max(float(expected.std()), 1.0) * math.sqrt(config.model.num_layers)
+        torch.testing.assert_close(ours(tokens)[..., :vocabulary], expected, rtol=1e-5, atol=spread)
         cache = ours.new_cache(2)
-        parts = [ours(piece, cache=cache)[..., :500] for piece in tokens.split([20, 11, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-5, atol=2e-5)
+        parts = [ours(piece, cache=cache)[..., :vocabulary] for piece in tokens.split([20, 11, 1], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-5, atol=spread)
+        loss = torch.nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten())
+        torch.testing.assert_close(ours(tokens, labels), loss, rtol=1e-6, atol=1e-6)

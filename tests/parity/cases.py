@@ -82,6 +82,30 @@ MODELS: dict[str, dict[str, Any]] = {
     "no-bias": {"model.add_bias_linear": False},
     "qkv-bias": {"model.add_bias_linear": False, "model.add_qkv_bias": True},
     "llama": LLAMA,
+    # Fewer groups than the tensor and Ulysses ranks of some cases.
+    "grouped": {"model.num_query_groups": 2},
+    "multi-query": {"model.num_query_groups": 1},
+    # Wider together than the hidden states.
+    "wide-heads": {"model.kv_channels": 12},
+    # Turned, because a bias that all keys share changes no weight of attention.
+    "qk-norm": {**ROPE, "model.qk_layernorm": True},
+    "window": {"model.window_size": 5},
+    "window-of-some": {"model.window_size": 9, "model.window_attn_skip_freq": 2},
+    "rope-of-some": {**ROPE, "model.no_rope_freq": 2},
+    # Small, as the scores and logits of the first steps are.
+    "softcap": {"model.attn_logit_softcapping": 0.05, "model.final_logit_softcapping": 0.5},
+    # Every field of the layers that is not GPT-3's, at once.
+    "all": {
+        **LLAMA,
+        "model.add_qkv_bias": True,
+        "model.num_query_groups": 2,
+        "model.kv_channels": 12,
+        "model.qk_layernorm": True,
+        "model.window_size": 9,
+        "model.window_attn_skip_freq": 2,
+        "model.no_rope_freq": 2,
+        "model.final_logit_softcapping": 2.0,
+    },
 }
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision.dtype": "fp32"},

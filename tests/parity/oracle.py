@@ -40,7 +40,8 @@ def plain_model(config: RunConfig) -> PlainGPT:
     model, vocabulary = config.model, config.tokenizer.vocab_size
     turns, amplitude = (), 1.0
     if model.position_embedding_type == "rope":
-        size = int(model.hidden_size // model.num_attention_heads * model.rotary_percent)
+        head = model.kv_channels or model.hidden_size // model.num_attention_heads
+        size = int(head * model.rotary_percent)
         scaling = model.rope_scaling and model.rope_scaling.model_dump()
         turns, amplitude = angles(size, model.rotary_base, scaling)
     plain = PlainGPT(
@@ -59,6 +60,22 @@ def plain_model(config: RunConfig) -> PlainGPT:
             width=model.resolved_ffn_hidden_size,
             angles=turns,
             amplitude=amplitude,
+            groups=model.num_query_groups or 0,
+            head=model.kv_channels or 0,
+            normed_heads=model.qk_layernorm,
+            windows=tuple(
+                (model.window_size or 0) if one else 0
+                for one in _pattern(model.window_attn_skip_freq, model.num_layers, at_multiples=0)
+            ),
+            unturned=tuple(
+                layer
+                for layer, without in enumerate(
+                    _pattern(model.no_rope_freq, model.num_layers, at_multiples=1)
+                )
+                if without and model.no_rope_freq
+            ),
+            score_cap=model.attn_logit_softcapping or 0.0,
+            logit_cap=model.final_logit_softcapping or 0.0,
         ),
     )
     weights = build_model(config).state_dict()
@@ -67,6 +84,15 @@ def plain_model(config: RunConfig) -> PlainGPT:
             weights[name] = weights[name][:vocabulary]
     plain.load_state_dict(weights)
     return plain
+
+
+def _pattern(freq: Any, layers: int, at_multiples: int) -> list[int]:
+    """Megatron's word for each layer: a list, or N for `at_multiples` in layers N, 2 N and so on, from 1."""
+    if isinstance(freq, list):
+        return freq
+    return [
+        at_multiples if freq and number % freq == 0 else 1 - at_multiples for number in range(1, layers + 1)
+    ]
 
 
 def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:

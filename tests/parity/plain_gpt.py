@@ -29,6 +29,18 @@ class Kind:
     """Rotary positions: radians of each pair for one position; () for learned ones."""
     amplitude: float = 1.0
     """By which rotary positions multiply queries and keys."""
+    groups: int = 0
+    """Heads of key and value; 0: one for each query head."""
+    head: int = 0
+    """Numbers of a head; 0: h / heads."""
+    normed_heads: bool = False
+    """Norms of each head's queries and keys."""
+    windows: tuple[int, ...] = ()
+    """Tokens that a query of each layer sees, itself included; 0 or (): all before it."""
+    unturned: tuple[int, ...] = ()
+    """Layers, from 0 on, without rotary positions."""
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
 
 
 GPT_3 = Kind()
@@ -87,27 +99,44 @@ def turned(x: torch.Tensor, positions: torch.Tensor, kind: Kind) -> torch.Tensor
 
 
 def norm(hidden: int, kind: Kind) -> nn.Module:
-    """One norm over the hidden states."""
+    """One norm over the last dimension."""
     return RMSNorm(hidden, kind.epsilon) if kind.rms_norm else nn.LayerNorm(hidden, kind.epsilon)
 
 
 class Attention(nn.Module):
-    """Causal, the heads' queries, keys and values interleaved per head."""
+    """Causal; per group, its query heads, its key and its value follow one another (arXiv:2305.13245)."""
 
-    def __init__(self, hidden: int, heads: int, kind: Kind):
+    def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
-        self.head_size = hidden // heads
-        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=kind.qkv_bias)
-        self.dense = nn.Linear(hidden, hidden, bias=kind.bias)
+        self.head_size, groups = kind.head or hidden // heads, kind.groups or heads
+        self.shared = heads // groups
+        rows = (heads + 2 * groups) * self.head_size
+        self.query_key_value = nn.Linear(hidden, rows, bias=kind.qkv_bias)
+        if kind.normed_heads:
+            self.q_layernorm, self.k_layernorm = (norm(self.head_size, kind) for _ in range(2))
+        self.dense = nn.Linear(heads * self.head_size, hidden, bias=kind.bias)
         self.kind = kind
+        self.turns = bool(kind.angles) and index not in kind.unturned
+        self.window = kind.windows[index] if kind.windows else 0
 
     def forward(self, x: torch.Tensor, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        packed = self.query_key_value(x).view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
-        query, key, value = packed
-        if self.kind.angles:
+        packed = self.query_key_value(x).view(batch, length, -1, self.shared + 2, self.head_size)
+        query, key, value = packed[..., :-2, :].flatten(2, 3), packed[..., -2, :], packed[..., -1, :]
+        if self.kind.normed_heads:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+        if self.turns:
             query, key = turned(query, positions, self.kind), turned(key, positions, self.kind)
+        # Query head i is of group i // shared.
+        group = torch.arange(query.shape[1]) // self.shared
+        key, value = key[:, group], value[:, group]
         scores = query @ key.transpose(-1, -2) / self.head_size**0.5
+        if cap := self.kind.score_cap:
+            scores = cap * torch.tanh(scores / cap)
+        if self.window:
+            place = torch.arange(length)
+            visible = visible & (place[:, None] - place[None, :] < self.window)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
         return self.dense((weights @ value).transpose(1, 2).reshape(batch, length, -1))
 
@@ -148,10 +177,10 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Pre-LN."""
 
-    def __init__(self, hidden: int, heads: int, kind: Kind):
+    def __init__(self, index: int, hidden: int, heads: int, kind: Kind):
         super().__init__()
         self.input_layernorm = norm(hidden, kind)
-        self.attention = Attention(hidden, heads, kind)
+        self.attention = Attention(index, hidden, heads, kind)
         self.post_attention_layernorm = norm(hidden, kind)
         self.mlp = MLP(hidden, kind)
 
@@ -169,11 +198,11 @@ class PlainGPT(nn.Module):
         super().__init__()
         self.word_embeddings = nn.Embedding(vocabulary, hidden)
         self.position_embeddings = None if kind.angles else nn.Embedding(positions, hidden)
-        self.layers = nn.ModuleList(Layer(hidden, heads, kind) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(index, hidden, heads, kind) for index in range(layers))
         self.final_layernorm = norm(hidden, kind)
         if not kind.tied:
             self.output_layer = nn.Linear(hidden, vocabulary, bias=False)
-        self.tied = kind.tied
+        self.tied, self.logit_cap = kind.tied, kind.logit_cap
 
     def forward(
         self,
@@ -195,5 +224,7 @@ class PlainGPT(nn.Module):
             x = layer(x, visible, positions)
         output = self.word_embeddings if self.tied else self.output_layer
         logits = self.final_layernorm(x) @ output.weight.T
+        if cap := self.logit_cap:
+            logits = cap * torch.tanh(logits / cap)
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(batch, length)
         return losses.mean() if learnt is None else (losses * learnt).sum() / learnt.sum()

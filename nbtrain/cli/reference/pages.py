@@ -24,11 +24,12 @@ from pydantic_core import PydanticUndefined
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
 from nbtrain.cli.reference import flag_tables, parallelism
+from nbtrain.config import architectures
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.fields import described
 from nbtrain.config.load import load
-from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.schema import ConfigModel, ModelConfig, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import show
 from nbtrain.planner.duration import estimate_duration
@@ -150,10 +151,30 @@ def config_page() -> str:
 def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
     fields = [(key, info) for key, info in described(model).items() if _model_of(info) is None]
     lines = ["", f"{'#' * level} `{prefix}`", "", _first_line(model), "", *_table(fields, f"{prefix}.")]
+    if model is ModelConfig:
+        lines += _architectures()
     for key, info in described(model).items():
         if (inner := _model_of(info)) is not None:
             lines += _section(f"{prefix}.{key}", inner, level=3)
     return lines
+
+
+def _architectures() -> Iterator[str]:
+    """What each name of model.architecture sets; fields that all of them leave alone are left out."""
+    yield from ("", "What `model.architecture` stands for:", "")
+    sets = {name: architectures.fields_of(name) for name in architectures.NAMES}
+    yield f"| field | {' | '.join(f'`{name}`' for name in sets)} |"
+    yield f"| --- |{' --- |' * len(sets)}"
+    alike = []
+    for field in architectures.FIELDS:
+        values = [f"`{show(values[field])}`" for values in sets.values()]
+        if len({*values}) == 1:
+            alike.append(f"`{field}`: {values[0]}")
+        else:
+            yield f"| `{field}` | {' | '.join(values)} |"
+    yield ""
+    yield f"All of them set {', '.join(alike)}."
+    yield "Sizes, `num_query_groups` and `kv_channels` among them, are no part of a set."
 
 
 def _table(fields: list[tuple[str, FieldInfo]], prefix: str) -> Iterator[str]:
@@ -168,7 +189,7 @@ def _table(fields: list[tuple[str, FieldInfo]], prefix: str) -> Iterator[str]:
 
 def _type_words(info: FieldInfo) -> str:
     schema = _field_schema(info)
-    options = schema.get("anyOf", [schema])
+    options = [option for one in schema.get("anyOf", [schema]) for option in one.get("oneOf", [one])]
     return " or ".join(_schema_words(option) for option in options)
 
 

@@ -58,10 +58,11 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
 
     If stages are cut, the first and the last one each hold a copy of tied word embeddings. Column-parallel
     biases are cut, row-parallel biases, norms and positions are on every rank (arXiv:1909.08053, section 3).
-    With fewer groups of key and value heads than tensor-parallel ranks, every rank holds one group.
+    Fewer groups of key and value heads than tensor-parallel ranks are cut too, as in Megatron-LM
+    (parallel/query_groups.py).
     """
     hidden, ffn, bias = shape.hidden_size, shape.ffn_hidden_size, shape.bias
-    columns = shape.query_width // tensor + 2 * max(shape.kv_width // tensor, shape.kv_channels)
+    columns = (shape.query_width + 2 * shape.kv_width) // tensor
     attention = (
         hidden * columns + shape.query_width * hidden // tensor + bias * hidden + shape.qkv_bias * columns
     )
@@ -73,15 +74,15 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
         position_embeddings=first * shape.learned_positions * hidden,
         attention=layers * attention,
         mlp=layers * mlp,
-        layernorm=(2 * layers + last) * shape.norm_parameters,
+        layernorm=(2 * layers + last) * shape.norm_parameters + layers * shape.head_norm_parameters,
         output_layer=words if last and not shape.tied else 0,
     )
 
 
 def tensors_of_a_layer(shape: Shape) -> int:
-    """Parameters of a layer as tensors: four matrices and a gate, their biases, and two norms."""
+    """Parameters of a layer as tensors: four matrices and a gate, their biases, and its norms."""
     biases = shape.qkv_bias + shape.bias * (3 + shape.gated)
-    return 4 + shape.gated + biases + (2 if shape.rmsnorm else 4)
+    return 4 + shape.gated + biases + shape.norms_of_a_layer * (1 if shape.rmsnorm else 2)
 
 
 def largest_parameter(config: RunConfig) -> int:

@@ -1,12 +1,11 @@
 """The shape of a decoder-only GPT, for every count of parameters and FLOPs.
 
-A run's model is one Shape (`shape_of`). The planner makes others: LLaMA-like models with grouped queries, a
-gated MLP, RMSNorm or rotary positions, which it can plan although the trainer does not train them yet.
+A run's model is one Shape (`shape_of`). The planner makes others, of published runs and of sizes between.
 
     embedding   V h + p h                      word embeddings, learned positions
     layer       h (q + 2 k) + q h              attention: query (width q), key, value (k), projection
                 2 h f, gated 3 h f             MLP
-                2 norms of h or, with bias, 2 h
+                2 norms of h or, with bias, 2 h; with norms of queries and keys 2 of d, or 2 d
     final norm  h or 2 h
     output      V h if it is not tied
 
@@ -42,6 +41,18 @@ class Shape:
     """Linear layers have biases."""
     add_qkv_bias: bool = False
     """Query, key and value have biases even if `bias` is false."""
+    qk_layernorm: bool = False
+    """Each head's queries and keys are normalized."""
+    window_layers: int = 0
+    """Layers whose queries see a window of the tokens before them."""
+    window_size: int = 0
+    """Tokens of that window, the query's own included."""
+    rope_layers: int = 0
+    """Layers with rotary positions."""
+    attn_softcap: bool = False
+    """Scores of attention are capped."""
+    logit_softcap: bool = False
+    """Logits are capped."""
     tied: bool = True
     """The output layer is the word embedding."""
     parallel_residual: bool = False
@@ -66,8 +77,18 @@ class Shape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm."""
+        """Parameters of one norm of the hidden states."""
         return self.hidden_size * (1 if self.rmsnorm else 2)
+
+    @property
+    def head_norm_parameters(self) -> int:
+        """Parameters of a layer's norms of queries and keys."""
+        return self.qk_layernorm * 2 * self.kv_channels * (1 if self.rmsnorm else 2)
+
+    @property
+    def norms_of_a_layer(self) -> int:
+        """Norms of a layer: of its two inputs, of queries and of keys."""
+        return 4 if self.qk_layernorm else 2
 
     @property
     def attention_weights(self) -> int:
@@ -95,8 +116,8 @@ def shape_of(config: RunConfig) -> Shape:
         ffn_hidden_size=model.resolved_ffn_hidden_size,
         padded_vocab_size=config.padded_vocab_size,
         seq_length=model.seq_length,
-        num_query_groups=model.num_attention_heads,
-        kv_channels=model.hidden_size // model.num_attention_heads,
+        num_query_groups=model.resolved_num_query_groups,
+        kv_channels=model.resolved_kv_channels,
         learned_positions=0
         if model.position_embedding_type == "rope"
         else model.resolved_max_position_embeddings,
@@ -104,6 +125,12 @@ def shape_of(config: RunConfig) -> Shape:
         rmsnorm=model.normalization == "RMSNorm",
         bias=model.add_bias_linear,
         add_qkv_bias=model.add_qkv_bias,
+        qk_layernorm=model.qk_layernorm,
+        window_layers=sum(window is not None and window < model.seq_length for window in model.windows),
+        window_size=model.window_size or 0,
+        rope_layers=model.num_layers - len(model.layers_without_rope),
+        attn_softcap=model.attn_logit_softcapping is not None,
+        logit_softcap=model.final_logit_softcapping is not None,
         tied=not model.untie_embeddings_and_output_weights,
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,

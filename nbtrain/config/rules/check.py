@@ -1,11 +1,12 @@
 """The rules that join fields: one function for each rule; all broken rules are reported together.
 
 Each rule yields messages: where the value was set, what was found, the rule with its numbers, what to change.
-Rules of the layout are in layout.py, rules of ZeRO, number formats and DeepSpeed's keys in zero.py, what goes
-together in combinations.py, and rules of the data section in data.py. Nothing here looks at a file, a device
-or the network: checks that need the machine are in jobs/preflight.py. Runs that may be launched but will
-disappoint are in planner/lint/. Without these rules most mistakes would surface minutes later, on GPUs
-already taken, as a reshape error or a hang; the worst would train wrongly without a message.
+Rules of the layout are in layout.py, those of attention in attention.py, rules of ZeRO, number formats and
+DeepSpeed's keys in zero.py, what goes together in combinations.py, and rules of the data section in data.py.
+Nothing here looks at a file, a device or the network: checks that need the machine are in jobs/preflight.py.
+Runs that may be launched but will disappoint are in planner/lint/. Without these rules most mistakes would
+surface minutes later, on GPUs already taken, as a reshape error or a hang; the worst would train wrongly
+without a message.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from nbtrain.base.checkpoint_files import PLACEHOLDERS
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
+from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
 from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
@@ -349,6 +351,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     rampup_is_whole,
     training_ends,
     *LAYOUT_RULES,
+    *ATTENTION_RULES,
     *ZERO_RULES,
     amounts_are_given_once,
     learning_rates_are_ordered,

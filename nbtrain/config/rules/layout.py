@@ -46,15 +46,8 @@ def heads_divide(config: RunConfig) -> Problems:
     model, tensor = config.model, config.parallel.tensor_parallel_size
     heads, words = model.num_attention_heads, f"num_attention_heads({model.num_attention_heads})"
     hidden, ulysses = model.hidden_size, config.parallel.ds_sequence_parallel_size
-    if hidden % heads and (legal := legal_heads(hidden, heads, tensor, ulysses)):
-        yield (
-            f"{found(config, 'model.num_attention_heads')}\n"
-            f"  must divide hidden_size({hidden}); nearest: "
-            f"{' or '.join(f'{count} (heads of {hidden // count})' for count in legal)}.\n"
-            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}."
-        )
-    else:
-        yield from no_multiple(config, "model.hidden_size", heads, words)
+    if model.kv_channels is None:
+        yield from _width_divides(config, hidden, heads, tensor, ulysses)
     for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
         yield from no_divisor(config, f"parallel.{key}", heads, words)
     ffn = model.resolved_ffn_hidden_size
@@ -65,6 +58,19 @@ def heads_divide(config: RunConfig) -> Problems:
             f"  must be a multiple of tensor_parallel_size({tensor}); nearest: "
             f"{join(nearest_multiples(ffn, tensor))}."
         )
+
+
+def _width_divides(config: RunConfig, hidden: int, heads: int, *shared_by: int) -> Problems:
+    words = f"num_attention_heads({heads})"
+    if hidden % heads and (legal := legal_heads(hidden, heads, *shared_by)):
+        yield (
+            f"{found(config, 'model.num_attention_heads')}\n"
+            f"  must divide hidden_size({hidden}); nearest: "
+            f"{' or '.join(f'{count} (heads of {hidden // count})' for count in legal)}.\n"
+            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}."
+        )
+    else:
+        yield from no_multiple(config, "model.hidden_size", heads, words)
 
 
 def layers_fill_the_stages(config: RunConfig) -> Problems:
@@ -131,7 +137,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
     """An even part of each head is turned, and nothing is set that is not read."""
     model, fields = config.model, type(config.model).model_fields
     if model.position_embedding_type != "rope":
-        for name in ("rotary_base", "rotary_percent", "rope_scaling"):
+        for name in ("rotary_base", "rotary_percent", "rope_scaling", "no_rope_freq"):
             if getattr(model, name) != fields[name].default:
                 yield (
                     f"{found(config, f'model.{name}')}\n"
@@ -139,7 +145,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
                     f"{model.position_embedding_type}. Take it out, or set rope."
                 )
         return
-    head = model.hidden_size // model.num_attention_heads
+    head = model.resolved_kv_channels
     if model.rotary_size % 2 or not model.rotary_size:
         near = join(size for size in (model.rotary_size - 1, model.rotary_size + 1) if 0 < size <= head)
         yield (
@@ -297,7 +303,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
             reason = f"on a CPU only the math kernel has dropout, and {dropout}"
     elif backend == "flash":
         device = find_device(resources.gpu_type)
-        head = model.hidden_size // model.num_attention_heads
+        head = model.resolved_kv_channels
         if config.precision.dtype == "fp32":
             reason = "on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32"
         elif device and FLASH_GENERATION not in device.flash_attention:
@@ -327,10 +333,15 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
             f"{has}. Set fp8: false."
         )
     model, tensor = config.model, config.parallel.tensor_parallel_size
+    heads, size = model.num_attention_heads, model.resolved_kv_channels
     sides = {
         "model.hidden_size": model.hidden_size // tensor,
         "model.ffn_hidden_size": model.resolved_ffn_hidden_size // tensor,
     }
+    if model.kv_channels is not None:
+        sides["model.kv_channels"] = heads * size // tensor
+    if model.num_query_groups is not None:
+        sides["model.num_query_groups"] = (heads + 2 * model.num_query_groups) * size // tensor
     for key, side in sides.items():
         if side % FP8_MULTIPLE:
             yield (

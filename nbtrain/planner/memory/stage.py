@@ -95,18 +95,19 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
 def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
     """Sizes of nbtrain's parameters in `decay` and `no_decay`, in the model's order (model/layers.py)."""
     hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor
-    columns = 3 * hidden // tensor
+    query, columns = shape.query_width // tensor, (shape.query_width + 2 * shape.kv_width) // tensor
     embeddings = [shape.output_weights // tensor]
     if shape.learned_positions:
         embeddings.append(shape.learned_positions * hidden)
     matrices = [
         hidden * columns,
-        hidden * hidden // tensor,
+        query * hidden,
         *[hidden * opened] * (1 + shape.gated),
         opened * hidden,
     ]
-    norm = [hidden] * (1 if shape.rmsnorm else 2)
-    vectors = [*norm, *[columns] * shape.qkv_bias, *[hidden] * shape.bias, *norm]
+    of_norm = 1 if shape.rmsnorm else 2
+    norm, of_heads = [hidden] * of_norm, [shape.kv_channels] * 2 * of_norm * shape.qk_layernorm
+    vectors = [*norm, *[columns] * shape.qkv_bias, *of_heads, *[hidden] * shape.bias, *norm]
     vectors += [*[opened] * (1 + shape.gated), hidden] * shape.bias
     output = [] if shape.tied else [shape.output_weights // tensor]
     return embeddings + matrices * shape.num_layers + output, vectors * shape.num_layers + norm
@@ -116,7 +117,7 @@ def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> l
     """(elements, how many such parameters, whether it decays) of a rank; the sum is count_layers'."""
     hidden = shape.hidden_size
     query = shape.query_width // tensor
-    columns = query + 2 * max(shape.kv_width // tensor, shape.kv_channels)
+    columns = (shape.query_width + 2 * shape.kv_width) // tensor
     opened, openings = shape.ffn_hidden_size // tensor, (1 + shape.gated) * layers
     found = [
         (hidden * columns, layers, True),
@@ -127,7 +128,10 @@ def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> l
         found.append((columns, layers, False))
     if shape.bias:
         found += [(opened, openings, False), (hidden, 2 * layers, False)]
-    found.append((hidden, (2 * layers + last) * (1 if shape.rmsnorm else 2), False))
+    of_norm = 1 if shape.rmsnorm else 2
+    found.append((hidden, (2 * layers + last) * of_norm, False))
+    if shape.qk_layernorm:
+        found.append((shape.kv_channels, 2 * layers * of_norm, False))
     words = shape.output_weights // tensor
     if first or (last and shape.tied):
         found.append((words, 1, True))

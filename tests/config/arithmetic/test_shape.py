@@ -38,10 +38,10 @@ def test_the_output_layer_counts_only_if_it_is_not_tied():
     assert ["output_layer" in part.to_dict() for part in parts] == [True, False]
 
 
-def test_tensor_ranks_beyond_the_groups_repeat_key_and_value():
-    """16 ranks, 8 groups: half of the query heads of a group each, and a whole group of key and value."""
+def test_tensor_ranks_beyond_the_groups_cut_their_rows_evenly():
+    """16 ranks, 8 groups: the weights are those of 8 ranks, in half."""
     attention = [count_layers(LLAMA_3_8B, 1, False, False, tensor).attention for tensor in (8, 16)]
-    assert attention == [4096 * (2 * 512 + 2 * 128), 4096 * (2 * 256 + 2 * 128)]
+    assert attention == [4096 * (2 * 512 + 2 * 128), 4096 * (2 * 256 + 128)]
 
 
 def test_flops_of_grouped_queries_and_a_gated_mlp():

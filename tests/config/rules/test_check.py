@@ -311,6 +311,81 @@ BROKEN = {
         "are multiples of 16, and this side divided by tensor_parallel_size(1) is 3080. Set fp8: false, or "
         "another size.",
     ),
+    "groups that do not divide the heads": (
+        "gpt-tiny",
+        ["model.num_query_groups=3"],
+        "@: model.num_query_groups = 3\n  must divide num_attention_heads(4); nearest: 2, 4.",
+    ),
+    "tensor ranks that neither divide the groups nor are divided": (
+        "gpt-125m",
+        ["model.num_query_groups=3", "parallel.tensor_parallel_size=4", "resources.gpus_per_node=4"],
+        "override parallel.tensor_parallel_size=4: parallel.tensor_parallel_size = 4\n"
+        "  must be a multiple or a divisor of num_query_groups(3): each rank has whole groups, or an equal "
+        "part of one; nearest: 3, 6.",
+    ),
+    "rows of a group that the ranks cannot cut": (
+        "gpt-125m",
+        [
+            "model={num_query_groups: 1, kv_channels: 65}",
+            "parallel.tensor_parallel_size=4",
+            "resources.gpus_per_node=4",
+        ],
+        "override parallel.tensor_parallel_size=4: parallel.tensor_parallel_size = 4\n"
+        "  must divide the rows of query, key and value, (num_attention_heads(12) + 2 * "
+        "num_query_groups(1)) * head size(65) = 910: with fewer groups than ranks they are cut evenly. "
+        "Set another tensor_parallel_size, or an even kv_channels.",
+    ),
+    "a pattern of no window": (
+        "gpt-tiny",
+        ["model.window_attn_skip_freq=2"],
+        "@: model.window_attn_skip_freq = 2\n"
+        "  is read with window_size only. Set window_size, or take it out.",
+    ),
+    "a pattern of other layers": (
+        "gpt-tiny",
+        ["model={window_size: 64, window_attn_skip_freq: [1, 0]}"],
+        "override model.window_attn_skip_freq=[1, 0]: model.window_attn_skip_freq = [1, 0]\n"
+        "  has 2 entries, but num_layers is 4: a list has one for each layer.",
+    ),
+    "a window that every layer leaves out": (
+        "gpt-tiny",
+        ["model={window_size: 64, window_attn_skip_freq: 1}"],
+        "override model.window_attn_skip_freq=1: model.window_attn_skip_freq = 1\n"
+        "  leaves the window out in every layer. Set window_size: null, or a number from 2 on.",
+    ),
+    "layers without rope that are none": (
+        "gpt-tiny",
+        ["model={position_embedding_type: rope, no_rope_freq: [0, 0, 1]}"],
+        "override model.no_rope_freq=[0, 0, 1]: model.no_rope_freq = [0, 0, 1]\n"
+        "  has 3 entries, but num_layers is 4: a list has one for each layer.",
+    ),
+    "capped scores with dropout": (
+        "gpt-125m",
+        ["model.attn_logit_softcapping=50"],
+        "override model.attn_logit_softcapping=50: model.attn_logit_softcapping = 50.0\n"
+        "  needs attention_dropout: 0, but it is 0.1: the kernel that caps scores has no dropout.",
+    ),
+    "capped scores of a named kernel": (
+        "gpt-tiny",
+        ["model={attn_logit_softcapping: 50, attention_backend: math}"],
+        "override model.attn_logit_softcapping=50: model.attn_logit_softcapping = 50.0\n"
+        "  needs attention_backend: auto, but it is math: no kernel of torch caps scores, and nbtrain has "
+        "its own.",
+    ),
+    "FPDT with a window": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model={window_size: 64, attention_dropout: 0.0}"],
+        "override model.window_size=64: model.window_size = 64\n"
+        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or take it "
+        "out.",
+    ),
+    "FPDT with groups": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model={num_query_groups: 4, attention_dropout: 0.0}"],
+        "override model.num_query_groups=4: model.num_query_groups = 4\n"
+        "  is not known to FPDT, and parallel.fpdt_chunk_tokens is 512. Set fpdt_chunk_tokens: 0, or take it "
+        "out.",
+    ),
     "FP8 beside fp16": (
         "gpt-125m",
         ["precision.fp8=true", "resources.gpu_type=H100"],

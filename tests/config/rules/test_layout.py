@@ -20,6 +20,8 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
     [
         ("heads_divide", ["parallel.tensor_parallel_size=12"]),
         ("heads_divide", ["parallel.ds_sequence_parallel_size=6"]),
+        # Heads of their own size.
+        ("heads_divide", ["model.kv_channels=80", "model.hidden_size=770"]),
         ("layers_fill_the_stages", [PIPELINE, "model.num_layers=3"]),
         ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[1, 1, 10]"]),
         ("recomputed_pieces_fit", [FULL, "parallel.activation_checkpointing.interval_layers=12"]),
@@ -116,6 +118,18 @@ def test_what_just_passes(rule, overrides):
             "heads of at most 256, and this model's heads have 257.",
         ),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
+        (
+            "fp8_has_its_units",
+            [*FP8, "model={kv_channels: 66}"],
+            "model.kv_channels: FP8 products need matrices whose sides are multiples of 16, and this side "
+            "divided by tensor_parallel_size(1) is 792.",
+        ),
+        (
+            "fp8_has_its_units",
+            [*FP8, "model={kv_channels: 68, num_query_groups: 1}"],
+            "model.num_query_groups: FP8 products need matrices whose sides are multiples of 16, and this "
+            "side divided by tensor_parallel_size(1) is 952.",
+        ),
         (
             "fp8_has_its_units",
             [

@@ -1,0 +1,73 @@
+"""Runs of earlier revisions: fields that their files lack, and fields that were called otherwise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.backend_section import HostsConfig, SlurmConfig
+from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.notify_section import NotifyConfig
+from nbtrain.config.schema import ModelConfig
+from nbtrain.config.watch_section import CheckpointConfig
+from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
+from nbtrain.config.yaml_source import Located
+
+# Fields of `model` that earlier revisions lack, with the values that models had then.
+ADDED = (
+    *("activation", "add_bias_linear", "add_qkv_bias", "normalization", "position_embedding_type"),
+    *("rope_scaling", "rotary_base", "rotary_percent", "untie_embeddings_and_output_weights"),
+    *("architecture", "num_query_groups", "kv_channels", "qk_layernorm", "window_size"),
+    *("window_attn_skip_freq", "no_rope_freq", "attn_logit_softcapping", "final_logit_softcapping"),
+)
+ADDED_TO_MODEL = {name: ModelConfig.model_fields[name].default for name in ADDED}
+
+# Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
+# such a run has done; a field whose default would change it must be migrated otherwise.
+ADDED_LATER = frozenset(
+    {
+        "labels",
+        *(f"model.{name}" for name in ADDED_TO_MODEL),
+        "tokenizer.max_unknown_fraction",
+        *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
+        "backend.deadline_seconds",
+        "backend.priority",
+        "backend.share_devices",
+        *(f"notify.{name}" for name in NotifyConfig.model_fields),
+        "backend.node_timeout_seconds",
+        "backend.start_timeout_seconds",
+        *(f"backend.hosts.{name}" for name in HostsConfig.model_fields),
+        *(f"backend.slurm.{name}" for name in SlurmConfig.model_fields),
+        *(f"data.workers.{name}" for name in WorkersConfig.model_fields if name != "slurm"),
+        *(f"data.workers.slurm.{name}" for name in SlurmWorkersConfig.model_fields),
+        *(f"backend.kubernetes.{name}" for name in KubernetesConfig.model_fields),
+    }
+)
+
+
+# {the name of a field in earlier revisions: its name now}; both are read.
+RENAMED = {"model.layernorm_epsilon": "model.norm_epsilon"}
+
+
+def renamed(located: Located) -> Located:
+    """Fields that earlier revisions called otherwise, under their names of today, in place.
+
+    Raises ConfigError if one is set under both names.
+    """
+    for old, new in RENAMED.items():
+        section, _, name = old.rpartition(".")
+        values = located.value.get(section)
+        if isinstance(values, dict) and name in values:
+            if (now := new.rpartition(".")[2]) in values:
+                where = located.where(old)
+                raise ConfigError(
+                    f"{where}: {old} is the earlier name of {new}, which is set too; take it out."
+                )
+            values[now] = values.pop(name)
+            located.origins[new] = located.origins.pop(old)
+    return located
+
+
+def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted key: value} of an earlier revision, by today's names, with what `model` has now."""
+    known = {RENAMED.get(key, key): value for key, value in settings.items()}
+    return {**{f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}, **known}

@@ -34,7 +34,7 @@ def generate_tokens(
     pending = context[-limit:]
     for _ in range(max_new_tokens):
         if cache.length + len(pending) > limit:
-            cache.length = 0
+            cache.lengths[0] = 0
             pending = context[-max(1, limit // 2) :]
         logits = model(torch.tensor([pending], device=device), cache=cache, last_token_only=True)
         token = sampling.choose(logits[0, -1, :vocab_size].float(), generator)

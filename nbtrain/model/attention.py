@@ -1,4 +1,4 @@
-"""Causal self-attention through torch's scaled_dot_product_attention, with a key-value cache for decoding.
+"""Causal self-attention through torch's scaled_dot_product_attention, or a kernel of our own.
 
 Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
 in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
@@ -17,7 +17,6 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -395,31 +394,3 @@ class _Blocks:
             apart = ~self.mask[:, :, None, rows, columns]
             of_rows.unflatten(0, (-1, self.groups)).masked_fill_(apart, float("-inf"))
         return torch.softmax(scores, dim=-1), capped
-
-
-@dataclass
-class LayerCache:
-    """Keys and values of one layer, [b, g, positions, d] each, filled up to the cache's length."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def extended(
-        self, key: torch.Tensor, value: torch.Tensor, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [b, g, s, d] at `start`; returns views of everything up to its end."""
-        end = start + key.shape[-2]
-        self.keys[:, :, start:end] = key
-        self.values[:, :, start:end] = value
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
-@dataclass
-class KVCache:
-    """Keys and values of every layer; made by GPT.new_cache.
-
-    forward(tokens, cache=cache) appends the tokens and moves `length`. Lower `length` to forget the newest.
-    """
-
-    layers: list[LayerCache]
-    length: int = 0

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbtrain.model.attention import Documents, KVCache, LayerCache, documents_of, takes_lengths
+from nbtrain.model.attention import Documents, documents_of, takes_lengths
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
+from nbtrain.model.kv_cache import KVCache
 from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
@@ -56,6 +57,8 @@ class GPT(nn.Module):
         self.final_layernorm = Norm(config, init, parallel)
         if config.untie_embeddings_and_output_weights:
             self.output_layer = OutputLayer(config, init, parallel)
+        self.output_product = nn.functional.linear
+        """hidden states times the output matrix, for logits; inference/packed.py replaces it."""
 
     def forward(
         self,
@@ -64,6 +67,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         last_token_only: bool = False,
         *,
+        logits_at: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
         max_seqlen: int = 0,
@@ -71,14 +75,15 @@ class GPT(nn.Module):
         loss_denominator: torch.Tensor | None = None,
         token_losses: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v] or [b, 1, v].
+        """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
 
-        tokens [b, s] follow the cache.length tokens that the cache holds, and are added to it. Without a
-        cache: position_ids [b, s] unless they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b *
-        s tokens, with the longest length, to keep documents apart (attention.documents_of). loss_mask [b, s],
-        loss_denominator and token_losses [b, s] are those of parallel/cross_entropy.py; for Ulysses see
-        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions,
-        or if logits are asked for under Ulysses.
+        Logits are [b, 1, v] of the last token, or [b, i, v] of the tokens at logits_at [i]. tokens follow
+        those in the cache, and are added to it (kv_cache.py). Without a cache: position_ids [b, s] unless
+        they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s tokens, with the longest
+        length, to keep documents apart (attention.documents_of). loss_mask [b, s], loss_denominator and
+        token_losses [b, s] are those of parallel/cross_entropy.py; for Ulysses see language_model_loss.
+        Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions, or if logits are
+        asked for under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -87,21 +92,28 @@ class GPT(nn.Module):
             untied = self.config.untie_embeddings_and_output_weights
             weight = (self.output_layer if untied else self.word_embeddings).weight
             if labels is None:
-                return self._logits(hidden, weight, last_token_only)
+                return self._logits(hidden, weight, last_token_only, logits_at)
             return language_model_loss(
                 hidden, weight, labels, self.config, self.parallel, loss_mask, loss_denominator, token_losses
             )
 
-    def new_cache(self, batch_size: int) -> KVCache:
-        """An empty key-value cache on the model's device, for max_position_embeddings tokens."""
+    def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
+        """An empty cache on the model's device, each slot for max_position_embeddings tokens, or fewer."""
         config, weight = self.config, self.word_embeddings.weight
         # Ranks that share a group have its keys each.
         groups = max(config.query_groups // self.parallel.tensor.size, 1)
         pairs = weight.new_empty(
-            (len(self.layers), 2, batch_size, groups, config.max_position_embeddings, config.head_size),
+            (
+                len(self.layers),
+                2,
+                slots,
+                groups,
+                positions or config.max_position_embeddings,
+                config.head_size,
+            ),
             dtype=torch.bfloat16 if config.autocast else weight.dtype,
         )
-        return KVCache([LayerCache(*pair) for pair in pairs])
+        return KVCache(pairs)
 
     def _hidden(
         self,
@@ -110,14 +122,15 @@ class GPT(nn.Module):
         position_ids: torch.Tensor | None,
         documents: Documents | None,
     ) -> torch.Tensor:
-        start = cache.length if cache is not None else 0
-        end = start + tokens.shape[1]
+        start, end = 0, tokens.shape[1]
+        if cache is not None:
+            if position_ids is not None or documents is not None:
+                raise ValueError(
+                    "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
+                )
+            start, end, position_ids = cache.reach(tokens)
         if end > (limit := self.config.max_position_embeddings):
             raise ValueError(f"{end} tokens are more than the {limit} positions there are")
-        if cache is not None and (position_ids is not None or documents is not None):
-            raise ValueError(
-                "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
-            )
         turned = None
         if self.config.turns:
             # Inside attention every rank has all tokens.
@@ -138,8 +151,8 @@ class GPT(nn.Module):
             apart["rotation"] = rotation_of(self.config, turned, dtype)
         if cache is not None:
             for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-                hidden = layer(hidden, layer_cache, start, **apart)
-            cache.length = end
+                hidden = layer(hidden, layer_cache, **apart)
+            cache.read(tokens)
         elif (interval := self.config.checkpoint_interval_layers) and torch.is_grad_enabled():
             for first in range(0, len(self.layers), interval):
                 piece = self.layers[first : first + interval]
@@ -148,7 +161,13 @@ class GPT(nn.Module):
             hidden = _run(self.layers, hidden, apart)
         return self.final_layernorm(hidden)
 
-    def _logits(self, hidden: torch.Tensor, weight: torch.Tensor, last_token_only: bool) -> torch.Tensor:
+    def _logits(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        last_token_only: bool,
+        logits_at: torch.Tensor | None,
+    ) -> torch.Tensor:
         parallel, vocab_size = self.parallel, self.config.vocab_size
         if parallel.ulysses.size > 1:
             raise ValueError("logits are of whole sequences; a Ulysses rank gives losses only")
@@ -158,8 +177,10 @@ class GPT(nn.Module):
             hidden = mappings.copy_to_tensor_model_parallel_region(hidden, parallel.tensor)
         if last_token_only:
             hidden = hidden[:, -1:]
+        elif logits_at is not None:
+            hidden = hidden[:, logits_at]
         logits = mappings.gather_from_tensor_model_parallel_region(
-            nn.functional.linear(hidden, weight), parallel.tensor
+            self.output_product(hidden, weight), parallel.tensor
         )
         if (softcap := self.config.final_logit_softcapping) is not None:
             logits = softcap * torch.tanh(logits / softcap)

@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nbtrain.model.attention import Documents, LayerCache, causal_attention, keeps_weights
+from nbtrain.model.attention import Documents, causal_attention, keeps_weights
 from nbtrain.model.functions import ACTIVATIONS, GATED, rms_norm
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
+from nbtrain.model.kv_cache import LayerCache
 from nbtrain.model.recompute import recomputed, without_keeping
 from nbtrain.model.rotary import Rotation, rotated
 from nbtrain.parallel import fpdt, query_groups, ulysses
@@ -189,7 +190,6 @@ class Attention(nn.Module):
         self,
         x: torch.Tensor,
         cache: LayerCache | None = None,
-        start: int = 0,
         documents: Documents | None = None,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
@@ -202,11 +202,11 @@ class Attention(nn.Module):
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )
         query, key, value = self._heads(x, rotation if self.turns else None)
-        if cache is not None:
-            key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
         arguments = (query, key, value, dropout, self.backend, documents, self.window, self.softcap)
-        if self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
+        if cache is not None:
+            attended = cache.attend(query, key, value, self.window, self._attend_cached)
+        elif self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
             attended = recomputed(self.stream, self._attend, *arguments)
         else:
             attended = self._attend(*arguments)
@@ -237,6 +237,11 @@ class Attention(nn.Module):
         if rotation is not None:
             query, key = rotated(query, rotation), rotated(key, rotation)
         return query, key, value
+
+    def _attend_cached(self, query, key, value, mask) -> torch.Tensor:
+        # A mask hides what lies before the window too.
+        documents, window = (None, self.window) if mask is None else (Documents(mask), None)
+        return causal_attention(query, key, value, 0.0, self.backend, documents, window, self.softcap)
 
     def _attend(self, query, key, value, dropout, *how) -> torch.Tensor:
         stream = self.stream if dropout else None
@@ -292,11 +297,10 @@ class TransformerLayer(nn.Module):
         self,
         x: torch.Tensor,
         cache: LayerCache | None = None,
-        start: int = 0,
         documents: Documents | None = None,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        attended = self.attention(self.input_layernorm(x), cache, start, documents, rotation)
+        attended = self.attention(self.input_layernorm(x), cache, documents, rotation)
         x = x + self._dropped(attended)
         return x + self._dropped(self.mlp(self.post_attention_layernorm(x)))
 

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from nbtrain.checkpoint import certificate
+from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.manifest import SCHEMA_VERSION
-from nbtrain.checkpoint.reshape import live_shape
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_pipe import canonical_parameters
@@ -84,6 +84,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "evaluated_step": state.evaluated_step,
         "versions": certificate.software(),
         "device": certificate.device(live.world.device),
+        "optimizer": config.optimizer.type,
         "settings": certificate.settings(config),
         "parameters": parameters,
     }
@@ -95,14 +96,14 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
     Called by all ranks together.
     """
     stage, data, tensor = live.config.topology.coordinate(live.world.rank)
-    held = {}
+    held, muon = {}, live.config.optimizer.type == "Muon"
     if data == tensor == 0:
         for name, parameter in canonical_parameters(live.engine.module):
             shape, dim = list(live_shape(parameter)), partition_dim(parameter)
             if dim is not None:
                 shape[dim] *= live.config.parallel.tensor_parallel_size
             held[name] = {
-                "shape": shape, "partition_dim": dim, "group": optimizer_group(name), "stage": stage
+                "shape": shape, "partition_dim": dim, "group": optimizer_group(name, muon), "stage": stage
             }  # fmt: skip
     found: dict[str, Any] = {}
     for described in gather_objects(held):

@@ -107,6 +107,7 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
         {**manifest, "vocab_size": saved_vocab_size, "data_state": saved},
         {
             "architecture": architecture(config),
+            "optimizer": config.optimizer.type,
             "vocab_size": vocab_size,
             "tokenizer_sha256": live.tokenizer_sha256,
             "data_state": data.to_dict(),

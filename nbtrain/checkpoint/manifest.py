@@ -53,6 +53,7 @@ def read(folder: Path) -> dict[str, Any]:
     plain = {"num_query_groups": heads, "kv_channels": architecture["hidden_size"] // heads}
     return {
         **manifest,
+        "optimizer": manifest.get("optimizer", "AdamW"),
         "architecture": {**ADDED_TO_MODEL, **plain, **architecture},
         "settings": None if settings is None else settings_of_today(settings),
     }

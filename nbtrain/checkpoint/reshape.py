@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, TensorPart
+from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors
+from nbtrain.checkpoint.store import MASTER, CheckpointStore, TensorPart, moments_of
 from nbtrain.model.gpt_pipe import canonical_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
@@ -31,7 +32,7 @@ class Target:
     start: int
     count: int
     states: dict[str, torch.Tensor]
-    """fp32, exp_avg and exp_avg_sq: flat views into the live state."""
+    """fp32 and the moments: flat views into the live state."""
 
 
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
@@ -86,92 +87,42 @@ def _check_shapes(
             )
 
 
-def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Of this tensor rank's part, under ZeRO 3 too."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
-    """All that this rank's optimizer holds, with room for the moments, and the step already set."""
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    """All that this rank's optimizer holds, with room for its state, and the step already set."""
     optimizer = engine.optimizer
-    if not engine.zero_optimization_stage() and not hasattr(optimizer, "bf16_groups"):
-        yield from _plain_targets(optimizer, names, store)
-    elif hasattr(optimizer, "fp16_partitioned_groups_flat"):
-        yield from _partitioned_targets(optimizer, names, store)
-    else:
-        yield from _flat_targets(optimizer, names, store)
-
-
-def _plain_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
-    """ZeRO 0: each parameter by itself."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            name = names[id(parameter)]
-            moments = _moments(optimizer, group, parameter, store.step(name))
-            states = {MASTER: parameter.data, **moments}
-            yield Target(name, 0, parameter.numel(), {key: value.view(-1) for key, value in states.items()})
-
-
-def _flat_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
-    """ZeRO 1, 2 and BF16_Optimizer: one flat part of each group, in which each parameter has a fragment."""
-    is_bf16 = hasattr(optimizer, "bf16_groups")
-    groups = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
-    flats = optimizer.fp32_groups_flat_partition if is_bf16 else optimizer.single_partition_of_fp32_groups
-    for live_group, group, flat in zip(optimizer.optimizer.param_groups, groups, flats, strict=True):
-        held = [parameter for parameter in group if parameter._hp_mapping is not None]
-        step = _common_step(store, [names[id(parameter)] for parameter in held])
-        states = {MASTER: flat.data, **_moments(optimizer.optimizer, live_group, flat, step)}
-        for parameter in held:
-            mapping = parameter._hp_mapping
-            here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-            views = {key: value[here.start : here.start + here.numel] for key, value in states.items()}
-            yield Target(names[id(parameter)], there.start, there.numel, views)
-
-
-def _partitioned_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
-    """ZeRO 3: this rank's part of each parameter; the parts of a sub-group lie end to end."""
-    if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
+    if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise CheckpointError(
             "a checkpoint of another layout is not loaded into state that is offloaded to NVMe. Resume with "
             "parallel.offload_optimizer.device and offload_param.device = cpu, or with the layout that it "
             "was saved in."
         )
-    rank = torch.distributed.get_rank(optimizer.dp_process_group)
-    flats = zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
-    for number, (group, flat) in enumerate(flats):
-        live_group = optimizer.optimizer.param_groups[optimizer.sub_group_to_group_id[number]]
-        step = _common_step(store, [names[id(parameter)] for parameter in group])
-        states = {MASTER: flat.data, **_moments(optimizer.optimizer, live_group, flat, step)}
-        offset = 0
-        for parameter in group:
-            share = parameter.ds_tensor.ds_numel
-            count = min(share, parameter.ds_numel - rank * share)
-            if count > 0:
-                views = {key: value[offset : offset + count] for key, value in states.items()}
-                yield Target(names[id(parameter)], rank * share, count, views)
-            offset += share
+    base = base_optimizer(engine)
+    for held in live_tensors(engine, parameters):
+        step = _common_step(store, held.names)
+        states = {MASTER: held.tensor.data, **_moments(base, held.group, held.tensor, step)}
+        flat = {key: value.view(-1) for key, value in states.items()}
+        for part in held.parts:
+            views = {key: value[part.offset : part.offset + part.count] for key, value in flat.items()}
+            yield Target(part.name, part.start, part.count, views)
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
     """The one step of parameters that lie in one flat tensor. A rank may hold nothing but padding."""
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
-        raise CheckpointError(
-            f"{store.folder}: its parameters are at different steps of Adam: {sorted(steps)}."
-        )
+        raise CheckpointError(f"{store.folder}: its parameters are at different steps: {sorted(steps)}.")
     return steps.pop() if steps else store.step(next(iter(store.parameters)))
 
 
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them; sets its step.
+    """Adam's moments or Muon's momentum of one tensor, made if no step has made them; sets its step.
 
     The step is a tensor of its own: torch counts it up in place, so a shared one would advance too often.
     """
-    state = optimizer.state[parameter]
-    for key in MOMENTS:
+    state, keys = optimizer.state[parameter], moments_of(group["name"])
+    for key in keys:
         if key not in state:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     if isinstance(optimizer, torch.optim.AdamW):
@@ -182,7 +133,7 @@ def _moments(
         state["step"] = int(step)
         if "step" in group:
             group["step"] = int(step)
-    return {key: state[key].data for key in MOMENTS}
+    return {key: state[key].data for key in keys}
 
 
 def _round_weights(optimizer: Any) -> None:

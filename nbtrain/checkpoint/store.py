@@ -5,7 +5,8 @@
     store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the part that the second
                                                                     of four tensor ranks has
 
-State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq and step.
+State is what the optimizer and ZeRO keep of each parameter: fp32 (the master weight), step, and of Adam
+exp_avg and exp_avg_sq, of Muon momentum_buffer. Which optimizer steps a parameter its group says.
 DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
 
     ZeRO 0                  not at all: the model's file holds torch's own optimizer state
@@ -30,15 +31,21 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.torch_files import load_file
-from nbtrain.model.names import DECAY, NO_DECAY, canonical_name, optimizer_group
+from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, canonical_name, optimizer_group
 
 MASTER = "fp32"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-STATES = (MASTER, *MOMENTS)
+ADAM = ("exp_avg", "exp_avg_sq")
+MUON = ("momentum_buffer",)
 
 OPTIMIZER_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$")
 MODEL_FILE = re.compile(r"^(zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt$")
 LAYER_FILE = re.compile(r"^layer_(\d+)-.*model_states\.pt$")
+
+
+def moments_of(group: str) -> tuple[str, ...]:
+    """What the optimizer keeps of a parameter of this group (model/names.py), beside its master and step."""
+    return MUON if group == MATRICES else ADAM
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -54,6 +61,13 @@ class StoredParameter:
     """The dimension along which several tensor ranks share it; None if each holds all of it."""
     stage: int
     """The first pipeline stage that has it."""
+    group: str = DECAY
+    """The optimizer's."""
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What is kept of it, its step left out."""
+        return (MASTER, *moments_of(self.group))
 
     @property
     def count(self) -> int:
@@ -116,9 +130,12 @@ class CheckpointStore:
         described = self.manifest["parameters"]
         if described is None:
             shapes = self._shapes_of_version_1()
-            return {name: StoredParameter(name, shape, None, stage=0) for name, shape in shapes.items()}
+            return {
+                name: StoredParameter(name, shape, None, stage=0, group=optimizer_group(name))
+                for name, shape in shapes.items()
+            }
         return {
-            name: StoredParameter(name, tuple(entry["shape"]), entry["partition_dim"], entry["stage"])
+            name: StoredParameter(name, **{**entry, "shape": tuple(entry["shape"])})
             for name, entry in described.items()
         }
 
@@ -143,7 +160,7 @@ class CheckpointStore:
 
     @property
     def hyperparameters(self) -> list[dict[str, Any]]:
-        """Of the optimizer's groups, decay and no_decay, as they were at the save."""
+        """Of the groups that DeepSpeed steps (train/engine/optimizer.py), as they were at the save."""
         if not self.zero_stage:
             base = self._model_file(0, 0)["optimizer"]
         else:
@@ -160,7 +177,7 @@ class CheckpointStore:
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
 
     def step(self, name: str) -> float:
-        """Adam's step of one parameter."""
+        """The optimizer's step of one parameter."""
         return self._pieces_of(name, 0)[0].step
 
     def full(self, name: str, state: str = MASTER) -> torch.Tensor:
@@ -180,9 +197,13 @@ class CheckpointStore:
 
         `rows`: how many the whole tensor has in the reader's layout, for those of the vocabulary, whose
         padding depends on the number of tensor ranks; rows beyond the stored ones are left out of the answer.
-        Raises CheckpointError for an unknown name.
+        Raises CheckpointError for an unknown name, or a state that its optimizer does not keep.
         """
         parameter = self._parameter(name)
+        if state not in parameter.states:
+            raise CheckpointError(
+                f"{self.folder}: holds no {state} of {name}, but {', '.join(parameter.states)}."
+            )
         rank, size, dim = part if part.dim is not None else WHOLE
         total = torch.Size((rows or parameter.shape[0], *parameter.shape[1:])).numel()
         count = total // size - start if count is None else count
@@ -225,7 +246,7 @@ class CheckpointStore:
         for piece in self._pieces_of(parameter.name, rank):
             begin, stop = max(first, piece.start), min(end, piece.start + piece.count)
             if begin < stop:
-                # A parameter without moments has not been stepped yet.
+                # A parameter without them has not been stepped yet.
                 values = piece.states.get(state)
                 found.append(
                     values[begin - piece.start : stop - piece.start]
@@ -299,7 +320,7 @@ class CheckpointStore:
         for group, names in zip(optimizer["param_groups"], order, strict=True):
             for number, name in zip(group["params"], names, strict=True):
                 state = optimizer["state"][number]
-                whole = {MASTER: self._module(name, tensor), **{key: state[key] for key in MOMENTS}}
+                whole = {MASTER: self._module(name, tensor), **_moments(state)}
                 flat = {key: value.reshape(-1) for key, value in whole.items()}
                 yield name, _Piece(0, flat[MASTER].numel(), flat, float(state["step"]))
 
@@ -316,7 +337,7 @@ class CheckpointStore:
                     name = self._canonical(found)
                     here = slice(address.start, address.start + address.numel)
                     flat = {kind: values[here] for kind, values in whole.items()}
-                    step = _adam_step(state, base["param_groups"][number])
+                    step = _step(state, base["param_groups"][number])
                     yield name, _Piece(reached.get(name, 0), address.numel, flat, step)
                     reached[name] = reached.get(name, 0) + address.numel
 
@@ -335,7 +356,7 @@ class CheckpointStore:
                     count = min(share, shape.numel() - data * share)
                     if count > 0:
                         flat = {kind: values[offset : offset + count] for kind, values in whole.items()}
-                        step = _adam_step(state, groups.get(number, {}))
+                        step = _step(state, groups.get(number, {}))
                         yield self._canonical(found), _Piece(data * share, count, flat, step)
                     offset += share
 
@@ -375,10 +396,10 @@ class CheckpointStore:
         return {name: tuple(weight.shape) for name, weight in common["module"].items()}
 
 
-def _adam_step(state: dict[str, Any], group: dict[str, Any]) -> float:
+def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
     """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
     return float(state.get("step", group.get("step", 0)))
 
 
 def _moments(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {moment: state[moment] for moment in MOMENTS if moment in state}
+    return {moment: state[moment] for moment in (*ADAM, *MUON) if moment in state}

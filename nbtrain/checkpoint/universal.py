@@ -1,7 +1,8 @@
 """A checkpoint of any layout in DeepSpeed's universal form, for its own loader and for other tools.
 
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
-                                                                    padding
+                                                                    padding; of a matrix that Muon steps
+                                                                    {fp32,momentum_buffer,step}.pt
     <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
                                                                     loads it too
     <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
@@ -32,7 +33,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import OF_VOCABULARY, piped_name
@@ -74,7 +75,8 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
         )
     to.parent.mkdir(parents=True, exist_ok=True)
     total = sum(parameter.count for parameter in store.parameters.values())
-    needed, free = 4 * len(STATES) * total + SPARE_BYTES, shutil.disk_usage(to.parent).free
+    held = sum(4 * len(parameter.states) * parameter.count for parameter in store.parameters.values())
+    needed, free = held + SPARE_BYTES, shutil.disk_usage(to.parent).free
     if free < needed:
         raise CheckpointError(
             f"{display(to)}: needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. Free space, or "
@@ -103,7 +105,7 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
 def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
     folder.mkdir(parents=True)
     partition_dim = store.parameters[name].partition_dim
-    for state in STATES:
+    for state in store.parameters[name].states:
         whole = store.full(name, state)
         if name in OF_VOCABULARY:
             whole = whole[: store.vocab_size]

@@ -9,7 +9,7 @@ What is decided here, and why:
   optimizer of stage 2.
 - With precision.autocast, DeepSpeed sees an fp32 model; the model casts by itself.
 - There is no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with
-  offloading too.
+  offloading too, or our Muon.
 - DeepSpeed does not know about Ulysses: it takes Ulysses ranks for data-parallel ranks with tokens of their
   own, and counts the batch over all of them.
 - A pipeline sends whole activations. DeepSpeed would cut them over the tensor-parallel ranks, as if all of
@@ -76,6 +76,8 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
         "wall_clock_breakdown": parallel.wall_clock_breakdown,
         "communication_data_type": parallel.communication_data_type,
         "zero_force_ds_cpu_optimizer": False,
+        # DeepSpeed knows AdamW by its class, and our Muon is another one.
+        **({"zero_allow_untested_optimizer": True} if config.optimizer.type == "Muon" else {}),
         "zero_optimization": _zero_optimization(config),
     }
     if parallel.pipeline_parallel_size > 1:

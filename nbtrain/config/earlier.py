@@ -7,6 +7,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.backend_section import HostsConfig, SlurmConfig
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.notify_section import NotifyConfig
+from nbtrain.config.schedule_section import OptimizerConfig
 from nbtrain.config.schema import ModelConfig
 from nbtrain.config.watch_section import CheckpointConfig
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
@@ -21,12 +22,20 @@ ADDED = (
 )
 ADDED_TO_MODEL = {name: ModelConfig.model_fields[name].default for name in ADDED}
 
+# As much for `optimizer`, which was AdamW.
+ADDED_TO_OPTIMIZER = {
+    name: field.default
+    for name, field in OptimizerConfig.model_fields.items()
+    if name == "type" or name.startswith("muon_")
+}
+
 # Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
 # such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset(
     {
         "labels",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
+        *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),
         "tokenizer.max_unknown_fraction",
         *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
         "backend.deadline_seconds",
@@ -68,6 +77,8 @@ def renamed(located: Located) -> Located:
 
 
 def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of an earlier revision, by today's names, with what `model` has now."""
+    """{dotted key: value} of an earlier revision, by today's names, with what two sections have now."""
     known = {RENAMED.get(key, key): value for key, value in settings.items()}
-    return {**{f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}, **known}
+    added = {f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}
+    added |= {f"optimizer.{name}": value for name, value in ADDED_TO_OPTIMIZER.items()}
+    return {**added, **known}

@@ -61,6 +61,7 @@ BOUND = (
     Bound("batch.global_batch_size"),
     Bound("batch.rampup"),
     Bound("batch.step_batch_size_schedule"),
+    Bound("optimizer.type", "optimizer"),
     Bound("precision.dtype"),
     Bound("precision.autocast"),
 )

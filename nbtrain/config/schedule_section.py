@@ -13,6 +13,7 @@ from nbtrain.config.fields import (
     FractionBelowOne,
     PositiveAmount,
     PositiveRate,
+    PositiveRatio,
     PositiveSteps,
     RampSamples,
     Rate,
@@ -78,16 +79,36 @@ class BatchConfig(ConfigModel):
 
 
 class OptimizerConfig(ConfigModel):
-    """AdamW; only matrices decay (GPT-3, appendix B)."""
+    """AdamW, or Muon with AdamW; only matrices and embeddings decay (GPT-3, appendix B)."""
 
+    type: Literal["AdamW", "Muon"] = "AdamW"
+    """AdamW steps all parameters. Muon orthogonalizes the momentum of the blocks' matrices, whole matrices in
+    every layout; AdamW steps embeddings, output layer, norms and biases (arXiv:2502.16982)."""
     adam_beta1: FractionBelowOne = 0.9
-    """Decay rate of the first moment."""
+    """AdamW: decay rate of the first moment."""
     adam_beta2: FractionBelowOne = 0.95
-    """Decay rate of the second moment."""
+    """AdamW: decay rate of the second moment."""
     adam_eps: PositiveRate = 1e-8
-    """Added to the square root of the second moment."""
+    """AdamW: added to the square root of the second moment."""
+    muon_lr: PositiveRate | None = None
+    """Muon: peak learning rate of the matrices; null means lr_schedule.lr. Their rate is that of the schedule
+    times muon_lr / lr, min_lr included."""
+    muon_momentum: FractionBelowOne = 0.95
+    """Muon: decay rate of the momentum, a running mean of the gradients."""
+    muon_nesterov: bool = True
+    """Muon: orthogonalize the mean of momentum and gradient, weighted by muon_momentum, instead of the
+    momentum alone."""
+    muon_num_ns_steps: Annotated[int, Field(ge=1, le=20)] = 5
+    """Muon: Newton-Schulz iterations that orthogonalize a matrix; their time is in docs/optimizers.md."""
+    muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
+    """Muon: what the update of a matrix is multiplied by, so that one rate fits all shapes: spectral by
+    sqrt(max(outputs, inputs)), unit_rms_norm by sqrt(outputs / inputs), shape_scaling, which is DeepSpeed's,
+    by sqrt(max(1, outputs / inputs))."""
+    muon_extra_scale_factor: PositiveRatio = 0.2
+    """Muon: a factor on top of muon_scale_mode. With spectral, 0.2 makes updates as large as AdamW's, so that
+    its learning rate and weight decay fit the matrices too (arXiv:2502.16982, section 2.2)."""
     weight_decay: Rate = 0.1
-    """Decoupled weight decay at the end of training; biases and LayerNorms have none."""
+    """Decoupled weight decay at the end of training; biases and norms have none."""
     start_weight_decay: Rate | None = None
     """Weight decay of the first step; null means weight_decay from the first step on."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"

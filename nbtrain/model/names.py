@@ -23,6 +23,7 @@ layers: 0 the word embedding, 1 the positions, then the blocks, the final norm a
 embedding is tied_modules.word_embeddings.
 """
 
+MATRICES = "matrices"
 DECAY = "decay"
 NO_DECAY = "no_decay"
 WORD_EMBEDDINGS = "word_embeddings.weight"
@@ -31,10 +32,16 @@ OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 """Parameters whose rows are tokens, and padding that depends on the number of tensor ranks."""
 
 
-def optimizer_group(name: str) -> str:
-    """`decay` for matrices, `no_decay` for biases and LayerNorms: by name, as ZeRO 3 flattens the shape."""
+def optimizer_group(name: str, muon: bool = False) -> str:
+    """How a parameter is stepped: by name, as ZeRO 3 flattens the shape.
+
+    `no_decay`: biases and norms; `decay`: all others. With Muon the blocks' matrices are `matrices`, and
+    `decay` has what is left: embeddings, and an output layer of its own.
+    """
     module, _, kind = name.rpartition(".")
-    return NO_DECAY if kind.endswith("bias") or module.endswith("layernorm") else DECAY
+    if kind.endswith("bias") or module.endswith("layernorm"):
+        return NO_DECAY
+    return MATRICES if muon and name.startswith("layers.") else DECAY
 
 
 def canonical_name(piped: str, num_layers: int) -> str:

@@ -6,6 +6,7 @@
     data_parallel             hold the same weights and take different samples
     sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
     sequence_data_parallel    data times sequence, the whole data axis: ZeRO cuts the optimizer over it
+    tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
 
 The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism uses the tensor group.
 """
@@ -74,6 +75,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
             for t in tensors
         ],
         "sequence_data_parallel": [ranks([p], range(axis), [t]) for p in pipelines for t in tensors],
+        "tensor_and_data_parallel": [ranks([p], range(axis), tensors) for p in pipelines],
     }
 
 
@@ -87,6 +89,7 @@ class ParallelGroups:
     data_parallel: Group
     sequence_parallel: Group
     sequence_data_parallel: Group
+    tensor_and_data_parallel: Group
 
     @classmethod
     def create(

@@ -37,7 +37,7 @@ from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
 from nbtrain.train.attempt import find_job, this_attempt_number
 from nbtrain.train.engine.engine import TrainEngine
-from nbtrain.train.engine.optimizer import build_optimizer
+from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
 from nbtrain.train.engine.patches import install_patches
 from nbtrain.train.engine.pipeline_engine import PipelineEngine
 from nbtrain.train.engine.plain_engine import PlainEngine
@@ -196,11 +196,12 @@ def build_engine(
     with quiet():
         engine, optimizer, _, _ = deepspeed.initialize(
             model=model,
-            optimizer=build_optimizer(canonical_parameters(model), config.optimizer),
+            optimizer=build_optimizer(canonical_parameters(model), config),
             config=derived,
             mpu=units,
             dist_init_required=False,
         )
+    bind_optimizer(engine, groups)
     engine.train()
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)

@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.earlier import ADDED_LATER, ADDED_TO_MODEL, settings_of_today
+from nbtrain.config.earlier import ADDED_LATER, ADDED_TO_MODEL, ADDED_TO_OPTIMIZER, settings_of_today
 from nbtrain.config.keys import field_keys, unknown_keys
 from nbtrain.config.load import find, flatten, load, load_resolved, to_yaml
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
@@ -600,7 +600,7 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     for key in ADDED_LATER:
         *sections, name = key.split(".")
         del functools.reduce(dict.__getitem__, sections, values)[name]
-        if not key.startswith("model."):
+        if not key.startswith(("model.", "optimizer.")):
             assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config
@@ -626,7 +626,10 @@ def test_what_an_earlier_revision_recorded_of_its_settings():
     """A checkpoint's settings and architecture have today's names, and the values that models had then."""
     config = load("gpt-tiny")
     now = dict(flatten(config.model_dump()))
-    before = {key: value for key, value in now.items() if key.removeprefix("model.") not in ADDED_TO_MODEL}
+    added = {f"model.{name}" for name in ADDED_TO_MODEL} | {
+        f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER
+    }
+    before = {key: value for key, value in now.items() if key not in added}
     before["model.layernorm_epsilon"] = before.pop("model.norm_epsilon")
     assert settings_of_today(before) == now
 

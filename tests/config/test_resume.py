@@ -16,6 +16,7 @@ def recorded(config) -> dict:
     return {
         "architecture": architecture(config),
         "vocab_size": config.tokenizer.vocab_size,
+        "optimizer": config.optimizer.type,
         "tokenizer_sha256": "t" * 64,
         "data_state": data.to_dict(),
     }
@@ -42,6 +43,7 @@ def test_every_row_of_a_checkpoint_is_compared():
     assert set(compared) == {
         "vocab_size",
         "tokenizer_sha256",
+        "optimizer",
         *(f"architecture.{name}" for name in saved["architecture"]),
         *(
             f"data_state.{name}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import ADAM, MASTER, CheckpointStore
 from nbtrain.config.load import load_resolved
 from tests.fixtures.make_old_workspace import RUNS, STEPS, STOPPED_AT, losses, tensors_sha256
 from tests.train import launch
@@ -55,7 +55,9 @@ def nbtrain(workspace: Path, *arguments: str, code: int = 0) -> str:
 def found_in(folder: Path) -> dict[str, str]:
     """{state: SHA-256 of it over all parameters of a checkpoint}."""
     store = CheckpointStore(folder)
-    states = {state: {name: store.full(name, state) for name in store.parameters} for state in STATES}
+    states = {
+        state: {name: store.full(name, state) for name in store.parameters} for state in (MASTER, *ADAM)
+    }
     states["weights"] = {name: store.weights(name) for name in store.parameters}
     hashes = {state: tensors_sha256(tensors) for state, tensors in states.items()}
     return {**hashes, "adam_steps": sorted({store.step(name) for name in store.parameters})}

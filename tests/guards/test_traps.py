@@ -157,6 +157,9 @@ def test_t5_every_rank_has_two_groups(configuration):
     groups = parameter_groups(embedding, 0.1)
     assert [group["name"] for group in groups] == ["decay", "no_decay"]
     assert [len(group["params"]) for group in groups] == [1, 0]
+    # With Muon a stage in the middle has no embedding: decayed and other parameters are one group.
+    groups = parameter_groups(embedding, 0.1, muon=True)
+    assert [group["name"] for group in groups] == ["matrices", "others"]
     block = GPT(GPTConfig(1, 16, 4, 64, 32, 8)).layers[0].named_parameters()
     assert {optimizer_group(canonical_name(f"2.{name}", 1)) for name, _ in block} == {"decay", "no_decay"}
     with pytest.raises(ConfigError, match="each stage holds at least one layer"):
@@ -200,6 +203,7 @@ def test_t7_what_deepspeed_is_told():
     """Seen: with the groups given as they are, the answers are 2 and 2."""
     pairs = {"tensor_model_parallel": (0,), "pipeline_model_parallel": (0,), "model_parallel": (0,)}
     pairs |= {"data_parallel": (0, 2), "sequence_parallel": (0, 1), "sequence_data_parallel": (0, 1, 2, 3)}
+    pairs |= {"tensor_and_data_parallel": (0, 1, 2, 3)}
     units = deepspeed_units(ParallelGroups(**{kind: Group(ranks, 0) for kind, ranks in pairs.items()}))
     assert units is not None
     assert (units.get_data_parallel_world_size(), units.get_sequence_parallel_world_size()) == (4, 1)
@@ -391,7 +395,7 @@ def test_t14_the_optimizer_is_torchs(configuration):
         configuration(Case(), **{"parallel.deepspeed_extra": {"optimizer": {"type": "AdamW"}}})
     model = torch.nn.Linear(2, 2)
     named = [("layers.0.mlp.dense_h_to_4h.weight", model.weight)]
-    assert type(build_optimizer(named, configuration(Case()).optimizer)) is torch.optim.AdamW
+    assert type(build_optimizer(named, configuration(Case()))) is torch.optim.AdamW
 
 
 @pytest.mark.slow

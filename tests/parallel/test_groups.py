@@ -28,6 +28,7 @@ def test_every_rank_is_in_one_group_of_each_kind_of_the_right_size(topology, seq
         "data_parallel": topology.data_parallel_size // sequence,
         "sequence_parallel": sequence,
         "sequence_data_parallel": topology.data_parallel_size,
+        "tensor_and_data_parallel": topology.data_parallel_size * topology.tensor_parallel_size,
     }
     groups = group_ranks(topology, sequence)
     assert list(groups) == list(KINDS) and set(sizes) == set(KINDS)
@@ -44,6 +45,7 @@ def test_the_groups_of_two_stages_two_replicas_and_two_tensor_ranks():
     assert groups["data_parallel"] == groups["sequence_data_parallel"] == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert groups["pipeline_model_parallel"] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert groups["model_parallel"] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert groups["tensor_and_data_parallel"] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_ulysses_ranks_are_neighbours_and_replicas_are_apart():

@@ -113,6 +113,11 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "autocast": {"precision.dtype": "bf16", "precision.autocast": True},
     "fp16": {"precision.dtype": "fp16"},
 }
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    # Another rate than the others', and a step of another length for each shape.
+    "muon": {"optimizer.type": "Muon", "optimizer.muon_lr": 4e-3},
+}
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"parallel.activation_checkpointing.granularity": "selective"},
@@ -163,6 +168,7 @@ class Case:
     recompute: str = "none"
     offload: str = "none"
     model: str = "gpt"
+    optimizer: str = "adamw"
     hpz: int = 0
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further overrides."""
@@ -180,6 +186,7 @@ class Case:
         parts += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
         parts += [f"offload-{self.offload}"] if self.offload != "none" else []
         parts += [self.model] if self.model != "gpt" else []
+        parts += [self.optimizer] if self.optimizer != "adamw" else []
         parts += [f"hpz{self.hpz}"] if self.hpz else []
         return "-".join([*parts, *([self.note] if self.note else [])])
 
@@ -216,6 +223,7 @@ class Case:
             **RECOMPUTE[self.recompute],
             **OFFLOAD[self.offload],
             **MODELS[self.model],
+            **OPTIMIZERS[self.optimizer],
             **hpz,
             **self.extra,
         }
@@ -263,6 +271,8 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, model="llama", recompute=recompute) for recompute in ("selective", "full")]
         cases += [Case(**cut, model="llama", precision=precision) for precision in ("bf16", "autocast")]
         cases += [Case(**cut, model="llama", data=data) for data in ("documents", "packed")]
+        cases += [Case(**cut, optimizer="muon", model=model) for model in ("gpt", "llama")]
+        cases += [Case(**cut, optimizer="muon", precision=precision) for precision in ("bf16", "autocast")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
     # In a pipeline DeepSpeed accumulates fp16 gradients separately, also for the tied embedding.
@@ -270,6 +280,31 @@ def parity_cases() -> list[Case]:
         Case(**cut, precision="fp16")
         for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})
     ]
+    # Muon's matrices in every number of parts, and from sub-groups that cut them elsewhere.
+    cases += [Case(optimizer="muon", zero=zero) for zero in (0, 1, 2, 3)]
+    cases += [
+        Case(**cut, optimizer="muon")
+        for cut in (
+            {"dp": 2, "zero": 0},
+            {"dp": 8, "zero": 1},
+            {"dp": 4, "zero": 2},
+            {"dp": 8, "zero": 3},
+            {"tp": 8},
+            {"tp": 4, "dp": 2, "zero": 3},
+            {"pp": 4, "dp": 2},
+            {"tp": 2, "pp": 2, "dp": 2},
+            {"us": 4, "dp": 2, "zero": 2},
+            {"dp": 2, "precision": "fp16"},
+            {"dp": 2, "zero": 2, "data": "ramp"},
+            {"dp": 2, "zero": 3, "offload": "param"},
+            {"dp": 4, "zero": 3, "hpz": 2},
+        )
+    ]
+    small = {"extra": {"parallel.sub_group_size": 20_000}, "note": "sub-groups"}
+    cases += [Case(dp=dp, zero=3, optimizer="muon", **small) for dp in (1, 2)]
+    settings = {"muon_scale_mode": "shape_scaling", "muon_nesterov": False, "muon_num_ns_steps": 3}
+    extra = {f"optimizer.{key}": value for key, value in settings.items()}
+    cases.append(Case(dp=2, tp=2, zero=2, optimizer="muon", extra=extra, note="settings"))
     compiled = {"extra": {"model.compile": True}, "note": "compiled"}
     cases += [
         Case(**cut, **compiled)

@@ -28,6 +28,7 @@ from tests.parity.reshaping import (
     reshape_cases,
     reshape_cases_bf16,
     reshape_cases_llama,
+    reshape_cases_muon,
     reshaped,
 )
 from tests.parity.resuming import resume_cases, resumed
@@ -100,7 +101,9 @@ def reshape_job(runner: Runner, origin: Case, target: Case) -> Job[Record]:
         "error": "",
         "from": origin.layout,
         "to": target.layout,
-        "kind": origin.precision + (f", model {origin.model}" if origin.model != "gpt" else ""),
+        "kind": origin.precision
+        + (f", model {origin.model}" if origin.model != "gpt" else "")
+        + (", Muon" if origin.optimizer == "muon" else ""),
     }
 
 
@@ -111,7 +114,12 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
     """(name, job) of each case that is not done yet."""
     if table == "reshape":
-        for cases in (reshape_cases(), reshape_cases_bf16(), reshape_cases_llama()):
+        for cases in (
+            reshape_cases(),
+            reshape_cases_bf16(),
+            reshape_cases_llama(),
+            reshape_cases_muon(),
+        ):
             for origin in cases:
                 targets = [case for case in cases if case != origin]
                 left = [case for case in targets if not done(f"{origin.name} -> {case.name}")]

@@ -1,5 +1,7 @@
 """The curve of one process in fp32: a plain loop around plain_gpt.py with torch's AdamW, without DeepSpeed.
 
+With optimizer.type: Muon the blocks' matrices are stepped by plain_muon.py.
+
 Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a
 step, which have tests of their own. A step takes its whole batch in one piece.
 """
@@ -15,6 +17,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
 from tests.parity.plain_gpt import Kind, PlainGPT, angles
+from tests.parity.plain_muon import PlainMuon
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,9 @@ class Curve:
     """At every evaluation.eval_interval_steps."""
     weights: dict[str, torch.Tensor]
     """At the end, by canonical name; the word embedding without padding."""
-    exp_avg: dict[str, torch.Tensor]
-    """Adam's first moments at the end: linear in every gradient, so that a wrong one shows by its name."""
-    exp_avg_sq: dict[str, torch.Tensor]
-    """Its second moments."""
+    moments: dict[str, dict[str, torch.Tensor]]
+    """{kind: {name: tensor}} at the end. Adam's exp_avg, and Muon's momentum_buffer of the matrices that it
+    steps, are linear in every gradient, so that a wrong one shows by its name; Adam's exp_avg_sq."""
 
 
 def plain_model(config: RunConfig) -> PlainGPT:
@@ -126,8 +128,12 @@ def curve(config: RunConfig) -> Curve:
     """
     datasets, schedule, settings = build_datasets(config, None), LrSchedule.of(config), config.optimizer
     model = plain_model(config)
+    by_muon = PlainMuon(model, config) if settings.type == "Muon" else None
+    by_adam = [
+        value for name, value in model.named_parameters() if by_muon is None or name not in by_muon.held
+    ]
     matrices, others = (
-        [parameter for parameter in model.parameters() if (parameter.ndim > 1) == is_matrix]
+        [parameter for parameter in by_adam if (parameter.ndim > 1) == is_matrix]
         for is_matrix in (True, False)
     )
     optimizer = torch.optim.AdamW(
@@ -146,22 +152,31 @@ def curve(config: RunConfig) -> Curve:
         size = config.batch_schedule.size_at(consumed)
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(consumed * config.model.seq_length)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = model(*batch_of(datasets.train, range(consumed, consumed + size)))
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)))
         optimizer.step()
+        if by_muon is not None:
+            by_muon.step(optimizer.param_groups[0]["lr"])
         losses.append(loss.item())
         consumed += size
         if step % config.evaluation.eval_interval_steps == 0 or step == config.train_steps:
             held_out = range(config.evaluation.eval_iters * config.batch.global_batch_size)
             with torch.no_grad():
                 validation.append(model(*batch_of(datasets.valid, held_out)).item())
-    state = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+    state = {
+        name: optimizer.state[parameter]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
+    moments = {kind: {name: state[name][kind] for name in state} for kind in ("exp_avg", "exp_avg_sq")}
+    if by_muon is not None:
+        moments["momentum_buffer"] = by_muon.momentum
     return Curve(
         np.array(losses),
         np.array(norms),
         np.array(validation),
         {name: parameter.detach() for name, parameter in model.named_parameters()},
-        *({name: state[name][kind] for name in state} for kind in ("exp_avg", "exp_avg_sq")),
+        moments,
     )

@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "recompute": ("none", "selective", "full", "every2"),
     "offload": ("none", "optimizer", "both"),
     "model": ("gpt", "llama"),
+    "optimizer": ("adamw", "muon"),
 }
 TRIES = 150
 
@@ -42,6 +43,7 @@ def goes_together(row: Row) -> bool:
         or (case.us > 1 and (case.tp > 1 or case.pp > 1))
         or (case.offload != "none" and case.zero == 0)
         or (case.offload == "both" and case.zero != 3)
+        or (case.offload != "none" and case.optimizer == "muon")
     )
 
 

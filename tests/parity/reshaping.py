@@ -50,7 +50,7 @@ def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
     found = yield from _continue(runner, run, copy, case, AT)
     losses, norms = values(run, range(AT + 1, STEPS + 1))
     if case.precision == "fp32":
-        reference = runner.reference(case.data, case.model)
+        reference = runner.reference(case.data, case.model, case.optimizer)
         expected = reference.losses[AT:], reference.grad_norms[AT:]
     else:
         expected = values(first, range(AT + 1, STEPS + 1))
@@ -93,7 +93,7 @@ def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
     losses, norms = values(run, range(1, STEPS + 1))
     store = CheckpointStore(run.checkpoint(STEPS))
     assert {store.step(parameter) for parameter in store.parameters} == {STEPS}
-    reference = runner.reference(cases[0].data, cases[0].model)
+    reference = runner.reference(cases[0].data, cases[0].model, cases[0].optimizer)
     loss = float(np.abs(losses - reference.losses).max())
     assert loss <= LOSS_TOLERANCE[precision], f"{name}: the loss deviates by {loss:.2g}"
     return Reshaped(loss, float(np.abs(norms - reference.grad_norms).max()), tensors)
@@ -119,6 +119,12 @@ def reshape_cases() -> list[Case]:
 def reshape_cases_llama() -> list[Case]:
     """Half of them, with the layers of a Llama."""
     return [replace(case, model="llama") for case in reshape_cases()[1::2]]
+
+
+def reshape_cases_muon() -> list[Case]:
+    """Half of them, of every stage and cut, with Muon."""
+    cases = [replace(case, optimizer="muon", offload="none") for case in reshape_cases()]
+    return [cases[index] for index in (0, 3, 4, 8, 10)]
 
 
 def reshape_cases_bf16() -> list[Case]:

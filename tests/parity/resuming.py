@@ -164,6 +164,15 @@ def resume_cases() -> list[Case]:
         {"us": 2},
     )
     cases += [Case(**layout, model="llama") for layout in llama]
+    muon = (
+        {"zero": 0},
+        {"dp": 2, "zero": 1, "precision": "bf16"},
+        {"dp": 2, "zero": 3},
+        {"tp": 2, "sp": True, "dp": 2, "zero": 2},
+        {"pp": 2, "precision": "bf16", "extra": background, "note": "async"},
+        {"us": 2, "zero": 3},
+    )
+    cases += [Case(**layout, optimizer="muon") for layout in muon]
     return cases
 
 

@@ -20,7 +20,7 @@ import torch
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.events import read_events
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.torch_files import load_file
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes
 from nbtrain.config.load import load_resolved
@@ -33,6 +33,8 @@ TRAIN = "nbtrain.train.__main__:main"
 TIMEOUT_SECONDS = 900.0
 # Of a run: fields.Name.
 NAME_LENGTH = 53
+# Kinds of state that are first moments, beside exp_avg itself.
+FIRST = {"momentum_buffer": "exp_avg"}
 
 Found = TypeVar("Found")
 Job = Generator[Launch, Ended, Found]
@@ -61,7 +63,8 @@ class Deviation:
     weights_mean: float
     """Mean over the weights of the worst parameter."""
     exp_avg: float
-    """Of a parameter's first moments, relative to their norm: shows a missing or scaled gradient."""
+    """Of a parameter's first moments, Muon's momentum among them, relative to their norm: shows a missing or
+    scaled gradient."""
     exp_avg_sq: float
     """Of a parameter's second moments, relative to their norm."""
 
@@ -76,7 +79,7 @@ class Runner:
 
     def __init__(self, server: ForkServer, root: Path, home: Path):
         self.server, self.root, self.home = server, root, home
-        self._references: dict[tuple[str, str], Curve] = {}
+        self._references: dict[tuple[str, ...], Curve] = {}
 
     # --- launches -----------------------------------------------------------------------------------------
 
@@ -160,21 +163,22 @@ class Runner:
 
     # --- against one process ------------------------------------------------------------------------------
 
-    def reference(self, data: str, model: str = "gpt") -> Curve:
+    def reference(self, data: str, model: str = "gpt", optimizer: str = "adamw") -> Curve:
         """The curve of one process over a kind of data."""
-        if (data, model) not in self._references:
-            overrides = Case(data=data, model=model, zero=0).overrides
-            run = launch.make_run(self.root, overrides, f"reference-{data}-{model}")
+        key = (data, model, optimizer)
+        if key not in self._references:
+            overrides = Case(data=data, model=model, optimizer=optimizer, zero=0).overrides
+            run = launch.make_run(self.root, overrides, f"reference-{'-'.join(key)}")
             with _environment("NBTRAIN_DATA", str(self.home)):
-                self._references[data, model] = curve(load_resolved(run.config_yaml))
-        return self._references[data, model]
+                self._references[key] = curve(load_resolved(run.config_yaml))
+        return self._references[key]
 
     def parity(self, case: Case) -> Job[Deviation]:
         """Train it, and compare."""
         run = self.make_run(case, case.name)
         yield from self.train(run, case)
         check_size(run)
-        return deviation(run, self.reference(case.data, case.model))
+        return deviation(run, self.reference(case.data, case.model, case.optimizer))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
         """How far the (loss, gradient norm) of DeepSpeed's own tensor parallelism is from ours, at most.
@@ -225,13 +229,13 @@ def deviation(run: RunDir, reference: Curve) -> Deviation:
     assert sorted(store.parameters) == sorted(reference.weights), f"{run.name}: {sorted(store.parameters)}"
     found = {"fp32": [], "mean": [], "exp_avg": [], "exp_avg_sq": []}
     for name, expected in reference.weights.items():
-        assert store.step(name) == steps, f"{run.name}: {name} is at Adam's step {store.step(name)}"
+        assert store.step(name) == steps, f"{run.name}: {name} is at step {store.step(name)}"
         difference = (store.full(name)[: len(expected)] - expected).abs()
         found["fp32"].append(float(difference.max()))
         found["mean"].append(float(difference.mean()))
-        for kind in ("exp_avg", "exp_avg_sq"):
-            ours, theirs = store.full(name, kind)[: len(expected)], getattr(reference, kind)[name]
-            found[kind].append(float((ours - theirs).norm() / theirs.norm()))
+        for kind in store.parameters[name].states[1:]:
+            ours, theirs = store.full(name, kind)[: len(expected)], reference.moments[kind][name]
+            found[FIRST.get(kind, kind)].append(float((ours - theirs).norm() / theirs.norm()))
     worst = [max(entries) for entries in found.values()]
     return Deviation(
         float(np.abs(losses - reference.losses).max()),
@@ -255,7 +259,8 @@ def contents(folder: Path) -> dict[str, str]:
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
         rows = store.vocab_size if name in ("word_embeddings.weight", "output_layer.weight") else None
-        parts = [store.full(name, state)[:rows] for state in STATES] + [store.weights(name)[:rows]]
+        states = store.parameters[name].states
+        parts = [store.full(name, state)[:rows] for state in states] + [store.weights(name)[:rows]]
         digest = hashlib.sha256(f"{store.step(name)}".encode())
         for part in parts:
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())

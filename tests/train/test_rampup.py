@@ -62,7 +62,7 @@ def bare_loop(config):
     """[(loss, gradient norm)] of plain PyTorch in one process, each step in one piece."""
     datasets = build_datasets(config, None)
     model, schedule = build_model(config), LrSchedule.of(config)
-    optimizer = build_optimizer(model.named_parameters(), config.optimizer)
+    optimizer = build_optimizer(model.named_parameters(), config)
     consumed, curve = 0, []
     for size in SIZES:
         samples = [datasets.train.sample(position) for position in range(consumed, consumed + size)]

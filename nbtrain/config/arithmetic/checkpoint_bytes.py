@@ -1,6 +1,7 @@
 """How many bytes a checkpoint takes on disk, for planner, preflight, supervisor and trainer alike.
 
-    state         of each (pipeline, tensor) rank: weights, fp32 masters, two moments; data ranks divide them
+    state         of each (pipeline, tensor) rank: weights, fp32 masters, two moments, or with Muon the one
+                  momentum of a matrix; data ranks divide them
     descriptions  names of tensors in each file, and the random state of every rank in each model file
 
 The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions
@@ -8,7 +9,11 @@ are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity
 every checkpoint that the parity matrix writes.
 """
 
-from nbtrain.config.arithmetic.parameters import count_stage_parameters, tensors_of_a_layer
+from nbtrain.config.arithmetic.parameters import (
+    block_matrices,
+    count_stage_parameters,
+    tensors_of_a_layer,
+)
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
@@ -35,11 +40,6 @@ def weight_bytes(config: RunConfig) -> int:
     return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
 
 
-def optimizer_bytes_per_parameter(config: RunConfig) -> int:
-    """Two fp32 moments, and the fp32 masters that every ZeRO stage but 0 keeps, in fp32 too."""
-    return 8 if config.parallel.zero_stage == 0 else 12
-
-
 def state_bytes(config: RunConfig) -> int:
     """Bytes of all tensors of one checkpoint, over all ranks.
 
@@ -48,14 +48,29 @@ def state_bytes(config: RunConfig) -> int:
     no weight of its own: PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the
     masters.
     """
-    stages = config.parallel.pipeline_parallel_size
+    return _weight_state_bytes(config) + _optimizer_state_bytes(config)
+
+
+def _weight_state_bytes(config: RunConfig) -> int:
+    parallel = config.parallel
+    if parallel.zero_stage == 3:
+        return 0
+    stages = parallel.pipeline_parallel_size
     held = [count_stage_parameters(config, stage) for stage in range(stages)]
-    stepped = sum(parameters.total for parameters in held)
-    weights = 0
-    if config.parallel.zero_stage < 3:
-        weights = stepped - (held[-1].word_embeddings if stages > 1 else 0)
-    found = stepped * optimizer_bytes_per_parameter(config) + weights * weight_bytes(config)
-    return found * config.parallel.tensor_parallel_size
+    weights = sum(parameters.total for parameters in held)
+    weights -= held[-1].word_embeddings if stages > 1 else 0
+    return weights * weight_bytes(config) * parallel.tensor_parallel_size
+
+
+def _optimizer_state_bytes(config: RunConfig) -> int:
+    """The fp32 masters that every ZeRO stage but 0 keeps, in fp32 too, and fp32 moments."""
+    parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
+    stages = range(parallel.pipeline_parallel_size)
+    stepped = sum(count_stage_parameters(config, stage).total for stage in stages)
+    matrices = config.model.num_layers * sum(block_matrices(shape_of(config), tensor))
+    moments = 2 * stepped - (matrices if config.optimizer.type == "Muon" else 0)
+    masters = stepped if parallel.zero_stage else 0
+    return 4 * (masters + moments) * tensor
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
@@ -72,10 +87,7 @@ def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
     whole = checkpoint_bytes(config)
     if config.parallel.zero_stage == 0:
         return whole
-    cut = optimizer_bytes_per_parameter(config) / (
-        optimizer_bytes_per_parameter(config) + weight_bytes(config)
-    )
-    share = cut if config.parallel.zero_stage < 3 else 1.0
+    share = _optimizer_state_bytes(config) / state_bytes(config)
     return int(whole * (1 - share + share / nodes))
 
 

@@ -62,12 +62,10 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
     (parallel/query_groups.py).
     """
     hidden, ffn, bias = shape.hidden_size, shape.ffn_hidden_size, shape.bias
-    columns = (shape.query_width + 2 * shape.kv_width) // tensor
-    attention = (
-        hidden * columns + shape.query_width * hidden // tensor + bias * hidden + shape.qkv_bias * columns
-    )
+    attention_weights, mlp_weights = block_matrices(shape, tensor)
+    attention = attention_weights + bias * hidden + shape.qkv_bias * _qkv_columns(shape, tensor)
     opened = (2 if shape.gated else 1) * ffn
-    mlp = shape.mlp_weights // tensor + bias * (opened // tensor + hidden)
+    mlp = mlp_weights + bias * (opened // tensor + hidden)
     words = shape.output_weights // tensor
     return Parameters(
         word_embeddings=words if first or (last and shape.tied) else 0,
@@ -77,6 +75,17 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
         layernorm=(2 * layers + last) * shape.norm_parameters + layers * shape.head_norm_parameters,
         output_layer=words if last and not shape.tied else 0,
     )
+
+
+def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
+    """Elements of the matrices of one block on one rank: of attention, and of the MLP."""
+    hidden = shape.hidden_size
+    attention = hidden * _qkv_columns(shape, tensor) + shape.query_width * hidden // tensor
+    return attention, shape.mlp_weights // tensor
+
+
+def _qkv_columns(shape: Shape, tensor: int) -> int:
+    return (shape.query_width + 2 * shape.kv_width) // tensor
 
 
 def tensors_of_a_layer(shape: Shape) -> int:

@@ -26,7 +26,7 @@ from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
 from nbtrain.config.rules.zero import ZERO_RULES
-from nbtrain.config.schedule_section import UNITS, given_unit
+from nbtrain.config.schedule_section import UNITS, OptimizerConfig, given_unit
 from nbtrain.config.schema import RunConfig
 
 
@@ -212,6 +212,19 @@ def weight_decay_has_its_start(config: RunConfig) -> Problems:
         )
 
 
+def muon_settings_have_muon(config: RunConfig) -> Problems:
+    """What only Muon reads is not set for AdamW."""
+    if config.optimizer.type == "Muon":
+        return
+    for name, field in OptimizerConfig.model_fields.items():
+        if name.startswith("muon_") and getattr(config.optimizer, name) != field.default:
+            yield (
+                f"{found(config, f'optimizer.{name}')}\n"
+                f"  is read with optimizer.type: Muon only, and type is {config.optimizer.type}. Take it "
+                "out, or set type: Muon."
+            )
+
+
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
     """Only checkpoints that are written can be kept."""
     checkpoint = config.checkpoint
@@ -358,6 +371,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     warmup_ends_before_decay,
     decay_style_has_its_amounts,
     weight_decay_has_its_start,
+    muon_settings_have_muon,
     kept_checkpoints_exist,
     local_checkpoints_have_a_place,
     rollback_has_a_checkpoint,

@@ -165,6 +165,7 @@ KINDS: tuple[Kind, ...] = (
         Kind(value, short, f"{value} recomputation of activations", RECOMPUTED, value, axis="recomputation")
         for value, short in (("selective", "sel"), ("full", "full"))
     ),
+    Kind("muon", "Muon", "Muon for the blocks' matrices", "optimizer.type", "Muon"),
     Kind("compile", "comp", "torch.compile, block by block", "model.compile", True),
     Kind("async_save", "save", "asynchronous saving of checkpoints", "checkpoint.async_save", True),
     Kind("cpu", "CPU", "resources.device: cpu", "resources.device", "cpu"),
@@ -206,6 +207,11 @@ qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_grad
 fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
 fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
     fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.
+muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes
+    minutes on a host's cores | Set offload_optimizer.device: none, or optimizer.type: AdamW.
+muon | offload_param_nvme qwz qgz | such a run has not been compared with one process yet | Set
+    offload_param.device: cpu, zero_quantized_weights: false and zero_quantized_gradients: false, or
+    optimizer.type: AdamW.
 fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
 compile | zero3 | torch's compiler cannot follow parameters that are cut and gathered again between their uses
     | Set compile: false, or zero_stage: 2.

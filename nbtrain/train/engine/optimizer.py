@@ -1,48 +1,104 @@
-"""AdamW in exactly two groups, `decay` and `no_decay`, chosen by canonical name.
+"""The optimizer that DeepSpeed is given: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
 
-Every rank has both groups, whatever it holds: ZeRO makes one collective per group. torch's fused kernel runs
-on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built on first use.
+    AdamW   decay, no_decay       matrices and embeddings decay, biases and norms do not
+    Muon    matrices, others      the matrices of the blocks, and everything else, of which embeddings and
+                                  output layer decay (embedding_decay)
+
+Every rank has both groups, whatever it holds: ZeRO makes one collective per group, and takes no empty one.
+That is why Muon has no third group for embeddings, which a stage in the middle of a pipeline does not hold.
+torch's fused kernel of AdamW runs on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built
+on first use.
 """
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from nbtrain.config.schedule_section import OptimizerConfig
-from nbtrain.model.names import DECAY, NO_DECAY, optimizer_group
+from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.gpt_pipe import canonical_parameters
+from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, optimizer_group
+from nbtrain.model.packing import matrices_of
+from nbtrain.parallel.groups import ALONE, ParallelGroups
+from nbtrain.parallel.tensor import partition_dim
 from nbtrain.train.engine.engine import TrainEngine
+from nbtrain.train.engine.muon import Muon, Shard
+
+Named = Iterable[tuple[str, nn.Parameter]]
+OTHERS = "others"
 
 
-def parameter_groups(named_parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
-    """[decay, no_decay], each in the order of `named_parameters`, whose names are canonical."""
-    members: dict[str, list[nn.Parameter]] = {DECAY: [], NO_DECAY: []}
+def parameter_groups(
+    named_parameters: Named, weight_decay: float, muon: bool = False
+) -> list[dict[str, Any]]:
+    """Two groups, each in the order of `named_parameters`, whose names are canonical."""
+    members: dict[str, list[nn.Parameter]] = {
+        name: [] for name in ((MATRICES, OTHERS) if muon else (DECAY, NO_DECAY))
+    }
     for name, parameter in named_parameters:
-        members[optimizer_group(name)].append(parameter)
-    return [
-        {"name": group, "params": parameters, "weight_decay": weight_decay if group == DECAY else 0.0}
-        for group, parameters in members.items()
-    ]
+        group = optimizer_group(name, muon)
+        members[group if group in members else OTHERS].append(parameter)
+    return [{"name": name, "params": held, **_decay(name, weight_decay)} for name, held in members.items()]
 
 
-def build_optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
-) -> torch.optim.AdamW:
-    """AdamW for parameters by canonical name; the trainer sets each step's rate and decay."""
-    return torch.optim.AdamW(
-        parameter_groups(named_parameters, config.weight_decay),
-        lr=0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_eps,
-        fused=True,
+def _decay(group: str, weight_decay: float) -> dict[str, float]:
+    if group == OTHERS:
+        return {"weight_decay": 0.0, "embedding_decay": weight_decay}
+    return {"weight_decay": 0.0 if group == NO_DECAY else weight_decay}
+
+
+def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.AdamW:
+    """For parameters by canonical name; the trainer sets each step's rate and decay."""
+    settings = config.optimizer
+    muon = settings.type == "Muon"
+    groups = parameter_groups(named_parameters, settings.weight_decay, muon)
+    betas, eps = (settings.adam_beta1, settings.adam_beta2), settings.adam_eps
+    if not muon:
+        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+    groups[0] |= {
+        "momentum": settings.muon_momentum,
+        "nesterov": settings.muon_nesterov,
+        "lr_factor": (settings.muon_lr or config.lr_schedule.lr) / config.lr_schedule.lr,
+    }
+    return Muon(
+        groups,
+        partial(matrices_of, GPTConfig.of(config)),
+        settings.muon_num_ns_steps,
+        settings.muon_scale_mode,
+        settings.muon_extra_scale_factor,
+        torch.bfloat16 if config.precision.dtype == "bf16" else torch.float32,
+        betas=betas,
+        eps=eps,
+    )
+
+
+def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
+    """Tell Muon where DeepSpeed has put each parameter. Called by all ranks together."""
+    optimizer = base_optimizer(engine)
+    if not isinstance(optimizer, Muon):
+        return
+    parameters = dict(canonical_parameters(engine.module))
+    shards = {
+        name: Shard(live_shape(parameter), partition_dim(parameter))
+        for name, parameter in parameters.items()
+        if optimizer_group(name, muon=True) == MATRICES
+    }
+    is_whole = not engine.zero_optimization_stage()
+    stage = ALONE if is_whole else groups.tensor_and_data_parallel
+    optimizer.bind(
+        live_tensors(engine, parameters), shards, stage, groups.tensor_model_parallel, at_once=is_whole
     )
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:
-    """Set learning rate and decay of the coming step; only the group `decay` has a decay."""
+    """Set learning rate and decay of the coming step; biases and norms have no decay."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-        group["weight_decay"] = weight_decay if group["name"] == DECAY else 0.0
+        group["lr"] = learning_rate * group.get("lr_factor", 1.0)
+        group |= _decay(group["name"], weight_decay)
 
 
 def set_batch_size(engine: TrainEngine, batch_size: int) -> int:

@@ -791,6 +791,12 @@ BROKEN = {
         "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the "
         "style to constant.",
     ),
+    "settings of Muon for AdamW": (
+        "gpt-125m",
+        ["optimizer.muon_lr=0.02"],
+        "@: optimizer.muon_lr = 0.02\n"
+        "  is read with optimizer.type: Muon only, and type is AdamW. Take it out, or set type: Muon.",
+    ),
     "the best of no validation": (
         "gpt-125m",
         ["checkpoint.keep_best=true", "evaluation.eval_iters=0"],

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from nbtrain.config.schedule_section import OptimizerConfig
+from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig
+from nbtrain.train.engine.muon import Muon
 from nbtrain.train.engine.optimizer import build_optimizer, parameter_groups, set_rates
+from tests.train import launch
 
 
 @pytest.fixture
@@ -13,8 +15,18 @@ def model():
     return GPT(GPTConfig(2, 16, 2, 32, 32, 8))
 
 
-def test_exactly_two_groups_hold_every_parameter_once(model):
-    optimizer = build_optimizer(model.named_parameters(), OptimizerConfig(weight_decay=0.3))
+@pytest.fixture
+def configured(tmp_path):
+    def configured(**optimizer):
+        (tmp_path / "tiny.yaml").write_text(launch.TINY)
+        return load(tmp_path / "tiny.yaml", {f"optimizer.{key}": value for key, value in optimizer.items()})
+
+    return configured
+
+
+def test_exactly_two_groups_hold_every_parameter_once(model, configured):
+    optimizer = build_optimizer(model.named_parameters(), configured(weight_decay=0.3))
+    assert type(optimizer) is torch.optim.AdamW
     assert [(group["name"], group["weight_decay"]) for group in optimizer.param_groups] == [
         ("decay", 0.3),
         ("no_decay", 0.0),
@@ -24,8 +36,24 @@ def test_exactly_two_groups_hold_every_parameter_once(model):
     assert all(value.dim() == 1 for value in optimizer.param_groups[1]["params"])
 
 
-def test_the_rate_is_set_in_both_groups(model):
-    optimizer = build_optimizer(model.named_parameters(), OptimizerConfig())
+def test_with_muon_they_are_matrices_and_others(model, configured):
+    optimizer = build_optimizer(model.named_parameters(), configured(type="Muon", weight_decay=0.3))
+    assert type(optimizer) is Muon
+    assert [(group["name"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        ("matrices", 0.3),
+        ("others", 0.0),
+    ]
+    assert optimizer.param_groups[1]["embedding_decay"] == 0.3
+    held = [id(value) for group in optimizer.param_groups for value in group["params"]]
+    assert sorted(held) == sorted(id(value) for value in model.parameters())
+    matrices = {id(value) for value in optimizer.param_groups[0]["params"]}
+    expected = {name for name, value in model.named_parameters() if "layers." in name and value.dim() == 2}
+    assert {name for name, value in model.named_parameters() if id(value) in matrices} == expected
+    assert len(expected) == 2 * 4
+
+
+def test_the_rate_is_set_in_both_groups(model, configured):
+    optimizer = build_optimizer(model.named_parameters(), configured())
     set_rates(optimizer, 0.25, 0.05)
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [
         (0.25, 0.05),
@@ -33,8 +61,20 @@ def test_the_rate_is_set_in_both_groups(model):
     ]
 
 
+def test_muon_has_a_rate_of_its_own(model, configured):
+    """TINY's rate is 1e-3: a matrix' rate is as many times the schedule's at every step."""
+    for muon_lr, factor in ((None, 1.0), (2e-2, 20.0)):
+        optimizer = build_optimizer(model.named_parameters(), configured(type="Muon", muon_lr=muon_lr))
+        set_rates(optimizer, 0.25, 0.05)
+        matrices, others = optimizer.param_groups
+        assert (matrices["lr"], matrices["weight_decay"]) == pytest.approx((0.25 * factor, 0.05))
+        assert (others["lr"], others["weight_decay"], others["embedding_decay"]) == (0.25, 0.0, 0.05)
+
+
 def test_names_decide_not_shapes():
     """Inside zero.Init every parameter is empty and of one dimension."""
     empty = torch.nn.Parameter(torch.empty(0))
-    named = [("layers.0.mlp.dense_h_to_4h.weight", empty), ("final_layernorm.weight", empty)]
-    assert [len(group["params"]) for group in parameter_groups(named, 0.1)] == [1, 1]
+    names = ("layers.0.mlp.dense_h_to_4h.weight", "final_layernorm.weight", "word_embeddings.weight")
+    for muon, expected in ((False, [2, 1]), (True, [1, 2])):
+        groups = parameter_groups([(name, empty) for name in names], 0.1, muon)
+        assert [len(group["params"]) for group in groups] == expected

@@ -1,0 +1,92 @@
+"""Where each parameter's elements lie in the tensors that a live optimizer steps, whatever engine cut them.
+
+ZeRO 0                  every parameter is a tensor of its own
+ZeRO 1, 2               one flat tensor for each group; a parameter has a fragment of it, or none
+(and BF16_Optimizer)
+ZeRO 3                  one flat tensor for each sub-group; parameters' padded parts lie end to end
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class LivePart(NamedTuple):
+    """Elements [start, start + count) of this tensor rank's part of a parameter."""
+
+    name: str
+    start: int
+    count: int
+    offset: int
+    """Where they begin in the tensor that the optimizer steps."""
+
+
+class LiveTensor(NamedTuple):
+    """One tensor that the optimizer steps."""
+
+    group: dict[str, Any]
+    """The optimizer's."""
+    tensor: torch.Tensor
+    """fp32: the masters, or in ZeRO 0 the parameter itself."""
+    parts: list[LivePart]
+    names: list[str]
+    """Parameters of which any rank has a part in it."""
+
+
+def base_optimizer(engine: Any) -> Any:
+    """The optimizer that DeepSpeed's own wraps; without ZeRO it stands alone."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Of this tensor rank's part, under ZeRO 3 too."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def live_tensors(engine: Any, parameters: dict[str, nn.Parameter]) -> Iterator[LiveTensor]:
+    """All that this rank's optimizer steps. `parameters`: the model's, by canonical name."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_partitioned_groups_flat"):
+        return _partitioned(optimizer, names)
+    if engine.zero_optimization_stage() or hasattr(optimizer, "bf16_groups"):
+        return _flat(optimizer, names)
+    return _plain(optimizer, names)
+
+
+def _plain(optimizer: Any, names: dict[int, str]) -> Iterator[LiveTensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            part = LivePart(name, 0, parameter.numel(), 0)
+            yield LiveTensor(group, parameter, [part], [name])
+
+
+def _flat(optimizer: Any, names: dict[int, str]) -> Iterator[LiveTensor]:
+    is_bf16 = hasattr(optimizer, "bf16_groups")
+    groups = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
+    flats = optimizer.fp32_groups_flat_partition if is_bf16 else optimizer.single_partition_of_fp32_groups
+    for live_group, group, flat in zip(optimizer.optimizer.param_groups, groups, flats, strict=True):
+        parts = []
+        for parameter in group:
+            if (mapping := parameter._hp_mapping) is not None:
+                here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
+                parts.append(LivePart(names[id(parameter)], there.start, there.numel, here.start))
+        yield LiveTensor(live_group, flat, parts, [names[id(parameter)] for parameter in group])
+
+
+def _partitioned(optimizer: Any, names: dict[int, str]) -> Iterator[LiveTensor]:
+    rank = torch.distributed.get_rank(optimizer.dp_process_group)
+    flats = zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
+    for number, (group, flat) in enumerate(flats):
+        live_group = optimizer.optimizer.param_groups[optimizer.sub_group_to_group_id[number]]
+        parts, offset = [], 0
+        for parameter in group:
+            share = parameter.ds_tensor.ds_numel
+            count = min(share, parameter.ds_numel - rank * share)
+            if count > 0:
+                parts.append(LivePart(names[id(parameter)], rank * share, count, offset))
+            offset += share
+        yield LiveTensor(live_group, flat, parts, [names[id(parameter)] for parameter in group])

@@ -1,0 +1,21 @@
+"""The matrices that one parameter packs: queries, keys and values lie in one, group after group.
+
+An optimizer that treats matrices as such (Muon) takes them apart: of a whole packed matrix it would mix the
+directions of queries, keys and values.
+"""
+
+import torch
+
+from nbtrain.model.gpt_config import GPTConfig
+
+
+def matrices_of(config: GPTConfig, name: str, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Views of a block's whole matrix [o, i], each [.., i]: its rows in any order make one matrix.
+
+    `name` is canonical (names.py).
+    """
+    if not name.endswith("attention.query_key_value.weight"):
+        return [weight]
+    # [g, n/g + 2, d, i]
+    packed = weight.unflatten(0, (config.query_groups, -1, config.head_size))
+    return [packed[:, :-2], packed[:, -2], packed[:, -1]]

@@ -1,0 +1,254 @@
+"""Muon for the blocks' matrices, AdamW for everything else, in one optimizer that DeepSpeed wraps.
+
+DeepSpeed's own Muon orthogonalizes before it takes the gradients' norm, so that clipping acts on the
+orthogonalized update. This one is to DeepSpeed an optimizer like AdamW: it is given this rank's part of the
+averaged, clipped gradients, in every ZeRO stage. Of these parts
+
+    momentum    is kept, element by element: cut, saved and read as Adam's moments are
+    exchange    all parts of a matrix, over data-parallel and tensor-parallel ranks, go to one rank
+    Newton-Schulz   there, of the whole matrix; query, key and value, which one parameter packs, apart
+    exchange    the parts of what came out go back
+
+so that every layout makes the update of one process, and each matrix is orthogonalized once. In ZeRO 0 every
+rank has all matrices, and nothing is sent.
+
+Both sides of the exchange have the products' format: fp32, or bf16 if the run's is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.checkpoint.live_parts import LiveTensor
+from nbtrain.model.names import DECAY, MATRICES, optimizer_group
+from nbtrain.parallel.groups import Group
+from nbtrain.train.engine.newton_schulz import flops, orthogonalize_
+
+MatricesOf = Callable[[str, torch.Tensor], list[torch.Tensor]]
+"""(canonical name, whole weight) -> views of its matrices (model/packing.py)."""
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "spectral": lambda outputs, inputs: max(outputs, inputs) ** 0.5,
+    "unit_rms_norm": lambda outputs, inputs: (outputs / inputs) ** 0.5,
+    "shape_scaling": lambda outputs, inputs: max(1.0, outputs / inputs) ** 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A matrix as tensor-parallel ranks hold it."""
+
+    shape: tuple[int, ...]
+    """Of each rank's part."""
+    dim: int | None
+    """Along which the parts make the whole; None if each rank holds all of it."""
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW over the group `others`, Muon over the group `matrices`; bind() before the first step."""
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        matrices_of: MatricesOf,
+        num_ns_steps: int,
+        scale_mode: str,
+        extra_scale_factor: float,
+        products: torch.dtype,
+        **adam: Any,
+    ):
+        """`groups` are those of optimizer.py; `products`: the format of Newton-Schulz."""
+        super().__init__(groups, lr=0.0, weight_decay=0.0, fused=True, **adam)
+        self.matrices_of, self.num_ns_steps, self.products = matrices_of, num_ns_steps, products
+        self.scale, self.extra_scale_factor = SCALES[scale_mode], extra_scale_factor
+        self._decayed: dict[torch.Tensor, list[slice]] = {}
+        self._exchanges: dict[torch.Tensor, Exchange] = {}
+
+    def bind(
+        self,
+        tensors: Iterable[LiveTensor],
+        shards: dict[str, Shard],
+        stage: Group,
+        tensor: Group,
+        at_once: bool,
+    ) -> None:
+        """Say where parameters lie in what step() will be given. Called by all ranks together, once.
+
+        `shards`: of the matrices, by canonical name. `stage`: the ranks that hold parts of the same
+        matrices, ALONE if each holds all of them; `tensor`: the tensor-parallel ranks among them. `at_once`:
+        all tensors of a group are stepped in one call, and not one by one.
+        """
+        matrices: list[list[LiveTensor]] = []
+        for held in tensors:
+            if held.group["name"] != MATRICES:
+                spans = [
+                    slice(part.offset, part.offset + part.count)
+                    for part in held.parts
+                    if optimizer_group(part.name, muon=True) == DECAY
+                ]
+                self._decayed[held.tensor] = spans
+            elif at_once and matrices:
+                matrices[0].append(held)
+            else:
+                matrices.append([held])
+        for together in matrices:
+            self._exchanges[together[0].tensor] = Exchange(together, shards, self._cost, stage, tensor)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of the groups that `param_groups` holds at the moment: ZeRO steps them one by one."""
+        every = self.param_groups
+        others = [group for group in every if group["name"] != MATRICES and group["params"]]
+        for group in every:
+            if group["name"] == MATRICES and group["params"]:
+                self._step_matrices(group)
+        for group in others:
+            for parameter in group["params"]:
+                for span in self._decayed[parameter]:
+                    parameter.view(-1)[span].mul_(1 - group["lr"] * group["embedding_decay"])
+        if others:
+            self.param_groups = others
+            try:
+                super().step()
+            finally:
+                self.param_groups = every
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        parameters, updates = group["params"], []
+        for parameter in parameters:
+            state, gradient = self.state[parameter], parameter.grad
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            state["step"] += 1
+            momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+            # The gradient has done its work and takes the update: no third tensor of the size of a part.
+            updates.append(
+                gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else gradient.copy_(momentum)
+            )
+        self._exchanges[parameters[0]].replace_(updates, self._orthogonalize, self.products)
+        for parameter, update in zip(parameters, updates):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+    def _orthogonalize(self, wholes: list[tuple[str, torch.Tensor]]) -> None:
+        matrices = []
+        for name, whole in wholes:
+            for view in self.matrices_of(name, whole):
+                factor = self.scale(view.shape[:-1].numel(), view.shape[-1]) * self.extra_scale_factor
+                matrices.append((view, factor))
+        orthogonalize_(matrices, self.num_ns_steps, self.products)
+
+    def _cost(self, name: str, shape: tuple[int, ...]) -> int:
+        views = self.matrices_of(name, torch.empty(shape, device="meta"))
+        return sum(flops(view.shape[:-1].numel(), view.shape[-1], self.num_ns_steps) for view in views)
+
+
+class Exchange:
+    """The matrices of which one call of step() holds parts, and the rank that each of them goes to."""
+
+    def __init__(
+        self,
+        tensors: Sequence[LiveTensor],
+        shards: dict[str, Shard],
+        cost: Callable[[str, tuple[int, ...]], int],
+        stage: Group,
+        tensor: Group,
+    ):
+        self.tensors, self.shards, self.stage, self.tensor = tensors, shards, stage, tensor
+        if stage.size == 1:
+            return
+        mine = [(number, part) for number, held in enumerate(tensors) for part in held.parts]
+        told = (tensor.rank, [(part.name, part.start, part.count) for _, part in mine])
+        everyone: list[Any] = [None] * stage.size
+        dist.all_gather_object(everyone, told, group=stage.process_group)
+        names = dict.fromkeys(name for _, parts in everyone for name, _, _ in parts)
+        owners = self._owners({name: cost(name, self._whole_shape(name)) for name in names})
+        self.sent = [[entry for entry in mine if owners[entry[1].name] == rank] for rank in range(stage.size)]
+        self.received = [
+            [(place, *part) for part in parts if owners[part[0]] == stage.rank] for place, parts in everyone
+        ]
+        self.owned = [name for name in names if owners[name] == stage.rank]
+
+    def _owners(self, costs: dict[str, int]) -> dict[str, int]:
+        """The dearest first, each to the rank that has least to do."""
+        loads, owners = [0] * self.stage.size, {}
+        for name in sorted(costs, key=lambda name: (-costs[name], name)):
+            owners[name] = min(range(self.stage.size), key=loads.__getitem__)
+            loads[owners[name]] += costs[name]
+        return owners
+
+    def _whole_shape(self, name: str) -> tuple[int, ...]:
+        shard = self.shards[name]
+        return tuple(
+            count * (self.tensor.size if dim == shard.dim else 1) for dim, count in enumerate(shard.shape)
+        )
+
+    def replace_(
+        self,
+        updates: Sequence[torch.Tensor],
+        function: Callable[[list[tuple[str, torch.Tensor]]], None],
+        dtype: torch.dtype,
+    ) -> None:
+        """Have `function` change all whole matrices in place, each on one rank, and `updates` with them.
+
+        `updates` are like the tensors. What is sent has `dtype`.
+        """
+        if self.stage.size == 1:
+            wholes = []
+            for update, held in zip(updates, self.tensors):
+                for name, start, count, offset in held.parts:
+                    assert start == 0 and count == torch.Size(self.shards[name].shape).numel()
+                    whole = update.view(-1)[offset : offset + count].view(self.shards[name].shape)
+                    wholes.append((name, whole))
+            function(wholes)
+            return
+        device, flat = updates[0].device, [update.view(-1) for update in updates]
+        pieces = [
+            flat[number][part.offset : part.offset + part.count]
+            for entries in self.sent
+            for number, part in entries
+        ]
+        given = torch.cat(pieces).to(dtype) if pieces else torch.empty(0, dtype=dtype, device=device)
+        giving = [sum(part.count for _, part in entries) for entries in self.sent]
+        taking = [sum(count for _, _, _, count in entries) for entries in self.received]
+        taken = given.new_empty(sum(taking))
+        dist.all_to_all_single(taken, given, taking, giving, group=self.stage.process_group)
+
+        parts = self._parts(taken)
+        wholes = [(name, self._joined(name, parts[name])) for name in self.owned]
+        function(wholes)
+        for name, whole in wholes:
+            self._cut(name, whole, parts[name])
+
+        dist.all_to_all_single(given, taken, giving, taking, group=self.stage.process_group)
+        for piece, answer in zip(pieces, given.split([len(piece) for piece in pieces])):
+            piece.copy_(answer)
+
+    def _parts(self, taken: torch.Tensor) -> dict[str, list[tuple[int, int, torch.Tensor]]]:
+        """{name: [(tensor rank, start, view of what was received)]}."""
+        found: dict[str, list[tuple[int, int, torch.Tensor]]] = {name: [] for name in self.owned}
+        offset = 0
+        for entries in self.received:
+            for place, name, start, count in entries:
+                found[name].append((place, start, taken[offset : offset + count]))
+                offset += count
+        return found
+
+    def _joined(self, name: str, parts: list[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
+        shard = self.shards[name]
+        # [t, ..]: the part of each tensor-parallel rank; one of them if each holds all.
+        shares = parts[0][2].new_empty((1 if shard.dim is None else self.tensor.size, *shard.shape))
+        for place, start, values in parts:
+            shares[place if shard.dim is not None else 0].view(-1)[start : start + len(values)] = values
+        return torch.cat(list(shares), dim=shard.dim or 0)
+
+    def _cut(self, name: str, whole: torch.Tensor, parts: list[tuple[int, int, torch.Tensor]]) -> None:
+        shard = self.shards[name]
+        size = 1 if shard.dim is None else self.tensor.size
+        shares = [share.reshape(-1) for share in whole.chunk(size, dim=shard.dim or 0)]
+        for place, start, values in parts:
+            share = shares[place if shard.dim is not None else 0]
+            values.copy_(share[start : start + len(values)])

@@ -1,0 +1,237 @@
+"""Two recipes on equal text with equally many parameters: GPT-3's and the modern one (docs/recipes.md).
+
+    nice -n 15 python -m tests.benchmarks.recipes [--size tiny 14m] [--folder build/recipes] [--text FILE]
+    python -m tests.benchmarks.recipes --page      docs/recipes.{json,md,png} out of the records
+    python -m tests.benchmarks.recipes --speed     CPU seconds a token of both, alternating
+
+Each arm is trained at four learning rates with one seed, at more of them as long as the best one is the
+lowest or the highest, and at its best rate with two seeds more. Then the modern one is trained on shorter
+lengths, each with its own schedule, for the tokens that it needs to the loss that GPT-3's reaches.
+
+Every run is a process of one thread, as a user's run is (torchrun, DeepSpeed, data from disk). Its record is
+a JSON file of --folder, written at its end; a run that was stopped goes on from its checkpoint. So the same
+command, called again, does what is left. Wants nothing but time: CPU seconds of a busy machine are not those
+of a quiet one, so that they are measured by themselves (--speed).
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import RunDir
+from tests.train import launch
+
+REPOSITORY = Path(__file__).parents[2]
+SEEDS = (1234, 1235, 1236)
+# Validations of a run, its last step included.
+VALIDATIONS = 12
+WIDENINGS = 3
+
+BASE = """
+name: recipes
+model: {{num_layers: {layers}, hidden_size: {hidden}, num_attention_heads: {heads}, seq_length: {seq},
+        hidden_dropout: 0.0, attention_dropout: 0.0, init_method_std: {std}}}
+tokenizer: {{name: "{data}", vocab_size: {vocab}}}
+data: {{name: "{data}", split: "900,70,30", index_samples: {samples}, sources: [{source}]}}
+batch: {{micro_batch_size: {batch}, global_batch_size: {batch}, train_tokens: {tokens}}}
+optimizer: {{adam_beta1: 0.9, adam_beta2: 0.95, weight_decay: 0.1, clip_grad: 1.0}}
+lr_schedule: {{lr: 1.0e-3}}
+precision: {{dtype: fp32}}
+parallel: {{zero_stage: 0}}
+evaluation: {{eval_iters: 16}}
+checkpoint: {{keep_last: 1}}
+logging: {{log_interval_steps: 20}}
+resources: {{device: cpu, cpus_per_node: 1}}
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size and its text."""
+
+    layers: int
+    hidden: int
+    heads: int
+    seq: int
+    batch: int
+    vocab: int
+    tokens: int
+    """Of a whole run."""
+    rates: dict[str, tuple[float, ...]]
+    """Learning rates of the search, by arm."""
+    overrides: dict[str, dict[str, Any]]
+    """By arm."""
+    text_bytes: int
+    """Of Python's documentation, if there is no other text."""
+    takes_text: bool = False
+    """Whether it is trained on --text."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.seq * self.batch
+
+
+SIZES = {
+    "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3)}, {}, 8_000_000),
+    "14m": Size(
+        6, 384, 6, 512, 8, 8192, 9_830_400, {"gpt3": (5e-4, 1e-3, 2e-3, 4e-3)}, {}, 32_000_000, True
+    ),
+}  # fmt: skip
+
+
+def recipe_of(arm: str, lr: float, tokens: int) -> dict[str, Any]:
+    """What an arm sets, beside its sizes."""
+    if arm == "gpt3":
+        # examples/megatron-gpt/training/gpt-tiny.yaml, GPT-3's appendix B: cosine after a warm-up of 5 %.
+        return {
+            "lr_schedule.lr": lr,
+            "lr_schedule.min_lr": lr / 20,
+            "lr_schedule.lr_decay_style": "cosine",
+            "lr_schedule.lr_warmup_fraction": 0.05,
+        }
+    raise NotImplementedError(arm)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the comparison."""
+
+    size: str
+    arm: str
+    lr: float
+    seed: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}-{self.arm}-{self.lr:g}-{self.seed}-{self.tokens}".replace(".", "p")
+
+
+class Bench:
+    """The records of a folder, and the runs that make them."""
+
+    def __init__(self, folder: Path, text: Path | None):
+        self.folder, self.text = folder, text
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def record(self, trial: Trial) -> dict[str, Any] | None:
+        path = self.folder / f"{trial.name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """The record of a trial, which is trained if there is none."""
+        if (known := self.record(trial)) is not None:
+            return known
+        run = self._run_dir(trial)
+        before = len(run.job_ids())
+        # The job that make_run makes is a run's first; a run that was stopped gets one more.
+        if any(read_events(run.job(job_id)) for job_id in run.job_ids()):
+            launch.new_job(run)
+        print(f"{time.strftime('%H:%M:%S')}  {trial.name}  job {len(run.job_ids())}", flush=True)
+        process = launch.start(run, self.folder / "data")
+        code = launch.end(process, 10 * 86_400)
+        if code:
+            raise SystemExit(f"{trial.name}: exit code {code}\n{launch.log_of(run)[-4000:]}")
+        found: dict[str, Any] = {"validation": {}}
+        for job_id in run.job_ids():
+            for event in read_events(run.job(job_id)):
+                if event["kind"] == "validation":
+                    found["validation"][str(event["step"])] = event["loss"]
+                elif event["kind"] == "test":
+                    found["test_loss"] = event["loss"]
+        losses = list(found["validation"].values())
+        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": before}
+        files.write_json(self.folder / f"{trial.name}.json", found)
+        shutil.rmtree(run.path)
+        print(f"{time.strftime('%H:%M:%S')}  {trial.name}  loss {found['loss']:.4f}", flush=True)
+        return found
+
+    def _run_dir(self, trial: Trial) -> RunDir:
+        run = RunDir(self.folder / "output" / trial.name)
+        if run.path.exists():
+            return run
+        size = SIZES[trial.size]
+        steps = trial.tokens // size.tokens_per_step
+        overrides = {
+            "model.seed": trial.seed,
+            "batch.train_tokens": trial.tokens,
+            "evaluation.eval_interval_steps": steps // VALIDATIONS,
+            "checkpoint.save_interval_steps": steps // VALIDATIONS,
+            **size.overrides.get(trial.arm, {}),
+            **recipe_of(trial.arm, trial.lr, trial.tokens),
+        }
+        return launch.make_run(self.folder, overrides, trial.name, str(self._yaml(trial.size)), trace=False)
+
+    def _yaml(self, name: str) -> Path:
+        size, path = SIZES[name], self.folder / f"{name}.yaml"
+        with_text = size.takes_text and self.text is not None
+        data = f"{'text' if with_text else 'python-docs'}-{size.vocab}"
+        source = f"{{kind: python-docs, max_bytes: {size.text_bytes}}}"
+        if with_text:
+            source = f'{{kind: jsonl, paths: ["{self.text}"]}}'
+        content = BASE.format(
+            **vars(size), data=data, source=source, std=(3 * size.hidden) ** -0.5,
+            samples=size.tokens // size.seq,
+        )  # fmt: skip
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+        return path
+
+    def prepare(self, size: str) -> None:
+        """Tokenizer and dataset of a size, if they are missing."""
+        command = [sys.executable, "-m", "nbtrain", "prepare", str(self._yaml(size))]
+        environment = {"NBTRAIN_DATA": str(self.folder / "data")}
+        subprocess.run(command, check=True, env={**__import__("os").environ, **environment})
+
+
+def searched(bench: Bench, size: str, arm: str) -> dict[float, float]:
+    """{rate: loss} with one seed: the size's rates, and more while the best one is at an end."""
+    tokens = SIZES[size].tokens
+    losses: dict[float, float] = {}
+    rates = list(SIZES[size].rates[arm])
+    for _ in range(WIDENINGS):
+        for rate in rates:
+            losses.setdefault(rate, bench.run(Trial(size, arm, rate, SEEDS[0], tokens))["loss"])
+        best = min(losses, key=losses.__getitem__)
+        if best == max(losses):
+            rates = [2 * best]
+        elif best == min(losses):
+            rates = [best / 2]
+        else:
+            break
+    return losses
+
+
+def arms_of(size: str) -> Iterator[str]:
+    yield from SIZES[size].rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "recipes")
+    parser.add_argument("--text", type=Path, help="JSON lines with `text`, for the larger size")
+    options = parser.parse_args()
+    bench = Bench(options.folder.resolve(), options.text)
+    for size in options.size:
+        bench.prepare(size)
+        for arm in arms_of(size):
+            losses = searched(bench, size, arm)
+            best = min(losses, key=losses.__getitem__)
+            for seed in SEEDS[1:]:
+                bench.run(Trial(size, arm, best, seed, SIZES[size].tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,8 @@
     tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends
     bubble        1F1B: the slowest stage m times, each other stage once (arXiv:2104.04473, section 2.2)
     host          what DeepSpeed adds to a step, a micro batch and a block
-    optimizer     seconds for each parameter: gradients, their sum over data-parallel ranks, AdamW, ZeRO
+    optimizer     seconds for each parameter: gradients, their sum over data-parallel ranks, AdamW, ZeRO; with
+                  Muon its products, at the best rate of matrix products
 
 The last two come from steps of very small engines (train/calibration/engine_steps.py):
 
@@ -20,6 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nbtrain.config.arithmetic.flops import muon_flops_by_parameter
 from nbtrain.config.arithmetic.parameters import count_layers
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.calibration import Calibration, Figure
@@ -91,13 +93,23 @@ class _Rank:
         parts["bubble"] = total - micro_batches * whole / stages
         parts["host"] = each * sum(layers) * overhead.block + overhead.step
         parts["host"] += micro_batches * overhead.micro_batch
-        parts["optimizer"] = overhead.parameter * self.parameters(layers)
+        parts["optimizer"] = overhead.parameter * self.parameters(layers) + self.newton_schulz()
         if stages > 1:
             sent = self.collective("send_recv", self.activation_bytes())
             parts["pipeline"] = 2 * (micro_batches + stages - 1) * sent
         if (more := setup.data_axis_size) > 2:
             parts["data"] = self._more_ranks(more, parts["optimizer"])
         return parts
+
+    def newton_schulz(self) -> float:
+        """Seconds of Muon's products in one step of this rank; 0 with AdamW."""
+        setup = self.setup
+        if not setup.muon_steps:
+            return 0.0
+        ranks = setup.data_axis_size * setup.tensor_parallel_size if setup.zero_stage else 1
+        whole = max(setup.layers_by_stage) * sum(muon_flops_by_parameter(setup.shape, setup.muon_steps))
+        rates = self.calibration.matmul_flops(self.ranks)
+        return whole / ranks / rates[setup.dtype]
 
     def block(self) -> tuple[float, float]:
         """Seconds of one block and micro batch on this rank, (forward, backward)."""

@@ -100,6 +100,8 @@ def _reasons(setup: Setup, offloaded: bool) -> list[str]:
             "Of 18 divided bytes it counts 2 for 16-bit and 4 for fp32 gradients; the engine keeps fp32 sums "
             "alone from stage 2 on."
         )
+    if setup.muon_steps:
+        found.append("It counts two moments of every parameter; Muon keeps one of the blocks' matrices.")
     if setup.zero_stage == 3:
         found.append("It counts the largest layer whole, in 16 bit with its gradient; here that is a buffer.")
     if setup.model_size > 1:

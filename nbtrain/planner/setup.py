@@ -97,6 +97,8 @@ class Setup:
     """Tokens whose logits exist at one time; 0 means all tokens of the micro batch."""
     nvme_buffer_elements: int = 0
     nvme_buffer_count: int = 5
+    muon_steps: int = 0
+    """Newton-Schulz iterations of Muon, which steps the blocks' matrices; 0: AdamW steps all parameters."""
     saves_in_background: bool = False
     """Asynchronous saving keeps a host copy of weights and optimizer state."""
 
@@ -197,6 +199,7 @@ def setup_of(config: RunConfig) -> Setup:
         logits_chunk_tokens=config.model.cross_entropy_chunk_tokens,
         nvme_buffer_elements=nvme_buffer_elements(config),
         nvme_buffer_count=parallel.offload_param.buffer_count,
+        muon_steps=config.optimizer.muon_num_ns_steps if config.optimizer.type == "Muon" else 0,
         saves_in_background=config.checkpoint.async_save and config.mode == "full",
     )
 

@@ -271,7 +271,7 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, model="llama", recompute=recompute) for recompute in ("selective", "full")]
         cases += [Case(**cut, model="llama", precision=precision) for precision in ("bf16", "autocast")]
         cases += [Case(**cut, model="llama", data=data) for data in ("documents", "packed")]
-        cases += [Case(**cut, optimizer="muon", model=model) for model in ("gpt", "llama")]
+        cases += [Case(**cut, optimizer="muon", model=model) for model in ("gpt", "llama", "all")]
         cases += [Case(**cut, optimizer="muon", precision=precision) for precision in ("bf16", "autocast")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]

@@ -104,6 +104,21 @@ def test_one_rank_takes_what_the_formulas_say(setup, calibration):
     assert sum(parts.values()) == pytest.approx(parts["compute"] + parts["optimizer"] + parts["host"])
 
 
+def test_muons_products_go_at_the_best_measured_rate(setup, calibration):
+    """4 blocks of 4 matrices of 256 x 256 and 2 of 1024 x 256; two ranks of ZeRO 1 share them."""
+    flops = 4 * 5 * (4 * 6 + 2 * 18) * 256**3
+    for ranks, rate in ((1, 1e11), (2, 5e10)):
+        calibration.figures.append({"what": "product", "ranks": ranks, "dtype": "fp32", "flops": rate})
+    for changes, seconds in (
+        ({}, flops / 1e11),
+        ({"zero_stage": 1, "data_parallel_size": 2}, flops / 2 / 5e10),
+    ):
+        adamw, muon = (
+            calibrated_step(replace(setup, **changes, muon_steps=steps), calibration) for steps in (0, 5)
+        )
+        assert muon["optimizer"] - adamw["optimizer"] == pytest.approx(seconds)
+
+
 def test_full_recomputation_takes_each_forward_pass_once_more(setup, calibration):
     parts = calibrated_step(replace(setup, recompute="full"), calibration)
     assert parts["recompute"] == pytest.approx(4 * block(256, 2048) / 4)

@@ -18,6 +18,8 @@ SETUPS = {
         ["parallel.zero_stage=3", "parallel.offload_optimizer.device=cpu"],
     ),
     "autocast": ("gpt-125m", ["precision.dtype=bf16", "precision.autocast=true"]),
+    "Muon": ("gpt-125m-4xdp", ["optimizer.type=Muon"]),
+    "Muon with ZeRO 3": ("gpt-125m-4xdp", ["optimizer.type=Muon", "parallel.zero_stage=3"]),
     "scores": ("gpt-125m", ["model.attention_backend=math"]),
 }
 
@@ -43,5 +45,11 @@ def test_a_formula_has_its_numbers():
     assert terms["optimizer"].formula == (
         "126,638,592 parameters of the rank x 8 bytes (two fp32 moments) / 4 ranks + 8: step counts, and "
         "padding of the flat buffers"
+    )
+    with_muon = load("gpt-125m-4xdp", ["parallel.zero_stage=2", "optimizer.type=Muon"])
+    terms_with_muon = {term.name: term for term in explain(setup_of(with_muon))}
+    assert terms_with_muon["optimizer"].formula == (
+        "126,638,592 parameters of the rank x 8 bytes (two fp32 moments) / 4 ranks - 84,934,648: one moment "
+        "of the blocks' matrices, step counts, and padding of the flat buffers"
     )
     assert terms["activations / attention"].formula.startswith("32,768 tokens x 768 hidden x ")

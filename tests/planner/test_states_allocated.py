@@ -54,6 +54,9 @@ BESIDE = [
     *(Case(dp=2, zero=zero, model="llama") for zero in (0, 1, 2, 3)),
     Case(dp=2, tp=2, zero=2, offload="optimizer", model="llama"),
     Case(pp=2, model="llama", precision="bf16"),
+    *(Case(dp=2, zero=zero, optimizer="muon") for zero in (0, 1, 2, 3)),
+    Case(dp=2, tp=2, zero=3, model="all", optimizer="muon"),
+    Case(dp=2, zero=1, precision="bf16", model="llama", optimizer="muon"),
 ]
 
 

@@ -22,6 +22,9 @@ Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 wi
 Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6
 % of the whole (84.0 in place of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
 no MFU.
+
+Muon's Newton-Schulz iterations are made once a step, whatever its batch, and count as neither. One iteration
+of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with X.
 """
 
 from nbtrain.config.arithmetic.shape import Shape, shape_of
@@ -96,3 +99,20 @@ def model_flops(shape: Shape) -> float:
 
 def _layers_forward(config: RunConfig) -> float:
     return config.model.num_layers * block_flops_per_token(config)
+
+
+def newton_schulz_flops(rows: int, columns: int, steps: int) -> int:
+    """Of one matrix in one optimizer step (train/engine/newton_schulz.py)."""
+    least, most = min(rows, columns), max(rows, columns)
+    return steps * (4 * least**2 * most + 2 * least**3)
+
+
+def muon_flops_by_parameter(shape: Shape, steps: int) -> list[int]:
+    """Of each matrix parameter of a block in one optimizer step; one packs queries, keys and values."""
+    hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
+    packed = [(shape.query_width, hidden), (shape.kv_width, hidden), (shape.kv_width, hidden)]
+    alone = [(hidden, shape.query_width), *[(ffn, hidden)] * (1 + shape.gated), (hidden, ffn)]
+    return [
+        sum(newton_schulz_flops(*one, steps) for one in packed),
+        *(newton_schulz_flops(*one, steps) for one in alone),
+    ]

@@ -19,6 +19,8 @@ from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
 from nbtrain.planner.setup import Setup
 
+# Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).
+STACK_ELEMENTS = 2**24
 # Measured with torch 2.1: 0.47 GiB with lazily loaded kernels, 0.92 GiB with all of them (A100; stas00,
 # ml-engineering, training/performance).
 CUDA_CONTEXT_BYTES = int(0.9 * GIB)
@@ -183,14 +185,31 @@ def _backward_bytes(setup: Setup) -> float:
 
 
 def _step_bytes(setup: Setup, stage: Stage) -> int:
-    """The flat gradient of this rank's part, which the optimizer's step makes."""
+    """The flat gradient of this rank's part, which the optimizer's step makes, and what Muon adds to it."""
     if setup.offload_optimizer != "none":
         return 0
     ranks = setup.zero_size if setup.zero_stage else 1
     if setup.engine != "nbtrain":
         return habits_of(setup.engine).step_gradients * stage.elements // ranks
     with_copy = setup.zero_stage in (1, 2) and not is_bf16_optimizer(setup)
-    return 4 * stage.elements // ranks if with_copy else 0
+    return (4 * stage.elements // ranks if with_copy else 0) + _muon_bytes(setup, stage)
+
+
+def _muon_bytes(setup: Setup, stage: Stage) -> int:
+    """Parts that are sent and received, whole matrices, and the stack in the products (train/engine/muon.py).
+
+    Matrices are shared out evenly, so that a rank is given as much as it gives away. A stack is as it is, its
+    Gram matrices, their polynomial and the next stack beside it: four times its bytes at most.
+    """
+    if not setup.muon_steps:
+        return 0
+    shape, element = setup.shape, 2 if setup.dtype == "bf16" else 4
+    widest = max(shape.query_width, shape.ffn_hidden_size) * shape.hidden_size
+    stack = min(max(widest, STACK_ELEMENTS), shape.num_layers * (shape.attention_weights + shape.mlp_weights))
+    exchanged = 0
+    if setup.zero_stage and setup.data_axis_size * setup.tensor_parallel_size > 1:
+        exchanged = 3 * stage.blocks // setup.data_axis_size
+    return element * (exchanged + 4 * stack)
 
 
 def runtime_bytes(setup: Setup) -> int:

@@ -74,6 +74,8 @@ def _rest(setup: Setup, part: str) -> str:
         return "autocast's 16-bit copies of the matrices, and padding"
     if part == "weights" and setup.hpz_size > 1:
         return f"hpZ's second copy over {setup.hpz_size} ranks"
+    if part == "optimizer" and setup.muon_steps:
+        return "one moment of the blocks' matrices, step counts, and padding of the flat buffers"
     if part == "optimizer":
         return "step counts, and padding of the flat buffers"
     if setup.offload_optimizer != "none" or setup.offload_param != "none":

@@ -1,8 +1,8 @@
 """One pipeline stage of a setup: its layers and its parameters, cut by tensor parallelism.
 
 Parameters are counted in DeepSpeed's two groups, because each group has flat buffers of its own: `decay`
-(matrices and embeddings) and `no_decay` (biases and norms; model/names.py). ZeRO 3 cuts each parameter by
-itself, so that it needs their sizes.
+(matrices and embeddings) and `no_decay` (biases and norms; model/names.py), with Muon `matrices` (of the
+blocks) and `others`. ZeRO 3 cuts each parameter by itself, so that it needs their sizes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,6 +13,9 @@ from typing import NamedTuple
 from nbtrain.config.arithmetic.parameters import Parameters, count_layers
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.setup import Setup
+
+# Kinds of parameters: of the blocks, embeddings and output layer, biases and norms.
+MATRIX, EMBEDDING, VECTOR = "matrix", "embedding", "vector"
 
 
 class Stage(NamedTuple):
@@ -27,8 +30,14 @@ class Stage(NamedTuple):
     """Elements of matrices and embeddings."""
     no_decay: int
     """Elements of biases and norms."""
+    blocks: int
+    """Elements of the blocks' matrices."""
     tensors: int
     """Number of parameters."""
+
+    def groups(self, muon: bool) -> tuple[int, int]:
+        """Elements of the two groups that DeepSpeed is given."""
+        return (self.blocks, self.elements - self.blocks) if muon else (self.decay, self.no_decay)
 
     @property
     def elements(self) -> int:
@@ -54,24 +63,27 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
     first, last = index == 0, index == stages - 1
     parameters = count_layers(shape, layers, first, last, tensor)
     sizes = _sizes(shape, layers, first, last, tensor)
-    no_decay = sum(size * copies for size, copies, decays in sizes if not decays)
+    no_decay, blocks = (
+        sum(size * copies for size, copies, kind in sizes if kind == wanted) for wanted in (VECTOR, MATRIX)
+    )
     tensors = sum(copies for _, copies, _ in sizes)
-    return Stage(index, layers, first, last, parameters, parameters.total - no_decay, no_decay, tensors)
+    decay = parameters.total - no_decay
+    return Stage(index, layers, first, last, parameters, decay, no_decay, blocks, tensors)
 
 
 @lru_cache(maxsize=4096)
 def shares(
-    shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int
+    shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int, muon: bool = False
 ) -> tuple[int, int, int]:
-    """Elements of one rank's parts under ZeRO 3, in `decay`, in `no_decay`, and of the largest parameter.
+    """Elements of one rank's parts under ZeRO 3, in each of both groups, and of the largest parameter.
 
     Each parameter is padded to a multiple of the ranks (DeepSpeed 0.19.8, partition_parameters.py,
     _aligned_size).
     """
     found, largest = [0, 0], 0
-    for size, copies, decays in _sizes(shape, layers, first, last, tensor):
+    for size, copies, kind in _sizes(shape, layers, first, last, tensor):
         part = -(-size // ranks)
-        found[not decays] += copies * part
+        found[kind != MATRIX if muon else kind == VECTOR] += copies * part
         largest = max(largest, part)
     return found[0], found[1], largest
 
@@ -113,30 +125,30 @@ def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
     return embeddings + matrices * shape.num_layers + output, vectors * shape.num_layers + norm
 
 
-def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, bool]]:
-    """(elements, how many such parameters, whether it decays) of a rank; the sum is count_layers'."""
+def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, str]]:
+    """(elements, how many such parameters, their kind) of a rank; the sum is count_layers'."""
     hidden = shape.hidden_size
     query = shape.query_width // tensor
     columns = (shape.query_width + 2 * shape.kv_width) // tensor
     opened, openings = shape.ffn_hidden_size // tensor, (1 + shape.gated) * layers
     found = [
-        (hidden * columns, layers, True),
-        (query * hidden, layers, True),
-        (hidden * opened, openings + layers, True),
+        (hidden * columns, layers, MATRIX),
+        (query * hidden, layers, MATRIX),
+        (hidden * opened, openings + layers, MATRIX),
     ]
     if shape.qkv_bias:
-        found.append((columns, layers, False))
+        found.append((columns, layers, VECTOR))
     if shape.bias:
-        found += [(opened, openings, False), (hidden, 2 * layers, False)]
+        found += [(opened, openings, VECTOR), (hidden, 2 * layers, VECTOR)]
     of_norm = 1 if shape.rmsnorm else 2
-    found.append((hidden, (2 * layers + last) * of_norm, False))
+    found.append((hidden, (2 * layers + last) * of_norm, VECTOR))
     if shape.qk_layernorm:
-        found.append((shape.kv_channels, 2 * layers * of_norm, False))
+        found.append((shape.kv_channels, 2 * layers * of_norm, VECTOR))
     words = shape.output_weights // tensor
     if first or (last and shape.tied):
-        found.append((words, 1, True))
+        found.append((words, 1, EMBEDDING))
     if last and not shape.tied:
-        found.append((words, 1, True))
+        found.append((words, 1, EMBEDDING))
     if first and shape.learned_positions:
-        found.append((shape.learned_positions * hidden, 1, True))
+        found.append((shape.learned_positions * hidden, 1, EMBEDDING))
     return found

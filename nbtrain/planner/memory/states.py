@@ -5,7 +5,7 @@
     gradients     sums over the micro batches; DeepSpeed's BF16_Optimizer (bf16 weights with ZeRO 1) keeps
                   the last micro batch's 16-bit gradients beside them
     master copy   fp32 weights that the optimizer moves; none in fp32 with ZeRO 0
-    optimizer     Adam's two fp32 moments, and its step count for each tensor
+    optimizer     Adam's two fp32 moments, Muon's one of a matrix, and a step count for each tensor
 
 ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses
 ranks included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; gradients go with
@@ -91,16 +91,27 @@ def padded_shares(setup: Setup, stage: Stage) -> tuple[int, int]:
 
 
 def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
-    """Elements of the flat buffers of `decay` and `no_decay`."""
+    """Elements of the flat buffers of both groups."""
     multiple = ALIGNMENT * setup.zero_size
-    return -(-stage.decay // multiple) * multiple, -(-stage.no_decay // multiple) * multiple
+    first, second = stage.groups(setup.muon_steps > 0)
+    return -(-first // multiple) * multiple, -(-second // multiple) * multiple
 
 
 def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
     """Elements of a rank's parts of all parameters under ZeRO 3, cut over `ranks`."""
-    tensor = setup.tensor_parallel_size
-    decay, no_decay, _ = shares(setup.shape, stage.layers, stage.is_first, stage.is_last, tensor, ranks)
-    return decay + no_decay
+    return sum(_zero3_groups(setup, stage, ranks))
+
+
+def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
+    ends = stage.is_first, stage.is_last
+    tensor, muon = setup.tensor_parallel_size, setup.muon_steps > 0
+    first, second, _ = shares(setup.shape, stage.layers, *ends, tensor, ranks, muon)
+    return first, second
+
+
+def _moments(muon: bool, matrices: int, others: int) -> int:
+    """Bytes of the fp32 moments of two groups, of which Muon steps the first one."""
+    return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 
 def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
@@ -108,6 +119,7 @@ def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
     if setup.accumulation_steps == 1:
         # A single micro batch goes straight into the gradient that the optimizer steps with.
         return 0
+    # Muon is not offloaded: the groups are decay and no_decay.
     ranks, (decay, no_decay) = setup.zero_size, _padded_groups(setup, stage)
     found = touched(setup.shape, setup.tensor_parallel_size, ranks, (decay // ranks, no_decay // ranks))
     return 4 * (max(found) if rank is None else found[rank])
@@ -115,20 +127,23 @@ def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
 
 def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int, int, int]:
     element, count, zero = weight_element(setup), stage.elements, setup.zero_stage
+    muon = setup.muon_steps > 0
     if zero == 0:
-        # torch's own AdamW: no second copy of the fp32 weights, one step count for each parameter.
+        # torch's own optimizer: no second copy of the fp32 weights, one step count for each parameter.
         weights, gradients, master = element * count, 4 * count, 0
-        optimizer = 8 * count + STEP_BYTES * stage.tensors
+        optimizer = _moments(muon, *stage.groups(muon)) + STEP_BYTES * stage.tensors
     elif zero == 3:
         share = zero3_share(setup, stage, setup.zero_size)
         weights, gradients, master = element * share, 4 * share, 4 * share
-        optimizer = 8 * share + STEP_BYTES * _sub_groups(setup, stage)
+        optimizer = _moments(muon, *_zero3_groups(setup, stage, setup.zero_size))
+        optimizer += STEP_BYTES * _sub_groups(setup, stage)
         if setup.hpz_size > 1:
             weights += element * zero3_share(setup, stage, setup.hpz_size)
     else:
         whole, part = padded_shares(setup, stage)
         weights, master = element * whole, 4 * part
-        optimizer = 8 * part + 2 * STEP_BYTES
+        parts = (group // setup.zero_size for group in _padded_groups(setup, stage))
+        optimizer = _moments(muon, *parts) + 2 * STEP_BYTES
         if zero == 2 and setup.offload_optimizer == "cpu" and weight_element(setup) == 4:
             gradients = _offloaded_sums(setup, stage, rank)
         elif zero == 2:
@@ -143,12 +158,8 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
 
 def _sub_groups(setup: Setup, stage: Stage) -> int:
     """Flat tensors that the optimizer steps one by one under ZeRO 3 (stage3.py, _create_fp16_sub_groups)."""
-    tensor = setup.tensor_parallel_size
-    decay, no_decay, _ = shares(
-        setup.shape, stage.layers, stage.is_first, stage.is_last, tensor, setup.zero_size
-    )
     size = max(setup.sub_group_elements, 1)
-    return -(-decay // size) + -(-no_decay // size)
+    return sum(-(-group // size) for group in _zero3_groups(setup, stage, setup.zero_size))
 
 
 def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:

@@ -16,6 +16,7 @@ T: tokens of a micro batch on a rank, t: tensor ranks, s: sequence, q: width of 
 
 from dataclasses import dataclass
 
+from nbtrain.config.arithmetic.flops import muon_flops_by_parameter
 from nbtrain.planner.engines import Engine
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.setup import Setup
@@ -161,10 +162,25 @@ def logits_seconds(setup: Setup, rates: Rates) -> float:
     return products + LOGIT_BYTES * tokens * columns / rates.memory_bytes_per_second
 
 
+def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
+    """Seconds of Muon's products in one step on the rank that has most of them; 0 with AdamW.
+
+    ZeRO shares matrices out whole over data-parallel and tensor-parallel ranks; without it each rank makes
+    all. The products are in bf16 if the run is, else in fp32.
+    """
+    if not setup.muon_steps:
+        return 0.0
+    costs = muon_flops_by_parameter(setup.shape, setup.muon_steps)
+    ranks = setup.data_axis_size * setup.tensor_parallel_size if setup.zero_stage else 1
+    most = max(max(setup.layers_by_stage) * sum(costs) / ranks, max(costs))
+    flops = rates.matmul_flops
+    return most / flops.get("bf16" if setup.dtype == "bf16" else "fp32", product_rate(setup, rates))
+
+
 def optimizer_seconds(setup: Setup, rates: Rates, parameters: int) -> float:
     """Seconds of the optimizer's step on the device, for the parameters of a model-parallel rank."""
     zero = setup.zero_size if setup.zero_stage else 1
     if setup.offload_optimizer != "none":
         return 0.0
     moved = parameters * (OPTIMIZER_BYTES / zero + GRADIENT_BYTES / (zero if setup.zero_stage >= 2 else 1))
-    return moved / rates.memory_bytes_per_second
+    return moved / rates.memory_bytes_per_second + newton_schulz_seconds(setup, rates)

@@ -14,7 +14,7 @@ from nbtrain.planner.time import compute
 from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
-from nbtrain.planner.time.traffic import DTYPE_BYTES, Group, group_of
+from nbtrain.planner.time.traffic import DTYPE_BYTES, Group, group_of, muon_bytes
 
 _PTD = "arXiv:2104.04473, section 2.2"
 _ZERO = "arXiv:1910.02054, section 7"
@@ -121,6 +121,13 @@ def traffic(setup: Setup) -> list[Term]:
         f"{micro:,} x {layers:g} x ({forwards} x {fpdt.forward_bytes:,.0f} forward + "
         f"{fpdt.backward_bytes:,.0f} backward) bytes of {fpdt.number} chunks, both ways",
         _FPDT,
+    )
+    ranks = setup.data_axis_size * tensor
+    term(
+        "Muon",
+        2 * (ranks - 1) / ranks * muon_bytes(setup),
+        f"2 all-to-alls x {ranks - 1}/{ranks} x {muon_bytes(setup):,.0f} bytes of matrices",
+        "nbtrain/train/engine/muon.py",
     )
     chunk = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
     passes = 3 + full
@@ -282,9 +289,12 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
         rate = rates.host_adam_parameters_per_second
         return f"{parameters:,} parameters{shared} x ranks of a machine / {rate:.3g} a second on its cores"
     moved = compute.OPTIMIZER_BYTES + compute.GRADIENT_BYTES
-    return (
+    words = (
         f"{parameters:,} parameters x {moved} bytes{shared} / {rates.memory_bytes_per_second / 1e12:.3g} TB/s"
     )
+    if products := compute.newton_schulz_seconds(setup, rates):
+        words += f" + {products:.3g} s of Muon's {setup.muon_steps} Newton-Schulz iterations"
+    return words
 
 
 def _trained(setup: Setup) -> int:

@@ -30,7 +30,7 @@ from nbtrain.planner.time.compute import (
 )
 from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
-from nbtrain.planner.time.traffic import DTYPE_BYTES, group_of, ring_latency
+from nbtrain.planner.time.traffic import DTYPE_BYTES, group_of, muon_bytes, ring_latency
 
 # What a request to hide tensor-parallel traffic achieves: asynchronous tensor parallelism hides 50-70 %
 # (Domino, arXiv:2409.15241).
@@ -146,6 +146,8 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         setup, rates, (parameters, trained), compute + per_stage * block.recompute, micro_batches
     )
     offload, host_step = _offload_seconds(setup, rates, parameters, trained)
+    stage = group_of(setup, rates, setup.data_axis_size * tensor, 1)
+    exchange = 2 * stage.seconds(muon_bytes(setup))
     return StepTime(
         compute=compute,
         recompute=per_stage * block.recompute,
@@ -154,7 +156,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         bubble=bubble,
         pipeline=pipeline,
         data=data,
-        optimizer=optimizer_seconds(setup, rates, trained) + host_step,
+        optimizer=optimizer_seconds(setup, rates, trained) + host_step + exchange,
         offload=offload,
         host=per_stage * idle + engine.step_seconds * rates.host_times,
         chunks=per_stage * chunks_wait,

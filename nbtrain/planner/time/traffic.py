@@ -10,6 +10,7 @@ Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data 
     ring       keys and values passed on c - 1 times, backward twice as much
     Ulysses    8 all-to-alls in each block
     pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
+    Muon       with ZeRO 2 all-to-alls of a rank's part of the blocks' matrices, in the products' format
 
 A collective of S bytes over n ranks takes f (S + ramp) / bandwidth and a latency for each hop; f is 2 (n-1)/n
 for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.md). Volumes: arXiv:1910.02054
@@ -58,6 +59,16 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
     in_node = max(joined // stride, 1)
     rate = across.bytes_per_second / per_node * in_node
     return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+
+
+def muon_bytes(setup: Setup) -> float:
+    """Bytes that one rank gives away, and as many that it gets back, in a step of Muon; 0 with AdamW."""
+    ranks = setup.data_axis_size * setup.tensor_parallel_size
+    if not setup.muon_steps or not setup.zero_stage or ranks == 1:
+        return 0.0
+    element, shape = 2 if setup.dtype == "bf16" else 4, setup.shape
+    matrices = max(setup.layers_by_stage) * (shape.attention_weights + shape.mlp_weights)
+    return element * matrices / ranks
 
 
 def ring_latency(setup: Setup, rates: Rates, size: int) -> float:

@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.checkpoint.live_parts import LiveTensor
+from nbtrain.config.arithmetic.flops import newton_schulz_flops
 from nbtrain.model.names import DECAY, MATRICES, optimizer_group
 from nbtrain.parallel.groups import Group
-from nbtrain.train.engine.newton_schulz import flops, orthogonalize_
+from nbtrain.train.engine.newton_schulz import orthogonalize_
 
 MatricesOf = Callable[[str, torch.Tensor], list[torch.Tensor]]
 """(canonical name, whole weight) -> views of its matrices (model/packing.py)."""
@@ -143,7 +144,9 @@ class Muon(torch.optim.AdamW):
 
     def _cost(self, name: str, shape: tuple[int, ...]) -> int:
         views = self.matrices_of(name, torch.empty(shape, device="meta"))
-        return sum(flops(view.shape[:-1].numel(), view.shape[-1], self.num_ns_steps) for view in views)
+        return sum(
+            newton_schulz_flops(view.shape[:-1].numel(), view.shape[-1], self.num_ns_steps) for view in views
+        )
 
 
 class Exchange:

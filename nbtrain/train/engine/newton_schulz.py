@@ -3,8 +3,8 @@
     X = M / |M|, wide side second;   A = X X^T,  X <- a X + (b A + c A^2) X,  a few times
 
 Five iterations bring singular values between 0.003 and 1 to 0.7 to 1.2; coefficients and the number of
-iterations are those of Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and torch.optim.Muon). One
-iteration of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs.
+iterations are those of Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and torch.optim.Muon). What
+they cost: config/arithmetic/flops.py.
 """
 
 from collections.abc import Iterable
@@ -49,9 +49,3 @@ def newton_schulz(stack: torch.Tensor, steps: int) -> torch.Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
     return x
-
-
-def flops(rows: int, columns: int, steps: int) -> int:
-    """Of the products for one matrix."""
-    least, most = min(rows, columns), max(rows, columns)
-    return steps * (4 * least * least * most + 2 * least**3)

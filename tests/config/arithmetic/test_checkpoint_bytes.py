@@ -25,6 +25,14 @@ def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, b
     assert state_bytes(config) == bytes_per_parameter * count_parameters(config).total
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
+    """Four layers of 12 x 256 x 256 in gpt-tiny; ZeRO 0 and 3 keep 12 bytes of a parameter, ZeRO 1 16."""
+    config = load("gpt-tiny", {"parallel.zero_stage": zero_stage, "optimizer.type": "Muon"})
+    whole = (16 if zero_stage == 1 else 12) * count_parameters(config).total
+    assert state_bytes(config) == whole - 4 * 4 * 12 * 256 * 256
+
+
 def test_ranks_write_what_they_hold_alike_each_for_itself():
     """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings
     once more."""

@@ -9,6 +9,7 @@ from nbtrain.config.arithmetic.flops import attention_forward, block_forward, lo
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.engines import ENGINES
 from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.explain import traffic
 from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device
 from nbtrain.planner.time.step import StepTime, estimate_step
 from nbtrain.planner.time.traffic import group_of, ring_latency
@@ -309,3 +310,39 @@ def test_rates_of_devices():
 def test_no_device_no_time():
     """None, rather than a guess."""
     assert estimate_step(setup()) is None
+
+
+# Queries, keys, values and projection are 1024 x 1024, both MLP matrices 4096 x 1024; n = 1024.
+BLOCK_MUON = 5 * (4 * (4 + 2) + 2 * (4 * 4 + 2)) * 1024**3
+
+
+@pytest.mark.parametrize(
+    "layout, shared",
+    [
+        ({}, 8),
+        ({"zero_stage": 0, "data_parallel_size": 4}, 8),
+        ({"zero_stage": 1, "data_parallel_size": 4}, 8 / 4),
+        ({"zero_stage": 3, "data_parallel_size": 2, "tensor_parallel_size": 2}, 8 / 4),
+        ({"zero_stage": 1, "pipeline_parallel_size": 4, "stage_layers": (2, 2, 2, 2)}, 8 / 4),
+    ],
+)
+def test_muon_makes_its_products_once_a_step(layout, shared):
+    """Without ZeRO on every rank, with it shared out over data and tensor ranks."""
+    free, muon = (step(**layout, muon_steps=steps).optimizer for steps in (0, 5))
+    assert muon - free == pytest.approx(shared * BLOCK_MUON / 1e12)
+    assert step(**layout, muon_steps=5, dtype="fp32").optimizer == pytest.approx(shared * BLOCK_MUON / 1e11)
+
+
+def test_more_ranks_than_matrices_wait_for_the_dearest_one():
+    """Of 8 x 4 parameters the MLP's take most: 18 of the 60 units of a block."""
+    found = step(zero_stage=1, data_parallel_size=64, global_batch_size=256, muon_steps=5).optimizer
+    assert found == pytest.approx(18 / 60 * BLOCK_MUON / 1e12)
+
+
+def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
+    """bf16: two all-to-alls of 2 bytes of 12 x 1024^2 parameters in each of 8 blocks over 4 ranks."""
+    layout = {"zero_stage": 1, "data_parallel_size": 4, "devices_per_node": 4}
+    free, muon = (step(linked(1e9), **layout, muon_steps=steps).optimizer for steps in (0, 5))
+    assert muon - free == pytest.approx(2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4) / 1e9, rel=1e-6)
+    terms = {term.name: term.value for term in traffic(setup(**layout, muon_steps=5))}
+    assert terms["traffic / Muon"] == 2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from nbtrain.checkpoint.live_parts import live_tensors
+from nbtrain.config.arithmetic.flops import muon_flops_by_parameter, newton_schulz_flops
+from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.load import load
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.model.names import MATRICES, optimizer_group
 from nbtrain.model.packing import matrices_of
 from nbtrain.parallel.groups import ALONE
 from nbtrain.train.engine.muon import Exchange, Muon
-from nbtrain.train.engine.newton_schulz import flops
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer, set_rates
 from tests.parity.plain_muon import PlainMuon
 from tests.train import launch
@@ -132,7 +133,9 @@ def test_queries_keys_and_values_are_matrices_of_their_own(groups):
     shape = (groups, 4 // groups + 2, 16, 64)
     weight = torch.arange(torch.Size(shape).numel()).view(shape)
     query, key, value = matrices_of(config, "layers.1.attention.query_key_value.weight", weight.view(-1, 64))
-    assert query.shape[:-1].numel() == 64 and key.shape[:-1].numel() == value.shape[:-1].numel() == 16 * groups
+    assert (
+        query.shape[:-1].numel() == 64 and key.shape[:-1].numel() == value.shape[:-1].numel() == 16 * groups
+    )
     assert torch.equal(query, weight[:, :-2])
     assert torch.equal(key, weight[:, -2]) and torch.equal(value, weight[:, -1])
     one = torch.zeros(256, 64)
@@ -158,8 +161,19 @@ def test_parts_of_a_plain_engine_are_whole_parameters():
     assert all(held.parts[0][1:] == (0, held.tensor.numel(), 0) for held in found)
 
 
-def test_costs_are_those_of_the_parts():
-    """Three of 64 x 64, and not one of 192 x 64."""
+def test_costs_are_those_of_the_parts(tmp_path):
+    """Three of 64 x 64, and not one of 192 x 64; the planner counts the same."""
     optimizer = SimpleNamespace(matrices_of=partial(matrices_of, MODEL), num_ns_steps=5)
     cost = Muon._cost(optimizer, "layers.0.attention.query_key_value.weight", (192, 64))
-    assert cost == 3 * flops(64, 64, 5)
+    assert cost == 3 * newton_schulz_flops(64, 64, 5)
+    overrides = {"model.num_query_groups": 2, "model.activation": "swiglu", "model.kv_channels": 24}
+    (tmp_path / "tiny.yaml").write_text(launch.TINY)
+    config = load(tmp_path / "tiny.yaml", overrides)
+    layer = GPT(GPTConfig.of(config)).layers[0]
+    optimizer.matrices_of = partial(matrices_of, GPTConfig.of(config))
+    counted = [
+        Muon._cost(optimizer, f"layers.0.{name}", value.shape)
+        for name, value in layer.named_parameters()
+        if value.dim() == 2
+    ]
+    assert sorted(counted) == sorted(muon_flops_by_parameter(shape_of(config), 5))

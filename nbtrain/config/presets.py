@@ -1,7 +1,7 @@
 """Sizes that have a name: wherever a run is named, "13B" is the shipped run YAML of that size.
 
-The sizes are those of GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of
-Ascend's example.
+The sizes are those of GPT-3 (arXiv:2005.14165, table 2.1), for 345M and 3.7B of GPT-2 medium and of Ascend's
+example, and for 135M, 360M, 1B, 3B and 8B of SmolLM and Llama 3.
 """
 
 import math
@@ -9,13 +9,18 @@ import re
 
 PRESETS: dict[str, str] = {
     "125M": "gpt-125m",
+    "135M": "llama-135m",
     "345M": "gpt-345m-8xdp",
     "350M": "gpt-350m-4xdp",
+    "360M": "llama-360m-4xdp",
     "760M": "gpt-760m-8xdp",
+    "1B": "llama-1b-8xdp",
     "1.3B": "gpt-1-3b-4xdp",
     "2.7B": "gpt-2-7b-2xdp-2xpp-2xtp",
+    "3B": "llama-3b-8xdp",
     "3.7B": "gpt-3-7b-2xdp-2xpp-2xtp",
     "6.7B": "gpt-6-7b-4xdp-4xtp",
+    "8B": "llama-8b-8xdp",
     "13B": "gpt-13b-4xdp-4xpp",
     "175B": "gpt-175b",
 }

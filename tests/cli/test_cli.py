@@ -37,7 +37,7 @@ def test_each_verb_has_help(verb, capsys):
             2,
             "tokenizer.vocab_size = 1\n  must be at least 2:",
         ),
-        (["plan", "14B"], 2, "14B: no preset has this size. Nearest: 13B. Presets: 125M, 345M, "),
+        (["plan", "14B"], 2, "14B: no preset has this size. Nearest: 13B. Presets: 125M, 135M, 345M, "),
         (["check", "gpt-tiny", "batch.micro_batch_size"], 2, "must be key=value"),
         (["status", "no-such-run"], 5, "is no run directory: it has no run.json"),
         (["notebook", "09_none"], 2, "no such notebook. nbtrain's own: 00_quickstart, 01_prepare_data"),

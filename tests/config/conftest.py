@@ -29,6 +29,13 @@ ASCEND = [
 
 OWN = ["gpt-350m-4xdp", "gpt-760m-8xdp", "gpt-6-7b-4xdp-4xtp"]
 
+# Each size on 1, 4, 8 and 16 GPUs.
+LLAMA = [
+    f"llama-{size}{layout}"
+    for size in ("135m", "360m", "1b", "3b", "8b")
+    for layout in ("", "-4xdp", "-8xdp", "-16xdp")
+]
+
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Callable[..., Path]:

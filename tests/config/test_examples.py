@@ -15,7 +15,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.planner.memory import estimate_memory
 
-from .conftest import ASCEND, EXAMPLES, OWN, UPSTREAM
+from .conftest import ASCEND, EXAMPLES, LLAMA, OWN, UPSTREAM
 
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
@@ -34,9 +34,39 @@ GOLDEN = {
 }
 
 
-def test_the_examples_are_tiny_upstreams_ascends_gpt3s_and_175b():
+def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     """No file is missing, and none is a base, which cannot run."""
-    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, "gpt-tiny", "gpt-175b"])
+    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "llama-tiny"])
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        # What transformers counts in a model of each config.json.
+        ("135m", 134_515_008),
+        ("360m", 361_821_120),
+        ("1b", 1_235_814_400),
+        ("3b", 3_212_749_824),
+        ("8b", 8_030_261_248),
+    ],
+)
+def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
+    """On every number of GPUs, with 20 tokens for each; each layout fits its GPU and uses all of them."""
+    for name in (one for one in LLAMA if one.startswith(f"llama-{size}")):
+        config = load(name)
+        assert count_parameters(config).total == parameters
+        assert 19.7 < config.train_tokens / parameters < 20.3
+        gpus = int(name.split("-")[2].removesuffix("xdp")) if name.count("-") == 2 else 1
+        assert config.world_size == gpus == config.resources.nodes * config.resources.gpus_per_node
+        memory = estimate_memory(config)
+        assert memory.fits, name
+
+
+def test_llama_tiny_is_the_demo_with_other_layers():
+    """The parameters of gpt-tiny to 3 %, on the data that `make demo` has prepared."""
+    llama, gpt = load("llama-tiny"), load("gpt-tiny")
+    assert count_parameters(llama).total == pytest.approx(count_parameters(gpt).total, rel=0.03)
+    assert (llama.data, llama.tokenizer, llama.batch) == (gpt.data, gpt.tokenizer, gpt.batch)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -329,7 +359,7 @@ def test_every_example_names_its_schema_for_the_editor():
 
 
 def test_every_number_of_an_upstream_example_has_its_source():
-    """Each line of the nine files and their bases that sets a number carries a comment."""
+    """Each line of the files and their bases that sets a number carries a comment, but for the demo's."""
     files = [path for path in EXAMPLES.rglob("*.yaml") if path.stem != "gpt-tiny"]
     bare = [
         f"{path.name}:{number}: {line}"

@@ -13,9 +13,12 @@ from nbtrain.planner.family import LINE, line, parameters
 def test_presets_are_runs_of_their_size():
     """Each preset is a run's name, whose model has about as many parameters as the preset says."""
     units = {"M": 1e6, "B": 1e9}
+    # Llama 3.2's 1B has 1.24 billion parameters, its 3B 3.21 billion.
+    rounded_off = {"1B": 0.25, "3B": 0.08}
     for name in PRESETS:
         count = parameters(shape_of(load(name.lower(), check=False)))
-        assert count == pytest.approx(float(name[:-1]) * units[name[-1]], rel=0.04), name
+        near = rounded_off.get(name, 0.04)
+        assert count == pytest.approx(float(name[:-1]) * units[name[-1]], rel=near), name
 
 
 def test_the_line_rises_in_small_steps():

@@ -270,7 +270,7 @@ def test_the_gpus_are_named_or_refused():
         (("1.3B", 8, 0), "gpus_per_node = 0 must be at least 1."),
         (("1.3B", 8, 8, "H100-80GB"), "'H100-80GB' is not in the device table. Nearest: H100"),
         (("1.3B", 8, 8, ""), "GPU type '' is not in the device table."),
-        (("14B", 8), "14B: no preset has this size. Nearest: 13B. Presets: 125M, 345M, "),
+        (("14B", 8), "14B: no preset has this size. Nearest: 13B. Presets: 125M, 135M, 345M, "),
     ):
         with pytest.raises(ConfigError, match=words):
             search(*arguments)

@@ -253,7 +253,8 @@ class Tables:
                 print(f"{name}: FAILED after {time.monotonic() - began:.0f} s; {scene.seen}; {workspace}")
                 return 1
             codes = self._codes(fault, scene)
-            shutil.rmtree(workspace)
+        # Now that the scene is gone, no agent on a lost machine writes its last samples any more.
+        shutil.rmtree(workspace)
         print(f"{name}: {time.monotonic() - began:.0f} s, {' '.join(scene.states)}")
         words = row.reads.replace(f"{workspace}/", "").replace("|", "\\|")
         told = f"| {fault.title} | {words} | {row.seconds or 'not by itself'} | {row.after} |"

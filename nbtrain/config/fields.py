@@ -97,9 +97,10 @@ ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
 Layers = _number(1, 100_000)
 # Every N-th layer, or a word for each layer; Megatron's --window-attn-skip-freq and --no-rope-freq.
 EVERY, EACH = "<every N-th layer>", "<each layer>"
-LayerPattern = Annotated[
-    Annotated[Layers, Tag(EVERY)]
-    | Annotated[list[_number(0, 1)], Field(min_length=1, max_length=100_000), Tag(EACH)],
+_ZeroOrOne: Any = _number(0, 1)
+_PatternList: Any = Annotated[list[_ZeroOrOne], Field(min_length=1, max_length=100_000), Tag(EACH)]
+LayerPattern: Any = Annotated[
+    Annotated[Layers, Tag(EVERY)] | _PatternList,
     Discriminator(lambda value: EACH if isinstance(value, list) else EVERY),
 ]
 Width = _number(1, 10_000_000)

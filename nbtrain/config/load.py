@@ -382,8 +382,8 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         return f"{found}: has {length:,} characters; the field takes at most {most:,}."
     if kind == "literal_error":
         rule = entry["msg"].replace("Input should be ", "must be ")
-        known = re.findall(r"'([^']*)'", context["expected"])
-        return f"{found}: {rule}.{nearest(str(entry['input']), known)}"
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"{found}: {rule}.{nearest(str(entry['input']), choices)}"
     if kind in ("int_type", "int_parsing", "float_type", "float_parsing"):
         for ending, rule in _UNITS.items():
             if dotted.endswith(ending):

@@ -15,11 +15,23 @@ LLAMA = {
     "untie_embeddings_and_output_weights": True,
 }
 ROPE = {"position_embedding_type": "rope", "rotary_size": 4}
+# Groups that two ranks have one each of, and four ranks share; heads wider together than the hidden states.
+GROUPED = {
+    "num_query_groups": 2,
+    "kv_channels": 6,
+    "qk_layernorm": True,
+    "windows": (3, None),
+    "attn_logit_softcapping": 0.8,
+    "final_logit_softcapping": 1.5,
+}
 KINDS = (
     LLAMA | ROPE,
     ROPE | {"rotary_size": 2},
     {"activation": "swiglu"},
     LLAMA | {"activation": "squared_relu", "add_qkv_bias": True},
+    {"num_query_groups": 1},
+    LLAMA | {"num_query_groups": 1, "add_qkv_bias": True, "qk_layernorm": True},
+    LLAMA | ROPE | GROUPED | {"unturned": frozenset({1})},
 )
 
 

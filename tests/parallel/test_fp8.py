@@ -109,6 +109,10 @@ def assert_near(ours, plain, matrices=4) -> None:
             assert relative_error(one, other) < 0.2
 
 
+# 96 rows of query, key and value: 48 for each of two ranks.
+SHARED = {"num_query_groups": 1, "kv_channels": 16, "qk_layernorm": True}
+
+
 def test_a_gpt_takes_the_products_of_its_blocks_in_fp8():
     assert_near(step(fp8=True), step())
     assert_near(step(fp8=True, **LLAMA), step(**LLAMA), matrices=5)
@@ -133,9 +137,11 @@ def test_read_in_fp32_it_computes_in_fp32():
 
 
 def check_cut_layers_take_their_products_in_fp8():
+    """Also the rows of a group that the ranks share."""
     for sequence_parallel in (False, True):
         parallel = ModelParallel(world(), sequence_parallel)
         assert_near(step(parallel, fp8=True), step(parallel))
+        assert_near(step(parallel, fp8=True, **SHARED), step(parallel, **SHARED))
         assert_near(step(parallel, fp8=True, **LLAMA), step(parallel, **LLAMA), matrices=5)
 
 

@@ -17,7 +17,7 @@ from nbtrain.parallel.tensor import partition_dim
 from tests.parallel import ranks
 from tests.parallel.cut import assert_close, world
 from tests.parallel.rounding import FORWARD, GRADIENT
-from tests.parallel.small import KINDS, VOCAB, S, gpt_config, text
+from tests.parallel.small import GROUPED, KINDS, VOCAB, S, gpt_config, text
 
 DOCUMENTS = {
     "cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
@@ -66,7 +66,7 @@ def check_loss_and_gradients_are_those_of_one_process():
 
 
 def check_other_layers_are_those_of_one_process():
-    """Norms, gated and other activations, with biases, without, and with those of the query alone."""
+    """Norms, activations, biases; groups that ranks have and share, heads of other sizes, windows, caps."""
     tokens, labels = text()
     for kind in KINDS:
         one = GPT(gpt_config(VOCAB, **kind))
@@ -83,20 +83,21 @@ def check_other_layers_are_those_of_one_process():
 
 
 def check_logits_are_those_of_one_process():
-    """Logits are gathered; those of padding are -inf. A cache holds this rank's heads."""
+    """Logits are gathered; those of padding are -inf. A cache holds this rank's groups, at least one."""
     tokens = text()[0]
-    with torch.no_grad():
-        expected = GPT(gpt_config(VOCAB))(tokens)
-        for sequence_parallel in (False, True):
-            logits = cut_model(sequence_parallel)(tokens)
-            assert_close(logits[..., :VOCAB], expected, FORWARD)
-            assert (logits[..., VOCAB:] == -torch.inf).all() and logits.shape[-1] == 52
-        model = cut_model(False)
-        cache = model.new_cache(2)
-        assert cache.layers[0].keys.shape[1] == 4 // world().size
-        model(tokens[:, :5], cache=cache)
-        last = model(tokens[:, 5:], cache=cache, last_token_only=True)
-    assert_close(last[:, 0, :VOCAB], expected[:, -1], FORWARD)
+    for kind, groups in (({}, 4), (GROUPED, 2), ({"num_query_groups": 1}, 1)):
+        with torch.no_grad():
+            expected = GPT(gpt_config(VOCAB, **kind))(tokens)
+            for sequence_parallel in (False, True):
+                logits = cut_model(sequence_parallel, **kind)(tokens)
+                assert_close(logits[..., :VOCAB], expected, FORWARD)
+                assert (logits[..., VOCAB:] == -torch.inf).all() and logits.shape[-1] == 52
+            model = cut_model(False, **kind)
+            cache = model.new_cache(2)
+            assert cache.layers[0].keys.shape[1] == max(groups // world().size, 1)
+            model(tokens[:, :5], cache=cache)
+            last = model(tokens[:, 5:], cache=cache, last_token_only=True)
+        assert_close(last[:, 0, :VOCAB], expected[:, -1], FORWARD)
 
 
 def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, **changes):
@@ -207,11 +208,18 @@ def test_more_padding_changes_no_loss():
         torch.testing.assert_close(torch.stack(losses), losses[0].expand(3), rtol=FORWARD, atol=0)
 
 
+OF_FOUR = [
+    "check_loss_and_gradients_are_those_of_one_process",
+    "check_other_layers_are_those_of_one_process",
+    "check_logits_are_those_of_one_process",
+]
+
+
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
     """outcomes(size) launches the checks of that many ranks once; tests of one size alone start no other."""
     # On four ranks only what could differ from two.
-    checks = {2: ranks.names(globals()), 4: ["check_loss_and_gradients_are_those_of_one_process"]}
+    checks = {2: ranks.names(globals()), 4: OF_FOUR}
 
     @functools.cache
     def of_ranks(size: int) -> dict[str, str]:
@@ -227,6 +235,6 @@ def test_on_two_ranks(outcomes, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["check_loss_and_gradients_are_those_of_one_process"])
+@pytest.mark.parametrize("check", OF_FOUR)
 def test_on_four_ranks(outcomes, check):
     assert not outcomes(4)[check], outcomes(4)[check]

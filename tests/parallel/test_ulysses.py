@@ -15,7 +15,7 @@ from nbtrain.parallel.mappings import own_part
 from tests.parallel import ranks
 from tests.parallel.cut import assert_close, draw, world
 from tests.parallel.rounding import FORWARD, GRADIENT, rounding, training_terms
-from tests.parallel.small import HEADS, S, gpt_config, text
+from tests.parallel.small import HEADS, KINDS, S, gpt_config, text
 
 STEPS = 3
 MASK = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
@@ -77,6 +77,20 @@ def check_losses_and_gradients_are_those_of_one_process():
                 assert_close(mean(ours.grad), theirs.grad, GRADIENT)
             except AssertionError as error:
                 raise AssertionError(f"{name}, {sorted(plain)}: {error}") from error
+
+
+def check_other_layers_are_those_of_one_process():
+    """Groups that each rank has some of, or that ranks have to repeat; windows, caps, rotary positions."""
+    for kind in KINDS:
+        one, model = GPT(gpt_config(**kind)), model_of(**kind)
+        expected, loss = one(*text(), **DOCUMENTS), model(*text(), **DOCUMENTS)
+        expected.backward(), loss.backward()
+        assert_close(mean(loss), expected.detach(), FORWARD)
+        for (name, ours), theirs in zip(model.named_parameters(), one.parameters()):
+            try:
+                assert_close(mean(ours.grad), theirs.grad, GRADIENT)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, {kind}: {error}") from error
 
 
 def check_ranks_drop_apart_and_recomputation_changes_no_bit():
@@ -157,6 +171,7 @@ def outcomes(fork_server, tmp_path_factory):
         4: [
             "check_tokens_are_traded_for_heads_and_back",
             "check_losses_and_gradients_are_those_of_one_process",
+            "check_other_layers_are_those_of_one_process",
         ],
     }
     return {

@@ -48,7 +48,7 @@ DATA: dict[str, dict[str, Any]] = {
     # 8, 8, 16 ...: the micro batches of a step change on the way.
     "ramp": {"batch.rampup": {"start_batch_size": 8, "batch_size_increment": 8, "ramp_samples": 32}},
 }
-# What the model is; a curve of its own too. "llama" has every kind of layer that is not GPT-3's.
+# What the model is; a curve of its own too. "all" has every field of the layers that is not GPT-3's.
 LLAMA: dict[str, Any] = {
     "model.normalization": "RMSNorm",
     "model.norm_epsilon": 1e-6,
@@ -82,7 +82,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "no-bias": {"model.add_bias_linear": False},
     "qkv-bias": {"model.add_bias_linear": False, "model.add_qkv_bias": True},
     "llama": LLAMA,
-    # Fewer groups than the tensor and Ulysses ranks of some cases.
+    # Fewer groups than the tensor and Ulysses ranks of some cases or, with one group, of all.
     "grouped": {"model.num_query_groups": 2},
     "multi-query": {"model.num_query_groups": 1},
     # Wider together than the hidden states.
@@ -94,11 +94,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "rope-of-some": {**ROPE, "model.no_rope_freq": 2},
     # Small, as the scores and logits of the first steps are.
     "softcap": {"model.attn_logit_softcapping": 0.05, "model.final_logit_softcapping": 0.5},
-    # Every field of the layers that is not GPT-3's, at once.
     "all": {
         **LLAMA,
         "model.add_qkv_bias": True,
-        "model.num_query_groups": 2,
+        "model.num_query_groups": 1,
         "model.kv_channels": 12,
         "model.qk_layernorm": True,
         "model.window_size": 9,
@@ -107,6 +106,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.final_logit_softcapping": 2.0,
     },
 }
+# What a rank does by itself, whatever the other ranks have.
+LOCAL = ("window", "window-of-some", "rope-of-some", "softcap")
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision.dtype": "fp32"},
     "bf16": {"precision.dtype": "bf16"},
@@ -250,6 +251,7 @@ def parity_cases() -> list[Case]:
         for zero in (0, 1, 2, 3)
     ]
     # What is chosen besides, with every kind of cut.
+    apart: list[dict[str, Any]] = [{"tp": 2}, {"pp": 2, "dp": 2}, {"us": 2}]
     cuts: list[dict[str, Any]] = [
         {"dp": 2, "zero": 2},
         {"dp": 2, "zero": 3},
@@ -267,19 +269,26 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, recompute=recompute) for recompute in ("selective", "full", "every2")]
         cases += [Case(**cut, data=data) for data in DATA if data != "stream"]
         cases += [Case(**cut, offload="optimizer")]
-        cases += [Case(**cut, model=model) for model in MODELS if model != "gpt"]
-        cases += [Case(**cut, model="llama", recompute=recompute) for recompute in ("selective", "full")]
-        cases += [Case(**cut, model="llama", precision=precision) for precision in ("bf16", "autocast")]
-        cases += [Case(**cut, model="llama", data=data) for data in ("documents", "packed")]
+        models = [model for model in MODELS if model != "gpt" and (model not in LOCAL or cut in apart)]
+        cases += [Case(**cut, model=model) for model in models]
+        cases += [Case(**cut, model="all", recompute=recompute) for recompute in ("selective", "full")]
+        cases += [Case(**cut, model="all", precision=precision) for precision in ("bf16", "autocast")]
+        cases += [Case(**cut, model="all", data=data) for data in ("documents", "packed")]
         cases += [Case(**cut, optimizer="muon", model=model) for model in ("gpt", "llama", "all")]
         cases += [Case(**cut, optimizer="muon", precision=precision) for precision in ("bf16", "autocast")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
+    # Two groups, which four ranks share in twos.
+    cases += [Case(tp=4, sp=sp, model="grouped") for sp in (False, True)]
+    cases += [Case(tp=4, dp=2, zero=3, model="grouped"), Case(tp=4, pp=2, model="grouped")]
+    cases += [Case(us=4, model="grouped"), Case(us=4, dp=2, zero=3, model="all")]
+    cases += [Case(data="documents", model=model) for model in ("window", "softcap")]
     # In a pipeline DeepSpeed accumulates fp16 gradients separately, also for the tied embedding.
     cases += [
         Case(**cut, precision="fp16")
         for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})
     ]
+    cases += [Case(tp=2, pp=2, precision="fp16", model="all")]
     # Muon's matrices in every number of parts, and from sub-groups that cut them elsewhere.
     cases += [Case(optimizer="muon", zero=zero) for zero in (0, 1, 2, 3)]
     cases += [
@@ -315,7 +324,8 @@ def parity_cases() -> list[Case]:
             {"us": 2},
             {"recompute": "full"},
             {"pp": 2, "recompute": "full"},
-            {"tp": 2, "sp": True, "model": "llama"},
+            {"tp": 2, "sp": True, "model": "all"},
+            {"model": "softcap"},
         )
     ]
     cases += [Case(zero=stage, precision="bf16") for stage in (1, 2, 3)]

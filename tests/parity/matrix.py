@@ -26,8 +26,8 @@ from tests.parity.cases import Case, parity_cases
 from tests.parity.reshaping import (
     first_half,
     reshape_cases,
+    reshape_cases_all,
     reshape_cases_bf16,
-    reshape_cases_llama,
     reshape_cases_muon,
     reshaped,
 )
@@ -117,7 +117,7 @@ def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator
         for cases in (
             reshape_cases(),
             reshape_cases_bf16(),
-            reshape_cases_llama(),
+            reshape_cases_all(),
             reshape_cases_muon(),
         ):
             for origin in cases:

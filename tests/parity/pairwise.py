@@ -21,7 +21,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "data": ("stream", "documents", "masked", "packed", "ramp"),
     "recompute": ("none", "selective", "full", "every2"),
     "offload": ("none", "optimizer", "both"),
-    "model": ("gpt", "llama"),
+    "model": ("gpt", "all"),
     "optimizer": ("adamw", "muon"),
 }
 TRIES = 150

@@ -116,9 +116,9 @@ def reshape_cases() -> list[Case]:
     ]
 
 
-def reshape_cases_llama() -> list[Case]:
-    """Half of them, with the layers of a Llama."""
-    return [replace(case, model="llama") for case in reshape_cases()[1::2]]
+def reshape_cases_all() -> list[Case]:
+    """Half of them, with every field of the layers; tensor ranks share the one group."""
+    return [replace(case, model="all") for case in reshape_cases()[1::2]]
 
 
 def reshape_cases_muon() -> list[Case]:

@@ -156,14 +156,14 @@ def resume_cases() -> list[Case]:
     for layout in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, {"tp": 2, "pp": 2}, {"us": 2, "zero": 1}):
         cases.append(Case(**layout, precision="bf16", extra=background, note="async"))
     cases.append(Case(dp=2, extra={"data.num_workers": 1}, note="workers"))
-    llama = (
+    with_all_fields = (
         {"zero": 0},
         {"dp": 2, "zero": 3},
         {"tp": 2, "sp": True, "dp": 2, "zero": 2},
         {"pp": 2},
         {"us": 2},
     )
-    cases += [Case(**layout, model="llama") for layout in llama]
+    cases += [Case(**layout, model="all") for layout in with_all_fields]
     muon = (
         {"zero": 0},
         {"dp": 2, "zero": 1, "precision": "bf16"},

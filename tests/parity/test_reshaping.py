@@ -5,18 +5,18 @@ import pytest
 from tests.parity.reshaping import (
     chained,
     reshape_cases,
+    reshape_cases_all,
     reshape_cases_bf16,
-    reshape_cases_llama,
     reshape_cases_muon,
     turns,
 )
 
 # Every second of a list, then the others backwards: neighbours differ in more than one kind.
 CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16())}
-CHAINS["llama"] = turns(reshape_cases_llama())
+CHAINS["all"] = turns(reshape_cases_all())
 CHAINS["muon"] = turns(reshape_cases_muon())
-# Parameters of the model of cases.py, and of its Llama.
-TENSORS = {"fp32": 52, "bf16": 52, "llama": 31, "muon": 52}
+# Parameters of the model of cases.py, and of the one with every other field.
+TENSORS = {"fp32": 52, "bf16": 52, "all": 43, "muon": 52}
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form = FormPage(page)
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400})')
     form.shows(".nbf-kernel", "The notebook's next cell gets these values")
-    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 12
+    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 13
     screenshot(page, "form")
 
     # What stands beside a field, and what hovering shows.
@@ -79,6 +79,17 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     assert hovered(page, lr.locator("input")).startswith("lr_schedule.lr: Peak learning rate.")
     batch = form.field("batch.global_batch_size")
     assert "sequences" in batch.inner_text()
+
+    # Fields follow the architecture.
+    form.node.locator(".nbf-all > summary").click()
+    form.node.get_by_role("tab", name=re.compile("^Model")).click()
+    form.field("model.architecture").locator("select").select_option("qwen3")
+    form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-06")
+    assert form.node.locator("[data-key='model.norm_epsilon'] input").input_value() == "1.0e-06"
+    form.shows(".nbf-line", '"model.architecture": "qwen3"')
+    form.field("model.architecture").locator("select").select_option("gpt3")
+    form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-05")
+    form.node.locator(".nbf-all > summary").click()
 
     # All problems at once, each at its field, counted on its tab; nothing moves.
     height = form.height

@@ -26,7 +26,17 @@ from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
 from nbtrain.jobs.queue.needs import more_than_is_here
 from nbtrain.jobs.refusals import active_job
 from nbtrain.lab.form.draft import Draft
-from nbtrain.lab.form.fields import GROUPS, Field, essentials, every_field, fields_of, group_of, run_yamls
+from nbtrain.lab.form.fields import (
+    GROUPS,
+    OF_ARCHITECTURE,
+    Field,
+    default_of,
+    essentials,
+    every_field,
+    fields_of,
+    group_of,
+    run_yamls,
+)
 from nbtrain.lab.form.problems import findings_by_key, problems_by_key, shortages_by_key
 from nbtrain.lab.form.same_name import not_applied, problems_of_name, refuse_taken
 from nbtrain.monitor.notes import own_labels_of
@@ -190,6 +200,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         if plan
         else None,
         "changes": [_change(draft, key) for key in draft.overrides],
+        "of_architecture": {key: _of_architecture(draft, every_field()[key]) for key in OF_ARCHITECTURE},
         "name": draft.value("name"),
         "line": draft.call(function),
         "cell": draft.cell(function, "twin" if twin else "run", more),
@@ -278,10 +289,18 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
         "choices": [show(choice) for choice in one.choices],
         "description": one.description,
         "unit": one.unit,
-        "default": one.default,
+        "default": default_of(one.key, draft.architecture),
         "base": one.text(draft.base_value(one.key)),
         "value": draft.text(one),
     }
+
+
+def _of_architecture(draft: Draft, one: Field) -> dict[str, str | None]:
+    """What a field has unless it is typed: it follows the architecture, which may have been."""
+    base = draft.base_value(one.key)
+    value = draft.given.get(one.key, base)
+    default = default_of(one.key, draft.architecture)
+    return {"base": one.text(base), "value": one.text(value), "default": default}
 
 
 def _change(draft: Draft, key: str) -> list[str]:

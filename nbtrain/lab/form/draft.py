@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.config.architectures import NAMES
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
-from nbtrain.lab.form.fields import Field, every_field
+from nbtrain.lab.form.fields import ARCHITECTURE, OF_ARCHITECTURE, Field, every_field
 from nbtrain.planner.findings import split_problems
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Draft:
         """The run whose configuration `run` is, if this is to be its clone."""
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
+        self._of_architectures: dict[str, dict[str, Any]] = {}
         now = load(self.base, overrides, check=False).model_dump()
         self.overrides: dict[str, Any] = {}
         for key in every_field():
@@ -70,8 +72,19 @@ class Draft:
         return self.overrides[key] if key in self.overrides else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
-        """The value that the YAML gives, defaults included."""
-        return _at(self._base_values, key)
+        """The value that the YAML gives, defaults included, with the architecture that was chosen."""
+        chosen = self.overrides.get(ARCHITECTURE)
+        if key not in OF_ARCHITECTURE or chosen not in NAMES:
+            return _at(self._base_values, key)
+        if chosen not in self._of_architectures:
+            of_chosen = load(self.base, {ARCHITECTURE: chosen}, check=False)
+            self._of_architectures[chosen] = of_chosen.model_dump()
+        return _at(self._of_architectures[chosen], key)
+
+    @property
+    def architecture(self) -> Any:
+        """The name of the architecture as it stands, whatever was typed."""
+        return self.value(ARCHITECTURE)
 
     def set(self, key: str, value: Any) -> None:
         """Change a field; its YAML value takes the change back."""
@@ -79,6 +92,10 @@ class Draft:
             self.overrides.pop(key, None)
         else:
             self.overrides[key] = value
+        if key == ARCHITECTURE:
+            for one in OF_ARCHITECTURE:
+                if one in self.overrides:
+                    self.set(one, self.overrides[one])
 
     def set_text(self, one: Field, text: str) -> None:
         """Change a field to what a person typed. Raises ConfigError if it is not YAML."""
@@ -100,7 +117,9 @@ class Draft:
 
         Raises ConfigError for a key that no field has.
         """
-        for key, text in typed.items():
+        # What is typed beside an architecture goes over it, in whatever order it came.
+        for key in sorted(typed, key=lambda key: key != ARCHITECTURE):
+            text = typed[key]
             if (one := every_field().get(key)) is None:
                 raise ConfigError(f"the form has no field {key!r}.")
             try:

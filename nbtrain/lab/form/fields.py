@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbtrain.base.workspace import bundled, workspace
+from nbtrain.config import architectures
 from nbtrain.config.fields import described
 from nbtrain.config.keys import FREE_FORM, field_keys
 from nbtrain.config.schedule_section import UNITS
@@ -40,6 +41,7 @@ ESSENTIALS = (
     "batch.max_steps",
     "batch.global_batch_size",
     "batch.micro_batch_size",
+    "model.architecture",
     "model.seq_length",
     "lr_schedule.lr",
     "precision.dtype",
@@ -139,6 +141,18 @@ def essentials(given: Mapping[str, Any]) -> list[str]:
     """The keys that come first; `given` is {field of batch: value}."""
     unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
+
+
+ARCHITECTURE = "model.architecture"
+OF_ARCHITECTURE = tuple(f"model.{name}" for name in architectures.FIELDS)
+"""Fields whose defaults are those of the architecture."""
+
+
+def default_of(key: str, architecture: str) -> str | None:
+    """The default of a field in runs of an architecture, as a run YAML spells it; None if it has none."""
+    if key not in OF_ARCHITECTURE or architecture not in architectures.NAMES:
+        return every_field()[key].default
+    return show(architectures.fields_of(architecture)[key.partition(".")[2]])
 
 
 def run_yamls() -> list[str]:

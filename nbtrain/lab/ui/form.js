@@ -145,6 +145,7 @@ class Form extends FormFrame {
 
   take(found) {
     this.found = found;
+    this.pages.follow(found.of_architecture);
     if (this.unheard) {
       this.unheard = false;
       this.say(this.asks.words);

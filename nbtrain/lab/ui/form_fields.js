@@ -20,7 +20,6 @@ export class FormField {
     this.id = `nbf-${(fieldsMade += 1)}`;
     this.node = element("div", "nbf-field");
     this.node.dataset.key = spec.key;
-    this.node.title = fieldWords(spec);
     const label = element("label", "nbf-label");
     if (whole && spec.key !== spec.label)
       label.append(element("i", "", spec.key.slice(0, -spec.label.length)));
@@ -93,6 +92,7 @@ export class FormField {
   /** Show what was found: `changed` "form" or "given", `problems` messages, `also` a field to look at. */
   mark({ changed = "", problems = [], also = "", finding = "" }) {
     const { node, spec } = this;
+    node.title = fieldWords(spec);
     node.classList.toggle("nbf-changed", Boolean(changed));
     node.classList.toggle("nbf-bad", problems.length > 0);
     node.classList.toggle("nbf-also", !problems.length && Boolean(also));

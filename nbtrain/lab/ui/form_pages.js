@@ -107,6 +107,12 @@ export class FormPages {
     for (const field of this.fields.values()) field.text = this.form.text(field.spec.key);
   }
 
+  /** What the fields of an architecture have unless they are typed: {key: {base, value, default}}. */
+  follow(found) {
+    for (const [key, words] of Object.entries(found)) Object.assign(this.specs.get(key), words);
+    this.refill();
+  }
+
   /** `marks` is {key: what FormField.mark takes}. */
   mark(marks) {
     this.marks = marks;

@@ -31,7 +31,7 @@ def at(fields: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def test_a_yaml_is_described(workspace: Path) -> None:
-    """Each field has its page, description, unit, default, the YAML's value and its own; twelve are first."""
+    """Each field has its page, description, unit, default, the YAML's value and its own; 13 are first."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "batch.max_steps=400"})
     assert json.loads(json.dumps(found)) == found
     assert at(found["fields"], "batch.max_steps") == {
@@ -49,7 +49,7 @@ def test_a_yaml_is_described(workspace: Path) -> None:
     }
     assert at(found["fields"], "model.num_layers")["default"] is None
     assert at(found["fields"], "backend.kind")["choices"] == ["local", "hosts", "slurm", "kubernetes"]
-    assert len(found["essentials"]) == 12
+    assert len(found["essentials"]) == 13
     assert set(found["essentials"]) < {one["key"] for one in found["fields"]}
     keys = [key for group in found["groups"] for section in group["sections"] for key in section["keys"]]
     assert ["name", *keys] == [one["key"] for one in found["fields"]]
@@ -397,3 +397,44 @@ def test_a_yaml_beside_the_notebook_is_named_whole(
     assert yaml_for_others("gpt-tiny") == "gpt-tiny"
     assert yaml_for_others("mine/gpt-tiny.yaml") == str(workspace / "mine" / "gpt-tiny.yaml")
     assert yaml_for_others("13B") == "13B"
+
+
+def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
+    """Values and defaults; what was typed or given beside it stays, and the line says no more than that."""
+    found = assessed(model__architecture="llama")
+    assert found["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "llama"})'
+    assert found["changes"] == [["model.architecture", "gpt3", "llama", "form"]]
+    follow = found["of_architecture"]
+    assert follow["model.normalization"] == {"base": "RMSNorm", "value": "RMSNorm", "default": "RMSNorm"}
+    assert follow["model.rotary_base"]["default"] == "500000.0"
+    assert "model.num_query_groups" not in follow and not found["problems"]
+    typed = assessed(model__normalization="LayerNorm", model__architecture="llama")
+    assert [key for key, *_ in typed["changes"]] == ["model.architecture", "model.normalization"]
+    assert typed["of_architecture"]["model.normalization"]["default"] == "RMSNorm"
+    given = assessed(overrides="model.norm_epsilon=1e-3", model__architecture="qwen3")
+    assert given["of_architecture"]["model.norm_epsilon"] == {
+        "base": "1.0e-06",
+        "value": "0.001",
+        "default": "1.0e-06",
+    }
+
+
+def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path) -> None:
+    """Of a notebook's override, and of a clone; another one, typed, takes its place whole."""
+    found = answer("form", {"yaml": "gpt-tiny", "overrides": "model.architecture=mistral"})
+    window = at(found["fields"], "model.window_size")
+    assert (window["base"], window["value"], window["default"]) == ("4096", "4096", "4096")
+    assert found["given"] == [["model.architecture", "gpt3", "mistral", "given"]]
+    other = assessed(overrides="model.architecture=mistral", model__architecture="qwen2")
+    assert other["of_architecture"]["model.window_size"]["value"] == "null"
+    assert other["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "qwen2"})'
+    back = assessed(overrides="model.architecture=mistral", model__architecture="gpt3")
+    # As the YAML has it.
+    assert back["changes"] == [] and back["of_architecture"]["model.hidden_dropout"]["value"] == "0.0"
+
+
+def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Path) -> None:
+    found = assessed(model__architecture="lama")
+    [problem] = found["problems"]
+    assert problem["key"] == "model.architecture" and "Nearest: llama." in problem["message"]
+    assert found["of_architecture"]["model.normalization"]["base"] == "LayerNorm"

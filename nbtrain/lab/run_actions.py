@@ -5,7 +5,6 @@
 key names the REST route, but for clone, which opens the form. `ask` is asked before, in the page.
 """
 
-import functools
 import math
 import time
 import weakref
@@ -15,7 +14,8 @@ from nbtrain.base.checkpoint_files import measured_save_seconds, newest_saved_st
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.load import load_resolved
+from nbtrain.config.kept import kept_config
+from nbtrain.jobs.backends.base import capabilities_of_job
 from nbtrain.jobs.supervisor.phases import patience_seconds
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import NO_JOB
@@ -64,18 +64,11 @@ def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any
     return [_stop(run), *_pause(run)]
 
 
-@functools.lru_cache(64)
-def _settings(path: str, _changed: int) -> tuple[str, float]:
-    """(mode, shutdown_timeout_seconds); the file is read again if it was changed."""
-    config = load_resolved(path)
-    return config.mode, config.backend.shutdown_timeout_seconds
-
-
 def _stop(run: RunDir) -> dict[str, Any]:
-    mode, seconds = _settings(str(run.config_yaml), run.config_yaml.stat().st_mtime_ns)
-    if mode != "full":
-        return _action("stop", "Stop", f"End the job. mode: {mode} saves nothing.")
-    patience = patience_seconds(seconds, measured_save_seconds(run))
+    config = kept_config(run.config_yaml)
+    if config.mode != "full":
+        return _action("stop", "Stop", f"End the job. mode: {config.mode} saves nothing.")
+    patience = patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
     title = (
         "The ranks save a checkpoint at the next step and leave. Those that are left after "
         f"{patience:.0f} s, and do not save any more, are killed. Resume goes on from the newest checkpoint."
@@ -84,11 +77,9 @@ def _stop(run: RunDir) -> dict[str, Any]:
 
 
 def _pause(run: RunDir) -> list[dict[str, Any]]:
-    from nbtrain.jobs.backends.base import backend_of_job
-
     job = run.newest_job()
     try:
-        if job is None or not backend_of_job(job).capabilities.pause:
+        if job is None or not capabilities_of_job(job).pause or kept_config(run.config_yaml).mode != "full":
             return []
     except NbtrainError:
         return []

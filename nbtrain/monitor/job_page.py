@@ -6,7 +6,6 @@ Everything comes from the run directory, while the job runs and afterwards: no s
 is one machine or pod with its ranks.
 """
 
-import functools
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,7 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage import rank_subject
 from nbtrain.base.workspace import display
 from nbtrain.config.autotune import found_words
-from nbtrain.config.load import load_resolved
+from nbtrain.config.kept import kept_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
 from nbtrain.monitor.job_place import place_of, restart_policy, twin_words
@@ -205,7 +204,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         raise JobError(f"{display(job.path)}: the submission was cut off before job.json was written.")
     # A job of an earlier nbtrain kept none of its own.
     config_yaml = job.config_yaml if job.config_yaml.exists() else run.config_yaml
-    config = _resolved(str(config_yaml), config_yaml.stat().st_mtime_ns if config_yaml.exists() else 0)
+    config = kept_config(config_yaml)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
     replicas = _replicas(job, record, config, usage, state)
@@ -264,12 +263,6 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         replicas=replicas,
         usage=usage,
     )
-
-
-@functools.lru_cache(16)
-def _resolved(path: str, _changed: int) -> RunConfig:
-    """The file is read again if it was changed: to read it takes half of the time of a page."""
-    return load_resolved(path)
 
 
 def job_of(run: RunDir, job_id: str | None) -> JobDir:

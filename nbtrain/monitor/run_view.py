@@ -222,9 +222,9 @@ class RunView:
     def _config_summary(self) -> dict[str, Any] | None:
         """What the run trains, from its config.yaml; read once, for it never changes."""
         if self._config is None and self.run.config_yaml.is_file():
-            from nbtrain.config.load import load_resolved
+            from nbtrain.config.kept import kept_config
 
-            config = load_resolved(self.run.config_yaml)
+            config = kept_config(self.run.config_yaml)
             self._config = {
                 "name": config.name,
                 **{key: getattr(config.model, key) for key in MODEL_KEYS},

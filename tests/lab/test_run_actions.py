@@ -63,3 +63,4 @@ def test_a_mode_that_saves_nothing_says_so(job):
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
     (stop, *_) = actions(job.run, "RUNNING")
     assert stop["title"] == "End the job. mode: eval saves nothing."
+    assert [one["key"] for one in actions(job.run, "RUNNING")] == ["stop", "clone"]

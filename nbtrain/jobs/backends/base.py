@@ -7,9 +7,9 @@ BACKENDS. What a backend does not write itself is that of a place without an eng
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.events import read_events
@@ -20,6 +20,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.supervisor.host_memory import HostMemory
 from nbtrain.monitor.logs import follow, log_path, tail_lines
+
+Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
@@ -87,7 +89,8 @@ class Capabilities:
 class Backend:
     """Where jobs run, as a user chooses it; wherever that is, their records come to the run directory."""
 
-    capabilities = Capabilities(save=True, stop_in_order=True)
+    capabilities: Capabilities
+    """Its line of CAPABILITIES."""
 
     def submit(self, job: JobDir) -> None:
         """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
@@ -173,19 +176,40 @@ BACKENDS = {
 }
 """{backend.kind: its module}, imported on use; the module's BACKEND is the backend."""
 
+CAPABILITIES = {
+    "local": Capabilities(save=True, stop_in_order=True, pause=True),
+    "hosts": Capabilities(save=True, stop_in_order=True, pause=True),
+    "kubernetes": Capabilities(save=True, stop_in_order=True, pause=True),
+    "slurm": Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True),
+}
+"""{backend.kind: what it can do}. The buttons of a run follow it, and need no backend's module, nor numpy."""
+
 
 def backend_of(kind: str) -> Backend:
     """The backend of that name. Raises JobError for another name, as a newer nbtrain may have written it."""
-    if kind not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise JobError(f"backend.kind = {kind} is not known here; this nbtrain knows {known}.")
-    return importlib.import_module(BACKENDS[kind]).BACKEND
+    return importlib.import_module(_known(BACKENDS, kind)).BACKEND
 
 
 def backend_of_job(job: JobDir) -> Backend:
     """The backend that the job was submitted to. Raises JobError."""
+    return backend_of(_kind_of(job))
+
+
+def capabilities_of_job(job: JobDir) -> Capabilities:
+    """What the job's backend can do. Raises JobError."""
+    return _known(CAPABILITIES, _kind_of(job))
+
+
+def _kind_of(job: JobDir) -> str:
     record = JobRecord.read(job.job_json)
-    return backend_of(record.backend if record else "local")
+    return record.backend if record else "local"
+
+
+def _known(table: Mapping[str, Value], kind: str) -> Value:
+    if kind not in table:
+        known = ", ".join(table)
+        raise JobError(f"backend.kind = {kind} is not known here; this nbtrain knows {known}.")
+    return table[kind]
 
 
 def network_interface(config: RunConfig) -> str | None:

@@ -17,7 +17,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.backends.base import Backend, Capabilities
+from nbtrain.jobs.backends.base import CAPABILITIES, Backend
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
@@ -36,7 +36,7 @@ LAST_WORDS_LINES = 10
 class SupervisedHere(Backend):
     """A job whose supervisor is a detached process of the machine where it was submitted."""
 
-    capabilities = Capabilities(save=True, stop_in_order=True, pause=True)
+    capabilities = CAPABILITIES["local"]
     end_seconds = SUPERVISOR_END_SECONDS
 
     def submit(self, job: JobDir) -> None:

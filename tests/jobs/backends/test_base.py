@@ -85,6 +85,6 @@ def test_a_backend_of_a_newer_nbtrain_is_named(job):
         control.cancel(job)
 
 
-def test_local_is_a_backend():
-    """By name, imported on use."""
-    assert backend_of("local").capabilities == Capabilities(save=True, stop_in_order=True, pause=True)
+@pytest.mark.parametrize("kind", base.BACKENDS)
+def test_a_backend_is_imported_on_use_and_can_what_its_line_says(kind):
+    assert backend_of(kind).capabilities == base.CAPABILITIES[kind]

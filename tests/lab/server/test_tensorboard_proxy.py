@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.rundir import RunDir
 from nbtrain.lab.server import tensorboard_door, tensorboard_proxy
 from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboard_entry, tensorboard_page
 
@@ -60,15 +61,26 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
     assert done.stdout == "[{'module': 'nbtrain.lab.server'}] False\n"
 
 
-def test_routes_are_loaded_without_the_schema_and_the_planner() -> None:
-    """A server starts without what only a plan, a form or a page of a job needs, such as the planner."""
+def test_routes_are_loaded_without_the_schema_and_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server starts without what only a plan, a form or a page of a job needs, such as the planner.
+
+    A look at a running run, with its buttons, loads the schema, and neither numpy nor an engine.
+    """
     import subprocess
     import sys
 
+    from tests.lab.widgets.fake_run import FakeJob
+
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path))
+    FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40).one_step()
     code = (
         "import sys, jupyter_server.serverapp; before = {*sys.modules}; import nbtrain.lab.server.extension;"
         "names = ('pydantic', 'numpy', 'nbtrain.config', 'nbtrain.planner', 'nbtrain.jobs.submit', 'google');"
-        "print([name for name in names if name in {*sys.modules} - before])"
+        "print([name for name in names if name in {*sys.modules} - before]);"
+        "view, answer = nbtrain.lab.server.runs._look('gpt-fake');"
+        "print(b'Pause' in answer, [name for name in names if name in {*sys.modules} - before])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\nTrue ['pydantic', 'nbtrain.config', 'google']\n"

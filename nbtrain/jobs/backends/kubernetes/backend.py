@@ -19,7 +19,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.backends.base import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.kubernetes import preflight
 from nbtrain.jobs.backends.kubernetes.cluster import READ_SECONDS, Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect, own_namespace
@@ -50,7 +50,7 @@ FOLLOW_SECONDS = 5.0
 class KubernetesBackend(RemoteBackend):
     """Jobs as objects of a cluster."""
 
-    capabilities = Capabilities(save=True, stop_in_order=True, pause=True)
+    capabilities = CAPABILITIES["kubernetes"]
 
     def submit(self, job: JobDir) -> None:
         """Create the job's object, or find it. Raises SubmitError with the server's words."""

@@ -25,7 +25,7 @@ from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
 from nbtrain.config.one_line import one_line
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Capabilities, Launcher
+from nbtrain.jobs.backends.base import CAPABILITIES, Launcher
 from nbtrain.jobs.backends.remote import Agents, RemoteLauncher
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen, RemoteBackend
 from nbtrain.jobs.backends.slurm.engine import (
@@ -89,7 +89,7 @@ def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
 class SlurmBackend(RemoteBackend):
     """Jobs of a Slurm cluster."""
 
-    capabilities = Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True)
+    capabilities = CAPABILITIES["slurm"]
 
     def submit(self, job: JobDir) -> None:
         """sbatch. Raises SubmitError with Slurm's own words."""

@@ -1,0 +1,18 @@
+"""The resolved file of a run for those who ask again and again: it is read once, and again if it changes."""
+
+import functools
+from pathlib import Path
+
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+
+
+def kept_config(path: Path) -> RunConfig:
+    """load_resolved() of a config.yaml. Raises ConfigError if there is none."""
+    return _read(str(path), path.stat().st_mtime_ns if path.exists() else 0)
+
+
+# To read one takes 10 ms of CPU: most of a look at a run.
+@functools.lru_cache(32)
+def _read(path: str, _changed: int) -> RunConfig:
+    return load_resolved(path)

@@ -264,7 +264,8 @@ class Plan:
         words = [("fits", self.headline["fits"], self.headline["kind"])]
         words += [(name, self.headline[name], "") for name in ("time", "disk")]
         listed = f"<p><b>Findings</b></p>{findings_html(self.findings)}" if self.findings else ""
-        reasons = f"<details><summary>Why: every formula</summary>{self.why().folds()}</details>"
+        folded = '<summary style="font-size:12px">Why: every formula</summary>'
+        reasons = f"<details>{folded}{self.why().folds()}</details>"
         head = f"<p><b>Plan of {html.escape(self.config.name)}</b></p>"
         return f"{head}{words_row(words)}{listed}{grouped_table(self.sections())}{reasons}"
 

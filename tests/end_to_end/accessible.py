@@ -62,8 +62,23 @@ def _install() -> str:
 NOT_OURS = ((".noUi-handle", "aria-input-field-name"),)
 
 
+# What is scrolled out of sight is judged only as far as the page is high, or ends the rule for colours.
+TALL_PIXELS = 3000
+SETTLE_MS = 500
+
+
 def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
     """Each serious or critical finding inside the elements `within`, one line for each element."""
+    size = page.viewport_size
+    page.set_viewport_size({**size, "height": TALL_PIXELS})
+    page.wait_for_timeout(SETTLE_MS)
+    try:
+        return _findings(page, script, within)
+    finally:
+        page.set_viewport_size(size)
+
+
+def _findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
     if not page.evaluate("() => Boolean(window.axe)"):
         page.evaluate(script)
     found = page.evaluate(
@@ -76,6 +91,8 @@ def findings(page: Any, script: str, within: Sequence[str]) -> list[str]:
         }""",
         list(within),
     )
+    broken = {one["id"]: one["error"]["message"] for one in found["incomplete"] if one.get("error")}
+    assert broken == {}, f"axe has not judged {within}: {broken}"
     judged = {one["id"] for one in [*found["passes"], *found["violations"]]}
     assert "color-contrast" in judged, f"no colour of {within} was judged"
     return [

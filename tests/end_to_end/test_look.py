@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.accessible import axe_script, findings
-from tests.end_to_end.jupyterlab import REPOSITORY, Lab, fake_job
+from tests.end_to_end.jupyterlab import PATIENCE_SECONDS, REPOSITORY, Lab, fake_job
 from tests.end_to_end.stations import LIVE, STATIONS, Station, choose_theme, record_dataset, record_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
@@ -40,7 +40,7 @@ def long_page(recorded: Lab, browser: Any) -> Iterator[Any]:
     """One page for all stations."""
     context = browser.new_context(viewport={"width": 1400, "height": HEIGHT})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(1000 * min(PATIENCE_SECONDS, 180))
     page.goto(recorded.url("lab?reset"))
     page.locator(".jp-Launcher").wait_for()
     yield page

@@ -71,7 +71,9 @@ class Document:
             styles = (LEARNT if learnt else UNLEARNT for _, learnt in self.pieces)
             parts = [f'<span style="{style}">{text}</span>' for style, text in zip(styles, parts)]
         body = "".join(parts) + (" ..." if self.cut else "")
-        return f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0">{body}</pre>'
+        # JupyterLab breaks the lines of a <pre> within words.
+        look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:4px 0"
+        return f'<pre style="{look}">{body}</pre>'
 
 
 def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:

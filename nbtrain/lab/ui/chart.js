@@ -1,7 +1,8 @@
 // One chart: lines over steps, tokens or time, raw and smoothed, with bounds, marks, hover and zoom.
 //
 //   spec   {title, lines: [{name, label, color, dots, x, y, maxima?, words?, note?, dash?}], bounds: [{word, value}],
-//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?, smoothing?, begin?, named?}
+//           marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?, smoothing?, begin?, named?,
+//           namedAbove?}
 //
 // xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
 
@@ -106,9 +107,11 @@ export class Chart {
     // The only line of its title needs no second name.
     const only = spec.lines.length === 1 && !(spec.bounds || []).length ? spec.lines[0].label : "";
     const same = Boolean(only) && only.toLowerCase() === (spec.title || "").toLowerCase();
+    // Names that stand once above all charts are not repeated; what is said of a line is.
+    const named = spec.namedAbove ? spec.lines.filter((line) => line.note) : spec.lines;
     const marks = spec.named === false
       ? [element("i", "", `${spec.lines.length} lines`)]
-      : same ? [] : spec.lines.map((line) => {
+      : same ? [] : named.map((line) => {
           const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
           if (line.note) mark.append(`, ${line.note}`);
           mark.style.setProperty("--c", stroke(line));

@@ -1,6 +1,8 @@
 // A chart as a file: PNG of what is in sight, CSV of all its points.
 
 const PIXELS = 2;
+// Of the names above a picture: height of a row, margin, length of a line's sample, room between names.
+const LEGEND_ROW = 17, LEGEND_MARGIN = 8, LINE_SAMPLE = 14, NAMES_APART = 14;
 const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"];
 
 /** The points of all lines by x, one column for each. */
@@ -18,6 +20,25 @@ export function chartCsv(spec) {
   return [head, ...body].map((cells) => cells.join(",")).join("\n") + "\n";
 }
 
+/** The title and the names of all lines with their colours, in rows that are not wider than the picture. */
+export function legendRows(spec, measure, width) {
+  const named = ({ label, note, color, dash }) => ({ words: note ? `${label}, ${note}` : label, color, dash });
+  const bound = ({ word }) => ({ words: word, color: word === "request" ? "good" : "bad", dash: "5 4" });
+  const lines = spec.named === false ? [{ words: `${spec.lines.length} lines` }] : spec.lines.map(named);
+  const title = spec.title ? [{ words: spec.title, bold: true }] : [], rows = [[]];
+  let x = LEGEND_MARGIN;
+  for (const one of [...title, ...lines, ...(spec.bounds || []).map(bound)]) {
+    const length = measure(one) + (one.color ? LINE_SAMPLE + 4 : 0);
+    if (x > LEGEND_MARGIN && x + length > width - LEGEND_MARGIN) {
+      rows.push([]);
+      x = LEGEND_MARGIN;
+    }
+    rows[rows.length - 1].push({ ...one, x });
+    x += length + NAMES_APART;
+  }
+  return rows;
+}
+
 /** The chart's picture with the colours of the theme, as a Blob. */
 export async function chartPng(chart) {
   const picture = chart.picture, copy = picture.cloneNode(true);
@@ -33,16 +54,33 @@ export async function chartPng(chart) {
   const text = new XMLSerializer().serializeToString(copy);
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [width * PIXELS, (height + 24) * PIXELS];
-  const pen = canvas.getContext("2d");
-  pen.scale(PIXELS, PIXELS);
+  const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
   const style = getComputedStyle(chart.node);
+  const font = ({ bold }) => `${bold ? "600 " : ""}12px ${style.fontFamily}`;
+  const measure = (one) => {
+    pen.font = font(one);
+    return pen.measureText(one.words).width;
+  };
+  const rows = legendRows(chart.spec, measure, width), above = rows.length * LEGEND_ROW + LEGEND_MARGIN;
+  [canvas.width, canvas.height] = [width * PIXELS, (height + above) * PIXELS];
+  pen.scale(PIXELS, PIXELS);
   pen.fillStyle = style.backgroundColor;
-  pen.fillRect(0, 0, width, height + 24);
-  pen.fillStyle = style.color;
-  pen.font = `12px ${style.fontFamily}`;
-  pen.fillText(chart.legend.innerText.replaceAll("\n", "  "), 8, 15);
-  pen.drawImage(image, 0, 24, width, height);
+  pen.fillRect(0, 0, width, height + above);
+  rows.forEach((row, at) => row.forEach((one) => {
+    const y = (at + 1) * LEGEND_ROW;
+    if (one.color) {
+      pen.strokeStyle = style.getPropertyValue(`--nbt-${one.color}`).trim();
+      pen.lineWidth = 2;
+      pen.setLineDash(one.dash ? [4, 2] : []);
+      pen.beginPath();
+      pen.moveTo(one.x, y - 4);
+      pen.lineTo(one.x + LINE_SAMPLE, y - 4);
+      pen.stroke();
+    }
+    pen.fillStyle = style.color;
+    pen.font = font(one);
+    pen.fillText(one.words, one.x + (one.color ? LINE_SAMPLE + 4 : 0), y);
+  }));
+  pen.drawImage(image, 0, above, width, height);
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }

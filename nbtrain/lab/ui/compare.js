@@ -206,6 +206,6 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
     const answer = { tags: [row], series, marks: [] };
     const spec = metricSpec({ title, of: tag, names: having }, answer, { axis, begin: 0, smoothing });
     const lines = spec.lines.map((line) => ({ ...line, color: `c${names.indexOf(line.name) % NUM_COLORS}` }));
-    return [tag, { ...spec, lines: toldApart(lines), named: true, begin: undefined }];
+    return [tag, { ...spec, lines: toldApart(lines), named: true, namedAbove: true, begin: undefined }];
   });
 }

@@ -25,15 +25,16 @@ export class FormFrame {
     this.notice.setAttribute("role", "status");
     this.inside = element("fieldset");
     this.inside.disabled = true;
-    const middle = element("div", "nbf-middle");
-    middle.append(this.pages.first, this.side.node);
-    this.inside.append(this.head(), middle, this.pages.all, this.side.rest, this.layouts.node);
     this.kernel = element("div", "nbf-kernel");
     this.kernel.setAttribute("role", "status");
     this.answer = new FormAnswer(this.host);
+    // Beside the fields what comes of them, and the buttons: both stay in sight.
+    const beside = element("div", "nbf-beside"), middle = element("div", "nbf-middle");
+    beside.append(this.side.node, this.foot());
+    middle.append(this.pages.first, beside);
+    this.inside.append(this.head(), middle, this.pages.all, this.side.rest, this.layouts.node);
     this.result = element("div", "nbf-run");
-    const rows = [this.inside, this.foot(), this.kernel, this.answer.node, this.result];
-    this.root.replaceChildren(this.titleNode, this.notice, ...rows);
+    this.root.replaceChildren(this.titleNode, this.notice, this.inside, this.result);
   }
 
   head() {
@@ -91,7 +92,9 @@ export class FormFrame {
       : copyButton("Copy as cell", about, () => this.found.cell);
     this.submitButton = button("Submit", "", () => this.submit(), "nbt-primary");
     this.submitButton.disabled = this.insert.disabled = true;
-    foot.append(this.line, this.resetButton, this.insert, this.submitButton);
+    const buttons = element("div", "nbf-buttons");
+    buttons.append(this.resetButton, this.insert, this.submitButton);
+    foot.append(this.line, buttons, this.kernel, this.answer.node);
     return foot;
   }
 

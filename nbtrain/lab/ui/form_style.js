@@ -2,7 +2,8 @@
 
 export const FORM_CSS = `
 .nbtrain-form{max-width:1120px;border:1px solid var(--nbt-line);border-radius:8px;padding:10px 14px 12px}
-.nbt-fills.nbtrain-form{max-width:none;height:100%;overflow:auto;border:0;border-radius:0}
+/* In a tab of its own, which scrolls. */
+.nbt-fills.nbtrain-form{max-width:1240px;border:0;border-radius:0;padding-top:12px}
 .nbtrain-form fieldset{border:0;margin:0;padding:0;min-width:0}
 .nbtrain-form fieldset:disabled{opacity:.55}
 .nbtrain-form .nbf-title{font-size:15px;font-weight:600}
@@ -61,7 +62,8 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-count{display:inline-block;min-width:16px;margin-left:5px;padding:0 4px;border-radius:8px;
  font-size:10.5px;line-height:15px;text-align:center;color:var(--nbt-bg);background:var(--nbt-a)}
 .nbtrain-form .nbf-count.nbf-wrong{background:var(--nbt-failed)}
-.nbtrain-form .nbf-side{min-width:0;align-self:start;position:sticky;top:0}
+.nbtrain-form .nbf-beside{min-width:0;align-self:start;position:sticky;top:0}
+.nbtrain-form .nbf-side{min-width:0}
 .nbtrain-form .nbt-tiles{border:1px solid var(--nbt-line);border-radius:6px;
  grid-template-columns:repeat(3,minmax(0,1fr))}
 .nbtrain-form .nbt-tile{padding:5px 10px 6px}
@@ -85,13 +87,14 @@ export const FORM_CSS = `
  grid-template-columns:repeat(auto-fit,minmax(min(360px,100%),1fr))}
 .nbt-root.nbtrain-form .nbf-plan th{white-space:nowrap}
 .nbt-root .nbf-found li button b{text-decoration:underline}
-.nbtrain-form .nbf-foot{display:flex;flex-wrap:wrap;gap:6px 8px;align-items:center;margin-top:10px;
- padding-top:8px;border-top:1px solid var(--nbt-line)}
-.nbtrain-form code.nbf-line{flex:1 1 260px;padding:5px 9px;border-radius:5px;overflow-wrap:anywhere;
+.nbtrain-form .nbf-foot{display:grid;gap:6px;min-width:0;margin-top:10px;padding-top:10px;
+ border-top:1px solid var(--nbt-line);background:var(--nbt-bg)}
+.nbtrain-form code.nbf-line{display:block;padding:5px 9px;border-radius:5px;overflow-wrap:anywhere;
  background:var(--nbt-soft);color:var(--nbt-fg);font:11.5px/1.5 var(--nbt-mono);height:46px;overflow:auto}
-.nbt-root .nbf-foot .nbt-primary{padding:4px 18px}
-.nbtrain-form .nbf-answer{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere;
- margin-top:4px}
+.nbtrain-form .nbf-buttons{display:flex;flex-wrap:wrap;gap:6px 8px;align-items:center}
+.nbt-root .nbf-buttons .nbt-primary{padding:4px 18px;margin-left:auto}
+.nbtrain-form .nbf-answer{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}
+.nbtrain-form .nbf-answer:empty{display:none}
 .nbtrain-form .nbf-kernel{font-size:11px;color:var(--nbt-dim)}
 .nbtrain-form .nbf-kernel.nbf-warning{color:var(--nbt-warned)}
 .nbtrain-form .nbf-now{margin-top:2px;color:var(--nbt-fg)}
@@ -101,7 +104,10 @@ export const FORM_CSS = `
  .nbtrain-form .nbf-field.nbf-bad .nbf-help{height:6.75em}
  .nbtrain-form .nbf-help:not(.nbf-error){-webkit-line-clamp:4}
  .nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
- .nbtrain-form .nbf-side{position:static;order:-1}
+ .nbtrain-form .nbf-beside{display:contents}
+ .nbtrain-form .nbf-side{order:-1}
+ /* Below the fields, and in sight while they are. */
+ .nbtrain-form .nbf-foot{position:sticky;bottom:0;padding-bottom:8px;z-index:2}
  /* It stands above the fields here: of one height whatever is found, so that these do not move. */
  .nbtrain-form .nbf-found{height:112px}}
 `;

@@ -60,6 +60,8 @@ export class Logs {
       const { scrollHeight, scrollTop, clientHeight } = this.pre;
       this.atEnd = scrollHeight - scrollTop - clientHeight < 24;
     });
+    // A lower or narrower log, such as one below a traceback, shows the newest line still.
+    new ResizeObserver(() => this.follow.input.checked && this.atEnd && !this.hit && this.toEnd()).observe(this.pre);
     this.node.append(tools, this.note, this.traceback, this.hits, this.pre);
     this.forget();
   }
@@ -179,11 +181,6 @@ export class Logs {
   toEnd() {
     this.atEnd = true;
     this.pre.scrollTop = this.pre.scrollHeight;
-  }
-
-  /** A lower or narrower page shows the newest line still. */
-  resize() {
-    if (this.follow.input.checked && this.atEnd && !this.hit) this.toEnd();
   }
 
   say(text) {

@@ -115,7 +115,9 @@ export class Overview {
     // Python words times in UTC; here they are the reader's own.
     const own = ([label, text]) => [label, label in kept.times ? stamp(kept.times[label]) : text];
     const more = trained.filter(([label]) => !OF_JOB.includes(label));
-    const rows = kept ? [...kept.basics.map(own), ...more] : trained;
+    // Of an active job the head counts it by the second.
+    const basics = kept ? kept.basics.filter(([label]) => label !== "elapsed" || !snap.active) : [];
+    const rows = kept ? [...basics.map(own), ...more] : trained;
     const state = JSON.stringify(rows);
     if (state === this.basicState) return;
     this.basicState = state;

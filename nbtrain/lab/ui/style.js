@@ -118,10 +118,11 @@ const CSS = `
 .nbt-root .nbt-overview>.nbt-tiles{border-bottom:1px solid var(--nbt-line);display:flex;flex-wrap:wrap}
 .nbt-root .nbt-overview>.nbt-tiles>.nbt-tile{flex:1 0 calc(100%/var(--columns,4))}
 .nbt-root .nbt-overview .nbt-tile strong{white-space:normal}
-.nbt-root .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
+.nbt-root .nbt-tile strong{display:flex;flex-wrap:wrap;align-items:baseline;column-gap:5px;font-size:16px;
+ font-weight:600;white-space:nowrap}
 .nbt-root .nbt-tile strong.nbt-kind-bad{color:var(--nbt-failed);white-space:normal}
 .nbt-root .nbt-tile strong.nbt-kind-tight{color:var(--nbt-warned);white-space:normal}
-.nbt-root .nbt-tile small{display:inline-block;font-size:11px;color:var(--nbt-dim);margin-left:4px;font-weight:400}
+.nbt-root .nbt-tile small{font-size:11px;color:var(--nbt-dim);font-weight:400}
 
 .nbt-root .nbt-chart{background:var(--nbt-bg);min-width:0;position:relative}
 .nbt-root .nbt-chart-head{display:flex;align-items:flex-start;gap:8px;font-size:11px;color:var(--nbt-dim)}

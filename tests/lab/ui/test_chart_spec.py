@@ -23,6 +23,23 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
     assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
 
 
+def test_a_saved_picture_names_its_lines_in_rows_that_fit(browser: Any) -> None:
+    """With their colours: the page's own names do not go with the file."""
+    names = ["gpt-a", "gpt-125m-2xdp-second-try", "gpt-c"]
+    lines = [{"label": name, "color": f"c{at}", "dash": "6 6" if at else ""} for at, name in enumerate(names)]
+    lines[2]["note"] = "equal to gpt-a"
+    spec = json.dumps({"title": "Loss", "lines": lines, "bounds": [{"word": "limit", "value": 1}]})
+    mount = f"ui.legendRows({spec}, (one) => 6 * one.words.length, 240)"
+    with view_page(browser, {}, mount, module="chart_files") as page:
+        rows = page.evaluate("window.end")
+    assert [[one["words"] for one in row] for row in rows] == [
+        ["Loss", "gpt-a"],
+        ["gpt-125m-2xdp-second-try"],
+        ["gpt-c, equal to gpt-a", "limit"],
+    ]
+    assert [one.get("color") for row in rows for one in row] == [None, "c0", "c1", "c2", "bad"]
+
+
 def test_tiles_leave_no_hole_in_their_rows(browser: Any) -> None:
     """Seven tiles: in one row, as four and three, two in a row in a narrow panel."""
     mount = "[1400, 930, 900, 580, 250, 200].map((width) => ui.tileColumns(7, width))"

@@ -1,5 +1,6 @@
 """The comparison in a browser, without a server or a kernel: one line for each run, tables, axes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
         # An ended run is read to its end.
         charts.first.locator(".nbt-x", has_text="12").wait_for()
         assert page.locator(".nbtrain-compare [aria-live]").inner_text() == ""
-        assert charts.first.locator(".nbt-legend i").all_text_contents() == ["gpt-a", "gpt-b"]
+        # The buttons with the names say which colour is whose, for all charts.
+        named = page.locator(".nbtrain-compare .nbt-tools button", has_text=re.compile("^gpt-"))
+        colors = named.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).borderLeftColor)")
+        lines = charts.first.locator("polyline:not(.nbt-raw)")
+        assert lines.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).stroke)") == colors
+        assert len(set(colors)) == 2 and charts.first.locator(".nbt-legend i").count() == 0
         shown = charts.count()
         assert page.get_by_role("cell", name="sequence length").count() == 1
         page.get_by_label("all curves").check()

@@ -1,10 +1,12 @@
-"""What the launch form says of an answer to Submit."""
+"""What the launch form says of an answer to Submit, and where its buttons stand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbtrain.lab.form.answers import answer
 from tests.lab.ui.pages import view_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -65,3 +67,26 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
         answer.get_by_text("The run gpt was deleted.").wait_for()
         assert "Submitted" not in answer.inner_text() and answer.get_by_role("button").count() == 0
         page.evaluate("window.end()")
+
+
+@pytest.mark.parametrize("width", [1100, 620])
+def test_what_comes_of_the_fields_and_submit_stay_in_sight(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Beside the fields; in a narrow page Submit stands at its foot, however far down its fields are."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    asked = {"yaml": "gpt-tiny", "overrides": {}, "typed": {}, "mode": "full"}
+    routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
+    server = """{call: async (path, method, body) =>
+        (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
+    mount = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}}})"
+    with view_page(browser, routes, mount, width, module="form") as page:
+        page.locator(".nbf-found p").first.wait_for()
+        submit = page.get_by_role("button", name="Submit")
+        for key in ("batch.train_tokens", "parallel.data_parallel_size"):
+            field = page.locator(f"[aria-label='Essential fields'] .nbf-field[data-key='{key}']")
+            field.evaluate("node => node.scrollIntoView({block: 'center'})")
+            box = submit.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (key, box)
+        fields = page.locator("[aria-label='Essential fields']").bounding_box()
+        assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)

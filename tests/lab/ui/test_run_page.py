@@ -170,6 +170,31 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
         assert page.asked == [("POST", "run/gpt-fake/resume", {})]
 
 
+def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: Any) -> None:
+    """The traceback comes after the log, and takes of its height; a smaller page does too."""
+    lines = "".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201))
+    job.job.log(0, 0).write_text(lines)
+    job.finish("FAILED", "rank 1 failed: boom")
+    routes = routes_of(job.run)
+    traceback = {"title": "The last traceback of rank 1", "text": "Traceback:\n" + 9 * "  a frame\n" + "boom"}
+
+    def late(query: dict[str, str], body: Any) -> Any:
+        page.wait_for_timeout(300)
+        return traceback
+
+    routes["run/gpt-fake/log/traceback"] = late
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator(".nbt-traceback pre", has_text="boom").wait_for()
+        for height in (900, 500):
+            page.set_viewport_size({"width": 1000, "height": height})
+            page.wait_for_function(
+                """() => {
+                    const log = document.querySelector("pre[aria-label=log]");
+                    return log.scrollTop > 0 && log.scrollHeight - log.scrollTop - log.clientHeight < 2;
+                }"""
+            )
+
+
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:

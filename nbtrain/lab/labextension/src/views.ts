@@ -51,7 +51,10 @@ export const compareView = (server: Server, host: Host, names: string[]) =>
   new View("Compare", (root) => mountCompare(root, { server, host, names }));
 
 export const formView = (server: Server, host: Host, start: object, id: string) =>
-  new View("Form", (root) => mountForm(root, { server, host, start, id }));
+  new View("Form", (root) => {
+    root.classList.add("nbt-fills");
+    return mountForm(root, { server, host, start, id });
+  });
 
 /** `compact`: for the sidebar. */
 export const runsView = (server: Server, host: Host, compact: boolean) =>

@@ -206,7 +206,10 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        # Scrollbars are seen, as a person sees them.
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=CHROMIUM_FLAGS, ignore_default_args=["--hide-scrollbars"]
+        )
         yield browser
         browser.close()
 

@@ -237,6 +237,10 @@ def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str
 def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
     """The form keeps what it is about, TensorBoard its run; a cell goes into the notebook used last."""
     with fake_job(lab, "gpt-tabs", "--steps", "4000"), fake_job(lab, "gpt-other", "--steps", "40"):
+        open_lab(page, lab)
+        page.evaluate("() => window.nbtrainHost.insertCell('made = 1')")
+        page.locator(".jp-Notebook .jp-Cell", has_text="made = 1").wait_for()
+        assert page.locator(".jp-Notebook .jp-Cell").count() == 1
         write_notebook(lab, "tabs.ipynb", "1 + 1")
         open_notebook(page, lab, "tabs.ipynb")
         page.evaluate("() => window.nbtrainHost.insertCell('x = 1\\ny = 2')")

@@ -27,16 +27,18 @@ from tests.end_to_end.jupyterlab import (
     wait_for,
     write_notebook,
 )
+from tests.end_to_end.stations import choose_theme
 from tests.end_to_end.test_browser import assert_points_advance
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
 
-def choose_theme(page: Any, name: str) -> None:
-    page.evaluate(
-        "(theme) => window.jupyterapp.commands.execute('apputils:change-theme', {theme})",
-        f"JupyterLab {name}",
-    )
+# Elements with a horizontal scrollbar that is seen.
+SIDEWAYS = """() => [...document.querySelectorAll("*")].filter((node) => {
+    const { overflowX, scrollbarWidth } = getComputedStyle(node);
+    const scrolls = /auto|scroll/.test(overflowX) && scrollbarWidth !== "none";
+    return scrolls && node.scrollWidth > node.clientWidth;
+}).map((node) => `${node.tagName}.${node.className}`)"""
 
 
 def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None:
@@ -61,6 +63,7 @@ def test_it_opens_on_the_loss_and_follows_the_theme(lab: Lab, page: Any) -> None
         for frame in page.frames:
             extra = "() => { const e = document.documentElement; return e.scrollHeight - e.clientHeight; }"
             assert frame.evaluate(extra) <= 0, frame.url
+            assert frame.evaluate(SIDEWAYS) == [], frame.url
 
 
 @contextmanager

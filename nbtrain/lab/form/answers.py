@@ -187,6 +187,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
     return {
         "ready": found.ready and not problems,
         "may_submit": not problems,
+        "unprepared": unprepared and not twin,
         "words": TWIN_WORDS if twin else "",
         "problems": problems,
         "shortages": [] if twin else shortages_by_key(found.shortages),

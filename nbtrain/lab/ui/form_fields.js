@@ -14,9 +14,13 @@ function fieldWords(spec) {
 let fieldsMade = 0;
 
 export class FormField {
-  /** `changed(key, text)` is called for an edit, `reset(key)` to go back; `whole` labels with the section. */
-  constructor(spec, changed, reset, whole = false) {
+  /**
+   * `changed(key, text)` is called for an edit, `reset(key)` to go back. `whole` labels with the section; `base`
+   * is what the values are changes of: "YAML", or "parent" in a clone's form.
+   */
+  constructor(spec, { changed, reset, whole = false, base = "YAML" }) {
     this.spec = spec;
+    this.base = base;
     this.id = `nbf-${(fieldsMade += 1)}`;
     this.node = element("div", "nbf-field");
     this.node.dataset.key = spec.key;
@@ -26,7 +30,7 @@ export class FormField {
     label.append(spec.label);
     label.htmlFor = this.id;
     this.badge = element("span", "nbf-badge");
-    const back = `take the YAML's value of ${spec.key} back`;
+    const back = `take the ${base}'s value of ${spec.key} back`;
     this.back = button("\u21ba", back, () => reset(spec.key), "nbf-back");
     this.back.setAttribute("aria-label", back);
     const head = element("div", "nbf-head");
@@ -99,7 +103,7 @@ export class FormField {
     this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
     this.back.hidden = !changed;
     this.control.setAttribute("aria-invalid", String(problems.length > 0));
-    const base = changed ? `YAML: ${spec.base || "none"}` : "";
+    const base = changed ? `${this.base}: ${spec.base || "none"}` : "";
     const given = spec.default === null ? "no default" : `default: ${spec.default || "none"}`;
     const words = [base, given].filter(Boolean).join(" \u00b7 ");
     this.meta.replaceChildren(...(changed ? [this.badge, ` \u00b7 ${words}`] : [words]));

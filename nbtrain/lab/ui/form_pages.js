@@ -82,15 +82,15 @@ export class FormPages {
   field(key, place) {
     const own = `${place} ${key}`;
     if (!this.fields.has(own)) {
-      const made = new FormField(
-        this.specs.get(key),
-        (name, text, source) => {
+      const made = new FormField(this.specs.get(key), {
+        changed: (name, text, source) => {
           for (const other of this.placesOf(name)) if (other !== source) other.text = text;
           this.form.changed(name, text);
         },
-        (name) => this.form.reset(name),
-        place === "first",
-      );
+        reset: (name) => this.form.reset(name),
+        whole: place === "first",
+        base: this.form.start.clone ? "parent" : "YAML",
+      });
       made.text = this.form.text(key);
       made.mark(this.marks[key] || {});
       this.fields.set(own, made);

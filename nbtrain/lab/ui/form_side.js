@@ -77,7 +77,7 @@ export class FormSide {
     if (shortages.length) this.verdict.classList.add("nbf-tight");
   }
 
-  showFound({ problems, shortages, words, ready }) {
+  showFound({ problems, shortages, words, ready, unprepared }) {
     const fields = new Set(problems.map(({ key }) => key)).size;
     this.verdict.className = `nbf-verdict ${problems.length ? "nbf-error" : ready ? "nbf-good" : ""}`;
     if (problems.length) {
@@ -113,6 +113,7 @@ export class FormSide {
       ...messages.map((message) => element("p", "", message)),
       element("p", "nbf-warning", fix),
     ]));
+    if (unprepared) this.found.append(element("p", "", "The cell that is inserted or copied below does that first."));
   }
 
   changed(changes) {

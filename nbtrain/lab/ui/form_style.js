@@ -65,7 +65,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-beside{min-width:0;align-self:start;position:sticky;top:0}
 .nbtrain-form .nbf-side{min-width:0}
 .nbtrain-form .nbt-tiles{border:1px solid var(--nbt-line);border-radius:6px;
- grid-template-columns:repeat(3,minmax(0,1fr))}
+ grid-template-columns:minmax(0,1.4fr) repeat(2,minmax(0,1fr))}
 .nbtrain-form .nbt-tile{padding:5px 10px 6px}
 .nbtrain-form .nbt-tile strong{display:block;font-size:14px;white-space:normal;line-height:1.25;
  min-height:2.5em}

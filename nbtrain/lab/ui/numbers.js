@@ -117,9 +117,10 @@ const TIMES = [
 
 /** Round times between two times in seconds. */
 export function timeTicks(low, high, most) {
-  const step = TIMES.find((one) => (high - low) / one <= most) || TIMES[TIMES.length - 1];
-  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
-  return spread(first, last, step);
+  const ends = (step) => [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)];
+  const fits = (step) => ends(step)[1] - ends(step)[0] < most;
+  const step = TIMES.find(fits) || TIMES[TIMES.length - 1];
+  return spread(...ends(step), step);
 }
 
 /** Round amounts of a binary unit from `low` to `high`. */

@@ -14,6 +14,8 @@ const KEPT_MS = 3000;
 const KEPT_HIDDEN_MS = 30000;
 // A supervisor passes a request on to its ranks in less.
 const STOP_MS = 10000;
+// Said until the server has answered: a submission is checked first, a folder may be large.
+const BEGUN = { resume: "Resuming...", pause: "Asking to pause...", kill: "Killing...", delete: "Deleting..." };
 // Buttons that post to the route of their name.
 const POSTED = { stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
 
@@ -93,6 +95,7 @@ class Run {
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
     const before = this.view.snap && this.view.snap.state;
     this.busy(key);
+    this.say(BEGUN[key] || "");
     try {
       // Just shown: a server that has not answered yet is asked before the kernel, which may be busy.
       if (!this.polled) await this.poll(true);

@@ -10,7 +10,7 @@ import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
 import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order.js";
 import { RUN_COLUMNS, RunRow } from "./runs_row.js";
-import { askedWords, choices, element } from "./words.js";
+import { askedWords, button, choices, element } from "./words.js";
 
 const RUNS_POLL_MS = 2000;
 const RUNS_IDLE_MS = 6000;
@@ -121,9 +121,19 @@ class RunsList extends RunsFrame {
     this.drawBar();
     this.drawPager(begin, found.length);
     this.empty.hidden = found.length > 0;
-    this.empty.textContent = this.runs.length
-      ? "No run fits the filter."
-      : this.archived ? "No run is archived." : "No run yet.";
+    if (!found.length) this.drawEmpty();
+  }
+
+  drawEmpty() {
+    const none = this.archived ? "No run is archived." : "No run yet.";
+    const words = this.runs.length ? "No run fits the filter." : none;
+    if (this.empty.dataset.words === words) return;
+    this.empty.dataset.words = words;
+    this.empty.textContent = words;
+    if (words !== "No run yet." || this.only) return;
+    if (this.host.openForm)
+      this.empty.append(" ", button("New run", "Open the launch form", () => this.host.openForm()));
+    else this.empty.append(' A cell submits one: nb.submit("gpt-tiny")');
   }
 
   drawRows(runs) {

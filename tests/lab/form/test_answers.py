@@ -177,6 +177,7 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
         '    "batch.max_steps": 5,\n    "data.split": "8,1,1",\n}, prepared=False)\nrun'
     )
     compile(cell, "cell", "exec")
+    assert found["unprepared"] and not assessed(mode="twin")["unprepared"]
 
 
 def test_mode_twin_is_heeded(workspace: Path) -> None:

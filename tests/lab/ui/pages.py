@@ -43,11 +43,16 @@ def routes_of(run: RunDir) -> dict[str, Answer]:
 
 @contextmanager
 def view_page(
-    browser: Any, routes: dict[str, Answer], mount: str, width: int = 1000, module: str = "panel"
+    browser: Any,
+    routes: dict[str, Answer],
+    mount: str,
+    width: int = 1000,
+    module: str = "panel",
+    still: bool = False,
 ) -> Iterator[Any]:
     """A page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
 
-    Its errors fail the test.
+    Its errors fail the test. With `still`, its clock goes on by page.clock.run_for(milliseconds) alone.
     """
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
@@ -77,7 +82,11 @@ def view_page(
         f"{BASE}ui.js", lambda route: route.fulfill(body=script(module), content_type="text/javascript")
     )
     page.route(f"{BASE}view.html", lambda route: route.fulfill(body=HTML, content_type="text/html"))
+    if still:
+        page.clock.install(time=0)
     page.goto(f"{BASE}view.html")
+    if still:
+        page.clock.pause_at(3600)
     load = f"const ui = await import('{BASE}ui.js'), root = document.getElementById('root');"
     page.evaluate(f"async () => {{ {load} window.end = {mount}; }}")
     yield page

@@ -81,7 +81,9 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
         (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
     mount = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}}})"
     with view_page(browser, routes, mount, width, module="form") as page:
-        page.locator(".nbf-found p").first.wait_for()
+        page.locator(
+            ".nbf-found p", has_text="The cell that is inserted or copied below does that first."
+        ).wait_for()
         submit = page.get_by_role("button", name="Submit")
         for key in ("batch.train_tokens", "parallel.data_parallel_size"):
             field = page.locator(f"[aria-label='Essential fields'] .nbf-field[data-key='{key}']")

@@ -165,8 +165,17 @@ def test_a_failure_is_a_box_and_deleting_asks(job: FakeJob, browser: Any) -> Non
         asked.get_by_text("This cannot be undone.").wait_for()
         page.keyboard.press("Escape")
         assert page.asked == []
+        page.evaluate(
+            """() => {
+                const status = document.querySelector(".nbt-top [role=status]");
+                window.said = [];
+                const heard = new MutationObserver(() => window.said.push(status.textContent));
+                heard.observe(status, { childList: true });
+            }"""
+        )
         box.get_by_role("button", name="Resume").click()
         page.get_by_role("status").get_by_text("Asked to resume.").wait_for()
+        assert page.evaluate("window.said") == ["Resuming...", "Asked to resume."]
         assert page.asked == [("POST", "run/gpt-fake/resume", {})]
 
 

@@ -20,7 +20,8 @@ MOUNT = """(() => {
     return value;
   };
   const openCompare = (names) => (window.compared = names);
-  const host = { openRun: (name) => (window.opened = name), openCompare };
+  const openForm = (start) => (window.form = start || "new");
+  const host = { openRun: (name) => (window.opened = name), openCompare, openForm };
   window.mounted = (place, compact) => ui.mountRuns(place, { server, host, compact, model: MODEL });
   const server = { call };
   return window.mounted(root, COMPACT);
@@ -38,10 +39,24 @@ SECOND = """() => {
 
 
 def listing(
-    browser: Any, server: ListServer, compact: bool = False, width: int = 1400, model: str = "null"
+    browser: Any,
+    server: ListServer,
+    compact: bool = False,
+    width: int = 1400,
+    model: str = "null",
+    still: bool = False,
 ) -> Any:
     mount = MOUNT.replace("COMPACT", str(compact).lower()).replace("MODEL", model)
-    return view_page(browser, server.routes, mount, width=width, module="runs")
+    return view_page(browser, server.routes, mount, width=width, module="runs", still=still)
+
+
+def go_on(page: Any, server: ListServer, seconds: int) -> int:
+    """How often the list is asked for while the page's clock goes on by so much."""
+    before = server.looks
+    for _ in range(10 * seconds):
+        # An answer comes between two steps, and plans the next look.
+        page.clock.run_for(100)
+    return server.looks - before
 
 
 def names(page: Any) -> list[str]:
@@ -179,33 +194,48 @@ def test_of_a_thousand_runs_one_page_is_in_the_document(browser: Any) -> None:
         assert names(page) == ["gpt-0999"]
 
 
-def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) -> None:
+def test_a_list_without_runs_says_how_the_first_one_is_made(browser: Any) -> None:
+    """The words go with the first run; a filter that nothing fits has other ones."""
+    server = ListServer(0)
     with listing(browser, server) as page:
+        page.get_by_text("No run yet.").get_by_role("button", name="New run").click()
+        assert page.evaluate("window.form") == "new"
+        server.rows += ListServer(1).rows
+        page.locator("tr[data-run=gpt-0000]").wait_for()
+        page.get_by_label("only runs with these words").fill("no such name")
+        page.get_by_text("No run fits the filter.").wait_for()
+        assert page.get_by_role("button", name="New run").count() == 0
+
+
+def test_a_list_out_of_sight_asks_for_nothing(server: ListServer, browser: Any) -> None:
+    with listing(browser, server, still=True) as page:
+        go_on(page, server, 1)
         page.get_by_text("5 runs, 1 active").wait_for()
         page.evaluate("root => (document.getElementById('root').style.display = 'none')")
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        looks = server.looks
-        # Two polls would be due in this time.
-        page.evaluate("() => new Promise((done) => setTimeout(done, 4500))")
-        assert server.looks <= looks + 1
+        # The observer of what is in sight has its say with the next picture.
+        page.screenshot()
+        assert go_on(page, server, 20) <= 1
         page.evaluate("() => (document.getElementById('root').style.display = '')")
+        page.screenshot()
         server.row("gpt-0000")["words"]["step"] = "121 / 600"
+        assert go_on(page, server, 3) >= 1
         page.get_by_text("121 / 600").first.wait_for()
 
 
 def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> None:
     """A second list has the newest answer at once; while one is in sight, the poll goes on."""
-    with listing(browser, server) as page:
+    with listing(browser, server, still=True) as page:
+        go_on(page, server, 1)
         page.get_by_text("5 runs, 1 active").wait_for()
         looks = server.looks
         page.evaluate(SECOND)
         page.wait_for_function("document.querySelectorAll('tr[data-run=gpt-0000]').length === 2")
         assert server.looks == looks
         # One poll is due every two seconds, however many lists there are.
-        page.evaluate("() => new Promise((done) => setTimeout(done, 4500))")
-        assert looks + 1 <= server.looks <= looks + 3
+        assert 8 <= go_on(page, server, 20) <= 11
         page.evaluate("() => window.end()")
         server.row("gpt-0000")["words"]["step"] = "121 / 600"
+        go_on(page, server, 3)
         page.locator(".nbt-compact", has_text="121 / 600").wait_for()
 
 

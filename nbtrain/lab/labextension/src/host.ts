@@ -2,7 +2,7 @@
 
 import type { JupyterFrontEnd } from "@jupyterlab/application";
 import { Notification } from "@jupyterlab/apputils";
-import { NotebookActions, type INotebookTracker } from "@jupyterlab/notebook";
+import { NotebookActions, type INotebookTracker, type NotebookPanel } from "@jupyterlab/notebook";
 
 import { ids } from "./names";
 
@@ -44,12 +44,24 @@ export function notify(text: string, kind: string, openRun?: () => void): void {
   Notification.emit(text, type, { autoClose: kind === "error" ? 30_000 : 8000, actions });
 }
 
-/** Put `text` into a new cell below the active one of the notebook that was used last, and show it. */
+/**
+ * Put `text` into a new cell below the active one of the notebook that was used last, or into that one if it is
+ * empty, and show it. Without an open notebook, a new one is made.
+ */
 async function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker, text: string): Promise<void> {
-  const panel = notebooks.currentWidget;
-  if (!panel) throw new Error("no notebook is open. Open one, then insert the cell again.");
+  const panel = notebooks.currentWidget ?? (await newNotebook(app));
+  await panel.revealed;
   app.shell.activateById(panel.id);
-  NotebookActions.insertBelow(panel.content);
+  const active = panel.content.activeCell?.model;
+  if (active?.type !== "code" || active.sharedModel.getSource().trim()) NotebookActions.insertBelow(panel.content);
   panel.content.activeCell?.model.sharedModel.setSource(text);
   await panel.content.scrollToItem(panel.content.activeCellIndex);
+}
+
+async function newNotebook(app: JupyterFrontEnd): Promise<NotebookPanel> {
+  const kernelName = app.serviceManager.kernelspecs.specs?.default;
+  const panel = await app.commands.execute("notebook:create-new", { kernelName, activate: true });
+  if (!panel) throw new Error("no notebook is open, and none could be made.");
+  await panel.context.ready;
+  return panel;
 }

@@ -8,7 +8,8 @@
     nb.data_card(data)            what is in a dataset, with pictures
     nb.verify(data)               every byte of a dataset, checked
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
-    nb.export_run(run, to)        a run as a script of Megatron or a DeepSpeed JSON
+    nb.import_model(dir, name)    a run that starts from a model's folder, of Hugging Face
+    nb.export(run, dir)           its model for transformers, vLLM, SGLang; to=...: flags of Megatron
     nb.check(run)                 what stands against a run, or against files of other programs
     nb.plan(run)                  parameters, memory, time, disk
     nb.calibrate()                measure this machine, so that plans know its rates
@@ -54,8 +55,10 @@ __all__ = [
     "curves",
     "data_card",
     "deepspeed_config",
+    "export",
     "export_run",
     "generate",
+    "import_model",
     "import_run",
     "largest",
     "launch",

@@ -80,6 +80,7 @@ TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
+HUGGING_FACE = ("tests/train/test_init_from.py", "tests/checkpoint/pretrained/test_export.py")
 IN_A_BROWSER = (
     "tests/end_to_end/test_form_browser.py",
     "tests/end_to_end/test_labextension.py",
@@ -129,6 +130,16 @@ PARTS = (
             (*ENGINE, "nbtrain.proof.prove"),
             ("tests/jobs/twin/test_prove.py", *EXAMPLE_YAMLS),
             OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "hugging-face",
+        "every family of models from a folder of transformers into layouts, and from layouts to transformers",
+        _pytest("--soak", *HUGGING_FACE),
+        _evidence(
+            ("nbtrain.train.__main__", "nbtrain.checkpoint.pretrained.__main__", "nbtrain.jobs.export_model"),
+            (*HUGGING_FACE, "tests/pretrained/made.py", "tests/train/layouts.py"),
+            ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
     ),
     Part(

@@ -25,6 +25,7 @@ PACKAGE = REPOSITORY / "nbtrain"
 ORDER = [
     "base",
     "config",
+    "pretrained",
     "parallel",
     "corpus",
     "model",
@@ -44,12 +45,24 @@ ORDER = [
 # Folders of files that are made from others.
 BUILT = {"__pycache__", "_bundled", "prebuilt", "static"}
 GPU_SIDE = ("parallel", "model", "checkpoint", "train", "inference")
-NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "foreign", "jobs", "proof", "lab"}
+NOTEBOOK_BOXES = {
+    "config",
+    "pretrained",
+    "corpus",
+    "dataset",
+    "monitor",
+    "planner",
+    "foreign",
+    "jobs",
+    "proof",
+    "lab",
+}
 
 # box: (boxes of ours, packages of others) that it may import, besides base and itself
 ALLOWED = {
     "base": (set(), {"tqdm", "pynvml"}),
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
+    "pretrained": ({"config"}, {"pydantic", "numpy"}),
     "corpus": (
         {"config"},
         {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "urllib3", "xxhash", "loky"}
@@ -64,8 +77,8 @@ ALLOWED = {
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
     "jobs": (
-        {"config", "corpus", "dataset", "monitor", "planner"},
-        {"psutil", "yaml", "kubernetes", "urllib3"},
+        {"config", "corpus", "dataset", "monitor", "planner", "pretrained"},
+        {"psutil", "yaml", "kubernetes", "urllib3", "huggingface_hub"},
     ),
     "proof": ({"config", "dataset", "jobs"}, set()),
     "lab": (
@@ -85,7 +98,10 @@ ALLOWED = {
     "cli": (NOTEBOOK_BOXES | {"api"}, set()),
     "parallel": (set(), {"torch", "deepspeed", "numpy", "flash_attn"}),
     "model": ({"parallel"}, {"torch"}),
-    "checkpoint": ({"model", "parallel", "config", "dataset"}, {"torch", "deepspeed", "numpy"}),
+    "checkpoint": (
+        {"model", "parallel", "config", "dataset", "pretrained"},
+        {"torch", "deepspeed", "numpy", "safetensors", "gguf"},
+    ),
     "train": (
         {"checkpoint", "model", "parallel", "config", "dataset"},
         {"torch", "deepspeed", "numpy", "tensorboard"},
@@ -102,6 +118,7 @@ DOORS = {
     ("proof", "nbtrain.train.twin.fork_server"),
     ("api", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
+    ("jobs", "nbtrain.checkpoint.pretrained"),
     # Not GPU-side: `nbtrain twin`, which the form starts as a process.
     ("lab", "nbtrain.cli"),
 }
@@ -396,6 +413,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
             "generate": ("no-such-run", "x"), "data_card": ("no-such-data",), "verify": ("no-such-data",),
             "check_parameters": (), "compare": (["no-such-run", "b"],), "plan_picture": ("gpt-tiny",),
             "deepspeed_config": ("gpt-tiny",), "export_run": ("no-such-run", "no-such-program"),
+            "export": ("no-such-run", "dir"), "import_model": ("no-such-folder", "name"),
         }}
         answer = {{}}
         for name in nb.__all__:
@@ -411,9 +429,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config "
-        "export_run generate import_run largest launch launcher load open_run plan plan_picture prepare "
-        "queue runs scalars search submit tensorboard twin verify what_if"
+        "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config export "
+        "export_run generate import_model import_run largest launch launcher load open_run plan "
+        "plan_picture prepare queue runs scalars search submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

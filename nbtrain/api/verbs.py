@@ -20,6 +20,9 @@ from nbtrain.api.compare import compare as compare
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if
+from nbtrain.api.models import export as export
+from nbtrain.api.models import export_run as export_run
+from nbtrain.api.models import import_model as import_model
 from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.api.twin_run import TwinRun
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from nbtrain.dataset.look.card import BlendCard, DataCard
     from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
-    from nbtrain.foreign.exporting import Exported
     from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibrate import Calibrated
     from nbtrain.jobs.queue.listing import QueueList
@@ -104,17 +106,6 @@ def import_run(
     from nbtrain.foreign.importing import import_files
 
     return import_files(files, overrides, onto, program)
-
-
-def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported":
-    """A run in the words of another program: a shell script of flags, or a DeepSpeed JSON.
-
-    `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, or the newest) or "deepspeed". Shown in a
-    cell it is the script; `.notes` says what the program has no word for, `.write(path)` makes the file.
-    """
-    from nbtrain.foreign.exporting import export
-
-    return export(load(run, overrides), to)
 
 
 def advise(run: RunLike) -> "Advice":

@@ -7,6 +7,7 @@
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are passed over, and why
+      init_from.json            submit      which weights the run starts from: kind, hashes, config.json
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
@@ -91,6 +92,7 @@ class RunDir:
     plan_json = _Below("plan.json")
     summary_json = _Below("summary.json")
     rollbacks_json = _Below("rollbacks.json")
+    init_from_json = _Below("init_from.json")
     notes_json = _Below("notes.json")
     jobs = _Below("jobs")
     tensorboard = _Below("tensorboard")

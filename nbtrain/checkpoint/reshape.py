@@ -9,16 +9,18 @@ The vocabulary's padding rows, which the loss leaves out, depend on the number o
 0; a layout with fewer drops the rest.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors
-from nbtrain.checkpoint.store import MASTER, CheckpointStore, TensorPart, moments_of
+from nbtrain.checkpoint.store import MASTER, CheckpointStore, StoredParameter, TensorPart, moments_of
 from nbtrain.model.gpt_pipe import canonical_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
@@ -35,6 +37,54 @@ class Target:
     """fp32 and the moments: flat views into the live state."""
 
 
+class Weights(Protocol):
+    """What masters are read from: a CheckpointStore, or a model's folder (pretrained/reading.py)."""
+
+    folder: Path
+
+    @property
+    def parameters(self) -> Mapping[str, StoredParameter]: ...
+
+    def read(
+        self, name: str, state: str, part: TensorPart, start: int, count: int | None, rows: int | None
+    ) -> torch.Tensor: ...
+
+
+def load_masters(
+    engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
+) -> None:
+    """Give a fresh `engine` the masters of `weights`, and the weights that they round to; its step stays 0.
+
+    `tensor` as for load_into. No more than `piece_elements` of a parameter are read at one time. Called by
+    all ranks together. Raises CheckpointError as load_into does.
+    """
+    parameters = dict(canonical_parameters(engine.module))
+    _check_shapes(weights, parameters, tensor, padded_vocab_size)
+    with _open_masters(engine.optimizer):
+        for held in live_tensors(engine, parameters):
+            flat = held.tensor.data.view(-1)
+            for name, start, count, offset in held.parts:
+                rows = padded_vocab_size if name in OF_VOCABULARY else None
+                part = TensorPart(*tensor, partition_dim(parameters[name]))
+                for first in range(0, count, piece_elements):
+                    wanted = min(piece_elements, count - first)
+                    found = weights.read(name, MASTER, part, start + first, wanted, rows)
+                    flat[offset + first : offset + first + len(found)].copy_(found)
+
+
+@contextlib.contextmanager
+def _open_masters(optimizer: Any) -> Iterator[None]:
+    """Masters may be written inside; after it, the model has the weights that they round to."""
+    is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
+    if is_partitioned:
+        optimizer.checkpoint_event_prologue()
+    with torch.no_grad():
+        yield
+        _round_weights(optimizer)
+    if is_partitioned:
+        optimizer.checkpoint_event_epilogue()
+
+
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
     """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
@@ -43,10 +93,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     """
     parameters, optimizer = dict(canonical_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)
-    is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
-    if is_partitioned:
-        optimizer.checkpoint_event_prologue()
-    with torch.no_grad():
+    with _open_masters(optimizer):
         for target in targets(engine, parameters, store):
             rows = padded_vocab_size if target.name in OF_VOCABULARY else None
             part = TensorPart(*tensor, partition_dim(parameters[target.name]))
@@ -55,9 +102,6 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
                 live[: len(found)].copy_(found)
                 if len(found) < target.count and state != MASTER:
                     live[len(found) :].zero_()
-        _round_weights(optimizer)
-    if is_partitioned:
-        optimizer.checkpoint_event_epilogue()
     scaler = store.global_state.get("loss_scaler")
     if scaler is not None and type(getattr(optimizer, "loss_scaler", None)) is type(scaler):
         optimizer.loss_scaler = scaler
@@ -66,7 +110,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
 
 
 def _check_shapes(
-    store: CheckpointStore,
+    store: Weights,
     parameters: dict[str, nn.Parameter],
     tensor: tuple[int, int],
     padded_vocab_size: int,

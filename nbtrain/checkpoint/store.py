@@ -319,10 +319,11 @@ class CheckpointStore:
             ]
         for group, names in zip(optimizer["param_groups"], order, strict=True):
             for number, name in zip(group["params"], names, strict=True):
-                state = optimizer["state"][number]
+                # Before its first step an optimizer has no state.
+                state = optimizer["state"].get(number, {})
                 whole = {MASTER: self._module(name, tensor), **_moments(state)}
                 flat = {key: value.reshape(-1) for key, value in whole.items()}
-                yield name, _Piece(0, flat[MASTER].numel(), flat, float(state["step"]))
+                yield name, _Piece(0, flat[MASTER].numel(), flat, float(state.get("step", 0)))
 
     def _pieces_1(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
         reached: dict[str, int] = {}

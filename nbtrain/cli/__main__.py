@@ -4,7 +4,6 @@
     nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
     nbtrain import FILE... [-o YAML]     another program's manifest, script or DeepSpeed JSON as a run YAML
     nbtrain check RUN [key=value ...]    the YAML alone, or FILE...: other programs' files
-    nbtrain export RUN --to megatron-lm  the run as a script of Megatron or a DeepSpeed JSON
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
     nbtrain search RUN --gpus 64         every layout on those GPUs, ranked; largest: what fits at all
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
@@ -12,6 +11,8 @@
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
     nbtrain advise RUN                   what to change after a failed or slow run
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
+    nbtrain export RUN DIR               its model for transformers, vLLM, SGLang; --to megatron-lm: its flags
+    nbtrain import-model DIR NAME        a run that starts from a model's folder
 
 RUN is a YAML's path, an example's name (gpt-tiny), a preset (13B) or, once submitted, the run's name or
 folder. Exit codes: 0 done, 1 doctor found an error or the system refused a file, 2 config or usage, or check
@@ -33,7 +34,7 @@ from nbtrain.cli.verbs import OneVerb
 # {module: its verbs}, in the order of a run's life. A call loads the module of its own verb alone: all
 # modules, and the parsers of all verbs, take 25 ms.
 VERBS = {
-    "nbtrain.cli.planning": "doctor init import check export schema plan advise calibrate",
+    "nbtrain.cli.planning": "doctor init import check schema plan advise calibrate",
     "nbtrain.cli.layouts": "search largest",
     "nbtrain.cli.data": "prepare data",
     "nbtrain.cli.twin": "twin",
@@ -41,6 +42,7 @@ VERBS = {
         "submit runs queue status job logs wait cancel pause save resume clone label notes "
         "archive clean delete curves profile generate"
     ),
+    "nbtrain.cli.models": "export import-model",
     "nbtrain.cli.compare": "compare",
     "nbtrain.cli.checkpoint": "checkpoint",
     "nbtrain.cli.tensorboard": "tensorboard",

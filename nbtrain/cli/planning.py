@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, import, check, export, schema, plan, advise, calibrate."""
+"""Verbs before a run: doctor, init, import, check, schema, plan, advise, calibrate."""
 
 import argparse
 import json
@@ -32,11 +32,6 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
     one.add_argument("--json", action="store_true", help="the findings, as JSON")
     one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
-    one = config_verb(under, "export", export_run, "Write a run as flags of Megatron or as a DeepSpeed JSON.")
-    text = "megatron-lm, megatron-deepspeed, each with @VERSION or the newest; or deepspeed, its JSON alone"
-    one.add_argument("--to", required=True, metavar="TARGET", help=text)
-    one.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there; printed without it")
-    one.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
@@ -159,17 +154,6 @@ def check(options: argparse.Namespace) -> int:
     else:
         print(checked)
     return 0 if checked.works else ConfigError.exit_code
-
-
-def export_run(options: argparse.Namespace) -> None:
-    from nbtrain.api import verbs as api
-
-    exported = api.export_run(options.run, options.to, options.overrides)
-    if options.output is None:
-        print(exported, end="")
-        return
-    print(f"{exported.write(options.output, options.overwrite)}: for {exported.target}.")
-    print(*exported.notes, sep="\n")
 
 
 def schema(options: argparse.Namespace) -> None:

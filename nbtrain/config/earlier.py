@@ -34,6 +34,7 @@ ADDED_TO_OPTIMIZER = {
 ADDED_LATER = frozenset(
     {
         "labels",
+        "init_from",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),
         "tokenizer.max_unknown_fraction",

@@ -234,6 +234,10 @@ class RunConfig(ConfigModel):
     labels: dict[LabelKey, LabelValue] = {}
     """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""
+    init_from: PathText | None = None
+    """Where the initial weights come from: a folder with config.json and safetensors files, as Hugging Face
+    writes it, or a file of `nbtrain export --to consolidated`. null draws them at random. Read once, at the
+    first start; `nbtrain import-model` writes a run YAML with it."""
     model: ModelConfig
     """Architecture of the model."""
     tokenizer: TokenizerConfig

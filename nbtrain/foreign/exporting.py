@@ -1,4 +1,4 @@
-"""From a run to another program: `nbtrain export RUN --to TARGET` and nb.export_run.
+"""From a run to another program: `nbtrain export RUN --to TARGET` and nb.export.
 
 A script holds the flags of one version of Megatron-LM or Megatron-DeepSpeed, the latter with its DeepSpeed
 JSON in a here-document; the target `deepspeed` is the JSON alone. Every flag is looked up in the program's

@@ -27,6 +27,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.backends.base import backend_of
+from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import Machine, this_machine
 from nbtrain.jobs.notify import SCHEMES, resolved_program
 from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, data_problem, gib, mistake, shortage, size
@@ -311,6 +312,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     nvme_is_ready,
     extensions_can_be_built,
     packages_are_there,
+    initial_weights_fit,
     data_is_whole,
 )
 SHARED_CHECKS = (
@@ -320,6 +322,7 @@ SHARED_CHECKS = (
     output_is_writable,
     disk_holds_checkpoints,
     local_dir_is_ready,
+    initial_weights_fit,
     data_is_whole,
 )
 """What holds wherever the ranks run, because all machines see the same folders."""

@@ -47,6 +47,7 @@ from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
+from nbtrain.jobs.initial_weights import record_initial
 from nbtrain.jobs.obstacle import refuse_obstacles
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
@@ -380,6 +381,7 @@ def _write_job(
         files.write_json(run.plan_json, plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
+        differences = record_initial(run, config)
         job = started[0] if started else run.job(run.unused_job_id())
         job.make_folders()
         files.write_text(job.config_yaml, to_shown_yaml(config))
@@ -420,7 +422,7 @@ def _write_job(
         if priority is not None:
             ask_priority(job, priority)
             events.write("config", f"keeps priority {priority} of `nbtrain queue`")
-        for warning in warnings_here(config, Queue()):
+        for warning in (*differences, *warnings_here(config, Queue())):
             logger.warning("%s: %s.", run.name, warning)
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)

@@ -24,12 +24,16 @@ class Initializer:
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
         """A matrix or an embedding; `residual` for projections that write to the residual stream."""
+        target = torch.empty(shape)
+        if target.is_meta:
+            # Of a model that gets its weights from elsewhere.
+            return torch.nn.Parameter(target)
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
         # Under deepspeed.zero.Init torch.empty has the compute dtype: draw in fp32 first, then convert.
         weight = torch.empty(shape, device="cpu").float()
         weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
-        return torch.nn.Parameter(torch.empty(shape).copy_(weight))
+        return torch.nn.Parameter(target.copy_(weight))
 
     @staticmethod
     def zeros(*shape: int) -> torch.nn.Parameter:

@@ -10,7 +10,9 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.architectures import FIELDS
 from nbtrain.config.load import find, flatten, load, to_yaml
+from nbtrain.config.resume import within
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import to_text
@@ -73,7 +75,11 @@ def run_text(config: RunConfig, path: Path, note: str = "") -> str:
     if base is None or base == path:
         return head + to_yaml(config)
     before = dict(flatten(load(base, check=False).model_dump()))
-    changed = {key: value for key, value in flatten(config.model_dump()) if before.get(key, ...) != value}
+    now = dict(flatten(config.model_dump()))
+    # Another architecture sets fields when the file is read, also those that are as they were.
+    renamed = before.get("model.architecture") != now["model.architecture"]
+    sets = tuple(f"model.{field}" for field in FIELDS) if renamed else ()
+    changed = {key: value for key, value in now.items() if before.get(key, ...) != value or within(key, sets)}
     changed.pop("name", None)
     named = {"name": config.name, "extends": _parent(base, path)}
     return head + to_text({**named, **nested(changed)})

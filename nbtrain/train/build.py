@@ -20,6 +20,7 @@ from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.local_disk import LocalDisk
 from nbtrain.checkpoint.local_resume import Start, choose_start
+from nbtrain.checkpoint.pretrained.initial import load_initial
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.store import DTYPES
@@ -59,7 +60,7 @@ class Built:
     """The checkpoint that the run resumes from, if there is one."""
 
     def load(self) -> None:
-        """Load the checkpoint, if there is one. Called by all ranks together."""
+        """Load the checkpoint, or without one what `init_from` names. Called by all ranks together."""
         start = self.start
         if start.manifest is not None:
             live = self.saver.live
@@ -67,6 +68,8 @@ class Built:
             self.guard.history.load_state_dict(self.state.stability)
             if start.rest is not None:
                 self.saver.complete(**vars(start.rest))
+        elif self.saver.live.config.init_from is not None:
+            load_initial(self.saver.live)
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
 

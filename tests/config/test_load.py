@@ -600,7 +600,8 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     for key in ADDED_LATER:
         *sections, name = key.split(".")
         del functools.reduce(dict.__getitem__, sections, values)[name]
-        if not key.startswith(("model.", "optimizer.")):
+        # Runs of earlier revisions drew their weights at random, as null says.
+        if not key.startswith(("model.", "optimizer.")) and key != "init_from":
             assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config

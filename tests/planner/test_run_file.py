@@ -61,3 +61,14 @@ def test_a_broken_run_is_not_written(tmp_path):
     with pytest.raises(ConfigError, match=r"missing/run.yaml: cannot be written \(No such file"):
         write_run(load("gpt-tiny"), tmp_path / "missing" / "run.yaml")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_architecture_is_written_with_all_of_its_fields(workspace):
+    """The name sets fields when the file is read, also those that the run and its base have alike."""
+    (workspace / "base.yaml").write_text(
+        "name: base\nmodel: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, rotary_base: 500.0}\n"
+        "tokenizer: {name: a, vocab_size: 500}\ndata: {name: a}\nlr_schedule: {lr: 1e-4}\n"
+        "batch: {micro_batch_size: 1, global_batch_size: 1, train_tokens: 1e6}\n"
+    )
+    config = load("base.yaml", {"model.architecture": "llama", "model.rotary_base": 500.0})
+    assert load(write_run(config, workspace / "new.yaml")).model == config.model

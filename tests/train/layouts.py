@@ -79,12 +79,15 @@ class Place:
     def train(self, run: RunDir, ranks: int) -> None:
         self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
-    def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
-        """What the run's layout saves, untrained, of the checkpoint it loads, or of `universal` if given."""
+    def resave(self, run: RunDir, ranks: int, universal: Path | None = None, step: int = HALF) -> Path:
+        """What the run's layout saves, untrained, of the checkpoint it loads, or of `universal` if given.
+
+        `step`: of what it loads; 0 is its initial weights.
+        """
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
         self._run(run, ranks, "tests.train.resaving_rank:main", str(run.path), str(to), *more)
-        return RunDir(to).checkpoint(HALF)
+        return RunDir(to).checkpoint(step)
 
     def _name(self, words: str) -> str:
         return words.replace(" ", "-")

@@ -54,6 +54,16 @@ def offload_has_its_place(config: RunConfig) -> Problems:
         )
 
 
+def initial_weights_have_masters(config: RunConfig) -> Problems:
+    """Weights are put into masters that are in memory, not into swap files."""
+    for name in ("offload_optimizer", "offload_param"):
+        if config.init_from is not None and getattr(config.parallel, name).device == "nvme":
+            yield (
+                f"{found(config, f'parallel.{name}.device')}\n  with init_from: initial weights are not read "
+                "into state on NVMe. Set device: cpu, and change it after the first checkpoint."
+            )
+
+
 def hpz_divides(config: RunConfig) -> Problems:
     """ZeRO++'s second copy is cut over equal groups of ranks."""
     parallel = config.parallel
@@ -198,6 +208,7 @@ ZERO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     kinds_have_what_they_need,
     kinds_go_together,
     offload_has_its_place,
+    initial_weights_have_masters,
     hpz_divides,
     quantized_gradients_are_scattered,
     prescale_is_without_zero,

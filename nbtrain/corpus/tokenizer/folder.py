@@ -20,6 +20,21 @@ CONTENT_FILES = ("merges.txt", "vocab.json")
 
 ONE_FILE = "tokenizer.json"
 
+# The folder with what was taken over, as it was: tokenizer.json itself may be changed here, and the other
+# files say what encoding needs not to know (chat template, tokens that begin and end a text).
+KEPT = "as-given"
+KEPT_FILES = (
+    ONE_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+    *CONTENT_FILES,
+)
+
 OTHER_FORMATS = {
     # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
     "a SentencePiece model": re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
@@ -68,10 +83,12 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
         )
     built = from_vocabulary(vocab, merges, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
+    kept = _keep(path, directory) if path != directory else {}
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
-    return save(built, directory, {"eod_token": eod_token, "trained": None, "source": display(path)})
+    made = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
+    return save(built, directory, made)
 
 
 def _spelled(document: dict[str, Any]) -> str:
@@ -121,6 +138,7 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
     if _fix(document, eod_token, eod_id):
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
+    kept = _keep(path.parent, directory) if path.name == ONE_FILE and path.parent != directory else {}
     files.write_bytes(directory / ONE_FILE, content)
     sha256 = hashlib.sha256(content).hexdigest()
     manifest = {
@@ -135,9 +153,28 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
         "files": {ONE_FILE: {"bytes": len(content), "sha256": sha256}},
         "trained": None,
         "source": display(path),
+        "kept": kept,
     }
     files.write_json(directory / "manifest.json", manifest)
     return manifest
+
+
+def _keep(path: Path, directory: Path) -> dict[str, str]:
+    """Copy what lies beside a tokenizer that is taken over, as it is; {name: sha256}.
+
+    A lone vocabulary of two files says nothing besides: nothing is kept of it.
+    """
+    found = sorted(one for pattern in KEPT_FILES for one in path.glob(pattern) if one.is_file())
+    if {one.name for one in found} <= set(CONTENT_FILES):
+        return {}
+    kept = {}
+    for one in found:
+        name = one.relative_to(path).as_posix()
+        target = directory / KEPT / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(target, one.read_bytes())
+        kept[name] = files.sha256_of(target)
+    return kept
 
 
 def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:

@@ -41,14 +41,32 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
         for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
             shutil.rmtree(leftover)
         loaded = _ready(config, directory, corpus, force, say)
-    if loaded is not None and loaded.vocab_size > config.tokenizer.vocab_size:
+    if loaded is not None:
+        _check_size(config, loaded)
+    return loaded
+
+
+def take_over(config: RunConfig, path: Path, say: Say = lambda state, words: None) -> Tokenizer:
+    """The tokenizer at `path` as data/tokenizer/<tokenizer.name>/.
+
+    Raises DataError if it cannot be read, or if another tokenizer is there.
+    """
+    directory = tokenizer_dir(config.tokenizer.name)
+    with locked_directory(directory.parent):
+        loaded = _brought(config, path, directory, read_manifest(directory), False, say)
+    _check_size(config, loaded)
+    return loaded
+
+
+def _check_size(config: RunConfig, loaded: Tokenizer) -> None:
+    directory = loaded.directory
+    if loaded.vocab_size > config.tokenizer.vocab_size:
         set_by = origin(config, "tokenizer.vocab_size")
         raise DataError(
             f"{display(directory)}: {loaded.vocab_size:,} entries, but {set_by} sets tokenizer.vocab_size = "
             f"{config.tokenizer.vocab_size:,}, for which the model is built. Set it to {loaded.vocab_size}, "
             f"or name another tokenizer."
         )
-    return loaded
 
 
 def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
@@ -124,12 +142,14 @@ def _brought(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
                 f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
             )
-        if not same:
+        # One that was taken over before anything was kept beside it.
+        renewed = not same or (found["kept"] and not (manifest or {}).get("kept"))
+        if renewed:
             _put_in_place(made, directory)
     finally:
         if made.is_dir():
             shutil.rmtree(made)
-    loaded = Tokenizer.load(directory, manifest=manifest if same else found)
+    loaded = Tokenizer.load(directory, manifest=found if renewed else manifest)
     how = f"{loaded.vocab_size:,} entries, brought from {display(path)}"
     say("kept" if same else "used", f"{display(directory)}: {how}")
     return loaded

@@ -486,6 +486,18 @@ BROKEN = {
         "@: parallel.offload_optimizer.device = nvme\n"
         "  needs parallel.zero_stage: 3, but it is 2. Set device: none, or parallel.zero_stage: 3.",
     ),
+    "initial weights in swap files": (
+        "gpt-125m",
+        [
+            "init_from=models/gpt2",
+            "parallel.offload_optimizer.device=nvme",
+            "parallel.offload_optimizer.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: parallel.offload_optimizer.device = nvme\n"
+        "  with init_from: initial weights are not read into state on NVMe. Set device: cpu, and change it "
+        "after the first checkpoint.",
+    ),
     "NVMe without a folder": (
         "gpt-125m",
         ["parallel.offload_param.device=nvme", *ZERO_3],

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
@@ -132,6 +133,7 @@ def test_any_tokenizer(bring, workspace, kind):
         "files": {"tokenizer.json": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
         "trained": None,
         "source": f"{kind}/tokenizer.json",
+        "kept": {"tokenizer.json": files.sha256_of(path)},
     }
     assert manifest["unknown_id"] == (0 if kind in ("wordpiece", "unigram", "word_level") else None)
     assert (workspace / "mine" / "tokenizer.json").read_bytes() == content

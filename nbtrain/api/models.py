@@ -1,0 +1,135 @@
+"""nb.export and nb.import_model: a run's model out to other programs, and a model's folder into a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from nbtrain.api.arguments import misused, text, whole, whole_or_none
+from nbtrain.api.run import Run, RunLike, open_run
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import nearest
+from nbtrain.config.load import Overrides
+from nbtrain.config.load import load as load_config
+
+if TYPE_CHECKING:
+    from nbtrain.foreign.exporting import Exported
+    from nbtrain.jobs.export_model import ExportedModel
+    from nbtrain.jobs.import_model import ImportedModel
+
+FORMATS = ("hf", "consolidated", "gguf")
+"""Targets that hold the weights of a run; the others hold what the run is (foreign/exporting.py)."""
+
+
+def export(
+    run: RunLike,
+    folder: str | Path | None = None,
+    to: str = "hf",
+    step: int | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+    overrides: Overrides = None,
+) -> Union["ExportedModel", "Exported"]:
+    """Write a run's model for other programs; without `step`, the newest whole checkpoint.
+
+    `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
+    and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file
+    for llama.cpp; `folder` is then that file. What was written is compared with the run before it appears.
+    `dtype` is fp32 (the masters), bf16 or fp16; None is the format that the run computed with. With
+    "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed" the run itself, with `overrides`,
+    is written as flags or JSON: shown in a cell it is the text.
+    """
+    given: dict[str, Any] = {"step": step, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
+    if to in FORMATS:
+        return export_weights(run, [folder] if folder is not None else [], to, overrides, None, **given)
+    refuse_weights_options(to, [folder] if folder is not None else [], given)
+    return export_run(run, to, overrides)
+
+
+def export_weights(
+    run: RunLike,
+    folders: list[Any],
+    to: str,
+    overrides: Overrides,
+    output: Path | None,
+    step: int | None,
+    dtype: str | None,
+    max_shard_bytes: int | None,
+) -> "ExportedModel":
+    """`export` for the targets that hold weights."""
+    from nbtrain.jobs.export_model import MAX_SHARD_BYTES, export_model
+
+    if overrides:
+        raise ConfigError("a run's weights are written as they are: overrides have no place in this export.")
+    if output is not None:
+        raise ConfigError(
+            f"-o is for flags and JSON; name the folder after the run: nbtrain export RUN {output}."
+        )
+    if len(folders) != 1:
+        raise ConfigError(
+            f"an export of a run's weights writes one folder, and {len(folders) or 'none'} is named: nbtrain "
+            "export RUN DIR."
+            if len(folders) < 2
+            else f"an export writes one folder, and {len(folders)} are named: {', '.join(map(str, folders))}."
+        )
+    if not isinstance(folders[0], str | Path) or not str(folders[0]).strip():
+        raise misused("folder", folders[0], "the path of a folder to write")
+    return export_model(
+        open_run(run).directory,
+        Path(folders[0]).expanduser().absolute(),
+        target=to,
+        step=whole_or_none("step", step, "the newest checkpoint"),
+        dtype=None if dtype is None else text("dtype", dtype),
+        max_shard_bytes=MAX_SHARD_BYTES
+        if max_shard_bytes is None
+        else whole("max_shard_bytes", max_shard_bytes),
+    )
+
+
+def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]) -> None:
+    """Raises ConfigError for a target that is none, or for what only an export of weights takes."""
+    from nbtrain.foreign.flags import VERSIONS
+
+    known = [*FORMATS, *VERSIONS, "deepspeed"]
+    if not isinstance(to, str):
+        raise ConfigError(f"to = {to!r} must be one of {', '.join(known)}.")
+    if to.partition("@")[0] not in known:
+        raise ConfigError(f"{to}: no such target; known: {', '.join(known)}.{nearest(to, known)}")
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    if names or folders:
+        what = ", ".join([*names, *map(str, folders)])
+        raise ConfigError(
+            f"{what}: is for an export of a run's weights; {to} holds the run's settings, as text. Name a "
+            "file with -o, or in Python with .write(path)."
+        )
+
+
+def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported":
+    """A run in the words of another program: a shell script of flags, or a DeepSpeed JSON.
+
+    `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, or the newest) or "deepspeed". Shown in a
+    cell it is the script; `.notes` says what the program has no word for, `.write(path)` makes the file. The
+    name from before nb.export, which does the same.
+    """
+    from nbtrain.foreign.exporting import export as write
+
+    config = load_config(run.config if isinstance(run, Run) else run, overrides)
+    return write(config, to)
+
+
+def import_model(
+    source: str | Path,
+    name: str,
+    overrides: Overrides = None,
+    onto: str | None = None,
+    path: str | Path | None = None,
+    overwrite: bool = False,
+) -> "ImportedModel":
+    """A run that starts from a model's folder: writes its run YAML and takes its tokenizer over.
+
+    `source` is a folder with config.json and safetensors, a consolidated file, or hf://ORGANISATION/MODEL,
+    which huggingface_hub fetches. `onto` is the run whose data, batch, schedule and layout are taken; `path`
+    is the YAML, NAME.yaml without it. Shown in a cell, it says what was found. Every tensor is checked first;
+    if one is missing, damaged or not known, nothing is written.
+    """
+    from nbtrain.jobs.import_model import import_model as make
+
+    return make(source, text("name", name), overrides, onto, path, overwrite)

@@ -1,0 +1,74 @@
+"""`python -m nbtrain.checkpoint.pretrained`: one JSON request on stdin, JSON lines on stdout.
+
+request   {"target": "hf" | "consolidated" | "gguf", "run_dir", "step", "dtype", "to", "max_shard_bytes"}
+              writes the weights of a checkpoint into the folder `to`, beside the config.json and the
+              tokenizer that are there, and compares what was written with the run
+answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
+          {"kind": "end", "step", "bytes", "difference", "seconds"}
+          {"kind": "error", "error", "message"}   an NbtrainError's class and message
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.answers import answer_request
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.export import (
+    check_consolidated,
+    open_weights,
+    write_consolidated,
+    write_folder,
+)
+from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile
+from nbtrain.checkpoint.pretrained.plain import PlainModel
+from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
+from nbtrain.config.load import load_resolved
+from nbtrain.pretrained.folder import SINGLE
+from nbtrain.pretrained.written import GGUF_FILE
+
+
+def main() -> int:
+    return answer_request(answers)
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Everything one request is answered with."""
+    started = time.monotonic()
+    run, folder, target = RunDir(request["run_dir"]), Path(request["to"]), request["target"]
+    config = load_resolved(run.config_yaml)
+    weights, step = open_weights(run, config, request["step"], request["dtype"])
+    checks: Iterator[float]
+    if target == "hf":
+        writing = write_folder(weights, config, folder, request["max_shard_bytes"])
+    elif target == "gguf":
+        writing = GGUFFile(weights, config, folder).write(folder / GGUF_FILE)
+    else:
+        writing = write_consolidated(weights, config, folder / SINGLE, step)
+    done = 0
+    for done, total in writing:
+        yield {"kind": "progress", "stage": "write", "done": done, "total": total}
+    rounds = config.model.num_layers + 1
+    if target == "consolidated":
+        rounds, checks = len(weights.source.parameters), check_consolidated(weights, config, folder / SINGLE)
+    else:
+        plain = PlainModel(folder) if target == "hf" else PlainGGUF(folder / GGUF_FILE)
+        checks = compare(plain, weights, config)
+    differences = []
+    for difference in checks:
+        differences.append(difference)
+        yield {"kind": "progress", "stage": "check", "done": len(differences), "total": rounds}
+    yield {
+        "kind": "end",
+        "step": step,
+        "bytes": done,
+        "difference": differences[-1],
+        "seconds": time.monotonic() - started,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

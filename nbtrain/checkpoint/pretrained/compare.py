@@ -1,0 +1,124 @@
+"""Whether an exported folder is the model that was exported: its logits beside those of our own layers.
+
+Both go through all layers side by side, with one layer of each in memory, in fp32, from the weights in the
+format that they are written in. A layer whose output differs is named. The tolerance is 1e-4 of the largest
+logit, or 1e-4 if that is below 1: an epsilon of 1e-5 in place of 1e-6 or another form of GELU shows from 1e-3
+on.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.pretrained.plain import PlainModel
+from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.rotary import rotation_of
+
+TOLERANCE = 1e-4
+# Enough that every layer mixes tokens; the cost grows with them.
+MOST_TOKENS = 128
+SEED = 1234
+
+
+@torch.no_grad()
+def compare(plain: PlainModel, weights: WholeWeights, config: RunConfig) -> Iterator[float]:
+    """Yields the largest difference so far after each layer of what was written, and that of the logits last.
+
+    Raises CheckpointError if the logits differ.
+    """
+    ours = OurModel(weights, config)
+    length = min(MOST_TOKENS, config.model.resolved_max_position_embeddings)
+    tokens = torch.randint(weights.vocab_size, (length,), generator=torch.Generator().manual_seed(SEED))
+    left, right = ours.hidden(tokens), plain.hidden(tokens)
+    worst = _difference(left, right)
+    first_bad = "the embeddings" if worst > TOLERANCE else ""
+    for index in range(plain.num_layers):
+        left, right = ours.layer(index, left), plain.layer(index, right)
+        found = _difference(left, right)
+        if found > TOLERANCE and not first_bad:
+            first_bad = f"layer {index}"
+        worst = max(worst, found)
+        yield worst
+    left, right = ours.final(left), plain.final(right)
+    largest = difference = 0.0
+    step = max(PIECE_ELEMENTS // config.model.hidden_size, 1)
+    for first in range(0, weights.vocab_size, step):
+        end = min(first + step, weights.vocab_size)
+        one, other = ours.logits(left, first, end), plain.logits(right, first, end)
+        largest = max(largest, float(one.abs().max()))
+        difference = max(difference, float((one - other).abs().max()))
+    relative = difference / max(largest, 1.0)
+    # A NaN is no agreement.
+    if not relative <= TOLERANCE:
+        where = first_bad or "the output"
+        raise CheckpointError(
+            f"{display(plain.folder)}: the written model has other logits than the run: they differ by "
+            f"{difference:.2g}, and by more than {TOLERANCE:g} of the largest, {largest:.3g}; they part at "
+            f"{where}. Nothing was kept. This is a mistake of the export: report it with the run's "
+            "config.yaml."
+        )
+    yield relative
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1.0))
+
+
+class OurModel:
+    """The layers of model/, each filled when it runs and emptied again."""
+
+    def __init__(self, weights: WholeWeights, config: RunConfig):
+        own = GPTConfig.of(config)
+        # As one process computes it in fp32, whatever the run's layout and kernels.
+        self.config = dataclasses.replace(
+            own,
+            autocast=False,
+            fp8=False,
+            fpdt_chunk_tokens=0,
+            selective_recompute=False,
+            attention_backend="auto",
+        )
+        self.weights = weights
+        with torch.device("meta"):
+            self.model = GPT(self.config).eval()
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = F.embedding(tokens, self._get("word_embeddings.weight"))
+        if self.config.turns:
+            return found
+        return found + self._get("position_embeddings.weight")[: len(tokens)]
+
+    def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        layer = self.model.layers[index]
+        self._fill(layer, f"layers.{index}")
+        rotation = None
+        if self.config.turns:
+            rotation = rotation_of(self.config, torch.arange(len(x)), torch.float32)
+        found = layer(x.unsqueeze(0), rotation=rotation)[0]
+        layer.to("meta")
+        return found
+
+    def final(self, x: torch.Tensor) -> torch.Tensor:
+        self._fill(self.model.final_layernorm, "final_layernorm")
+        return self.model.final_layernorm(x.unsqueeze(0))[0]
+
+    def logits(self, x: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        untied = self.config.untie_embeddings_and_output_weights
+        words = self.weights.whole("output_layer.weight" if untied else "word_embeddings.weight")
+        return F.linear(x, words[first:end].float())
+
+    def _get(self, name: str) -> torch.Tensor:
+        return self.weights.whole(name).float()
+
+    def _fill(self, module: nn.Module, place: str) -> None:
+        names = [name for name, _ in module.named_parameters()]
+        module.load_state_dict({name: self._get(f"{place}.{name}") for name in names}, assign=True)

@@ -1,0 +1,91 @@
+"""The tensors of a run's checkpoint in the form of another program; the rest of its folder:
+jobs/export_model.py.
+
+One tensor is in memory at a time, beside the parameter that it is cut from.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.checkpoint.store import DTYPES, CheckpointStore
+from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.fit import open_initial
+from nbtrain.pretrained.folder import OWN
+from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.written import family_of, own_description
+
+
+def open_weights(
+    run: RunDir, config: RunConfig, step: int | None, dtype: str | None
+) -> tuple[WholeWeights, int]:
+    """The weights of a step and the step; step 0 is what `init_from` names, before any training.
+
+    Raises CheckpointError if there is none.
+    """
+    wanted = None if dtype is None else DTYPES[dtype]
+    if step == 0 or (step is None and not run.checkpoint_steps() and config.init_from is not None):
+        if config.init_from is None:
+            raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
+        return WholeWeights(FolderWeights(open_initial(config), config.tokenizer.vocab_size), wanted), 0
+    found, torn = whole_step(run, step)
+    if torn and step is None:
+        reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)
+        raise CheckpointError(
+            f"{display(run.model)}: its newest checkpoint is not whole ({reasons}). `--step {found}` exports "
+            "the newest that is."
+        )
+    return WholeWeights(CheckpointStore(run.checkpoint(found)), wanted), found
+
+
+def write_folder(
+    weights: WholeWeights, config: RunConfig, folder: Path, most_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Write a family's safetensors files into a folder; yields (bytes done, bytes)."""
+    known = family_of(config).tensors(Sizes.of(config.model, weights.vocab_size))
+
+    def tensor_of(name: str) -> torch.Tensor:
+        return weights.tensor(known, name)
+
+    written = write_sharded(folder, known.tensors, weights.dtype, tensor_of, most_bytes)
+    yield from _summed(written, known.tensors, weights.dtype)
+
+
+def write_consolidated(
+    weights: WholeWeights, config: RunConfig, path: Path, step: int
+) -> Iterator[tuple[int, int]]:
+    """Write all parameters by our own names into one file, whose metadata says what the model is."""
+    shapes = parameter_shapes(Sizes.of(config.model, weights.vocab_size))
+    described = own_description(config, weights.vocab_size, step)
+    metadata = {"format": "pt", OWN: json.dumps(described)}
+    written = write_file(path, shapes, weights.dtype, weights.whole, metadata)
+    yield from _summed(written, shapes, weights.dtype)
+
+
+def check_consolidated(weights: WholeWeights, config: RunConfig, path: Path) -> Iterator[float]:
+    """Read the file again as an import does, and compare every bit. Raises CheckpointError."""
+    read = WholeWeights(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
+    for name in read.source.parameters:
+        if not torch.equal(read.whole(name), weights.whole(name)):
+            raise CheckpointError(f"{display(path)}: {name} is not as it was written. Write it again.")
+        yield 0.0
+
+
+def _summed(
+    written: Iterator[int], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> Iterator[tuple[int, int]]:
+    total, done = sum(map(math.prod, shapes.values())) * dtype.itemsize, 0
+    for count in written:
+        done += count
+        yield done, total

@@ -1,0 +1,136 @@
+"""The parameters of a model's folder, by canonical name, read as a checkpoint is: any elements of any cut.
+
+    weights = FolderWeights(open_model(path), vocab_size)
+    weights.read(name, "fp32", TensorPart(1, 4, dim=0), 0, 1000)    as CheckpointStore.read
+
+Files are mapped into memory, and only the rows and columns that are asked for are copied. A cut along columns
+touches every page of its tensor all the same: those pages belong to the file and are given up when memory is
+short. What a rank takes besides is the piece that it asks for.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter, TensorPart
+from nbtrain.model.names import OF_VOCABULARY
+from nbtrain.pretrained.model import PretrainedModel
+from nbtrain.pretrained.tensors import Piece
+
+Range = tuple[int, int]
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# 64 MiB of fp32: what is copied at one time.
+PIECE_ELEMENTS = 16 << 20
+
+
+class FolderWeights:
+    """A folder's parameters, with the rows of `vocab_size` tokens: new rows are the mean of the old ones."""
+
+    def __init__(self, model: PretrainedModel, vocab_size: int):
+        self.model = model
+        self.folder = model.path
+        self.vocab_size = vocab_size
+        self._files: dict[Any, Any] = {}
+        self._means: dict[str, torch.Tensor] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the folder; fp32 if it has several."""
+        kinds = {DTYPES[tensor.dtype] for tensor in self.model.tensors.values()}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
+    @cached_property
+    def parameters(self) -> dict[str, StoredParameter]:
+        """By canonical name, in the model's order; whole, without padding."""
+        return {
+            name: StoredParameter(
+                name, (self.vocab_size, *shape[1:]) if name in OF_VOCABULARY else shape, None, 0
+            )
+            for name, shape in self.model.map.shapes.items()
+        }
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read.
+
+        Raises CheckpointError for numbers that are none.
+        """
+        assert state == MASTER, "a folder holds no moments"
+        shape = self.parameters[name].shape
+        rank, size, dim = part if part.dim is not None else WHOLE
+        whole_rows = rows or shape[0]
+        width = torch.Size(shape[1:]).numel()
+        columns = (0, width)
+        if dim == 1:
+            width //= size
+            columns = (rank * width, (rank + 1) * width)
+            size, rank = 1, 0
+        total = whole_rows * width // size
+        count = total - start if count is None else count
+        # Cut along the first dimension, the parts lie end to end in the whole.
+        first = rank * total + start
+        end = min(first + count, shape[0] * width)
+        if first >= end:
+            return torch.empty(0)
+        top, bottom = first // width, -(-end // width)
+        block = self.block(name, (top, bottom), columns)
+        return block.flatten()[first - top * width : end - top * width]
+
+    def block(self, name: str, rows: Range, columns: Range | None = None) -> torch.Tensor:
+        """Some rows, and of a matrix some columns, of a whole parameter, as fp32: a copy."""
+        shape = self.parameters[name].shape
+        columns = (columns or (0, shape[1])) if len(shape) > 1 else None
+        out = torch.empty(rows[1] - rows[0], *(() if columns is None else (columns[1] - columns[0],)))
+        stored = self.model.map.shapes[name][0]
+        for piece in self.model.map.pieces[name]:
+            first, end = max(rows[0], piece.first), min(rows[1], piece.first + piece.count)
+            if first < end:
+                found = self._piece(piece, (first - piece.first, end - piece.first), columns)
+                out[first - rows[0] : end - rows[0]] = found
+        if rows[1] > stored:
+            mean = self._mean(name)
+            out[max(stored - rows[0], 0) :] = mean if columns is None else mean[columns[0] : columns[1]]
+        if not bool(torch.isfinite(out).all()):
+            raise CheckpointError(
+                f"{display(self.folder)}: {name} holds NaN or Inf, and a model that starts from it would "
+                "have no loss. Get another copy of the model."
+            )
+        return out
+
+    def _piece(self, piece: Piece, rows: Range, columns: Range | None) -> torch.Tensor:
+        """A view into the file."""
+        view = self._slice(piece.tensor)
+        there = slice(piece.there + rows[0], piece.there + rows[1])
+        if columns is None:
+            return view[there]
+        across = slice(*columns)
+        return view[across, there].T if piece.transposed else view[there, across]
+
+    def _mean(self, name: str) -> torch.Tensor:
+        """The mean row of a parameter as the folder has it."""
+        if name not in self._means:
+            rows, width = self.model.map.shapes[name]
+            total = torch.zeros(width, dtype=torch.float64)
+            step = max(PIECE_ELEMENTS // width, 1)
+            for top in range(0, rows, step):
+                total += self.block(name, (top, min(top + step, rows))).sum(0, dtype=torch.float64)
+            self._means[name] = (total / rows).float()
+        return self._means[name]
+
+    def _slice(self, name: str) -> Any:
+        """A tensor of the file, of which parts can be asked for."""
+        tensor = self.model.tensors[name]
+        if tensor.path not in self._files:
+            self._files[tensor.path] = safe_open(tensor.path, framework="pt", device="cpu")
+        return self._files[tensor.path].get_slice(tensor.name)

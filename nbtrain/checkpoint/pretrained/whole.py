@@ -1,0 +1,65 @@
+"""Whole parameters in the format that they are written in: of a checkpoint of any layout, or of a model's
+folder.
+
+    weights = WholeWeights(CheckpointStore(folder), torch.bfloat16)
+    weights.whole("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
+
+In the format that the run was trained in they are the weights that it computed with; in fp32 they are the
+optimizer's masters.
+"""
+
+from collections import OrderedDict
+
+import torch
+
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.store import MASTER, CheckpointStore
+from nbtrain.model.names import OF_VOCABULARY
+from nbtrain.pretrained.tensors import Piece, TensorMap
+
+# Packed query, key and value is read once for three tensors, which are not written one after the other.
+KEPT = 2
+
+
+class WholeWeights:
+    """The parameters of `source`, each whole and in `dtype`; None is the format that it was trained in."""
+
+    def __init__(self, source: CheckpointStore | FolderWeights, dtype: torch.dtype | None = None):
+        self.source = source
+        self.trained_in = source.dtype
+        self.dtype = dtype or source.dtype
+        self.vocab_size = source.vocab_size
+        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+
+    def whole(self, name: str) -> torch.Tensor:
+        """One parameter, in its shape."""
+        if name not in self._kept:
+            self._kept[name] = self._read(name)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+    def _read(self, name: str) -> torch.Tensor:
+        if isinstance(self.source, CheckpointStore) and self.dtype == self.trained_in:
+            found = self.source.weights(name)
+        else:
+            shape = self.source.parameters[name].shape
+            found = self.source.read(name, MASTER).view(shape).to(self.dtype)
+        return found[: self.vocab_size] if name in OF_VOCABULARY else found
+
+    def tensor(self, known: TensorMap, name: str) -> torch.Tensor:
+        """A tensor of a family, from the parameters that it holds parts of."""
+        users, shape = known.users[name], known.tensors[name]
+        parameter, piece = users[0]
+        if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:
+            return self.whole(parameter)
+        out = torch.empty(shape, dtype=self.dtype)
+        for parameter, piece in users:
+            rows = self.whole(parameter)[piece.first : piece.first + piece.count]
+            there = slice(piece.there, piece.there + piece.count)
+            if piece.transposed:
+                out[:, there] = rows.T
+            else:
+                out[there] = rows
+        return out

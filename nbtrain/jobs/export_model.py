@@ -1,0 +1,233 @@
+"""`nbtrain export RUN DIR`: a checkpoint for other programs.
+
+    hf              a folder that transformers, vLLM, SGLang and others load
+    consolidated    one safetensors file by our own names, of any model
+    gguf            one file for llama.cpp
+
+    everything that the model or the place rules out is refused
+    -> a temporary neighbour: config.json, tokenizer, generation_config.json
+    -> the GPU side writes the weights and compares what was written (checkpoint/pretrained/)
+    -> README.md from the run's own records -> renamed
+
+What stands under its own name is whole and compared.
+"""
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.locks import flock_folder
+from nbtrain.base.progress import Progress
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.exported import is_as_given, write_tokenizer
+from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.model_card import model_card
+from nbtrain.pretrained.folder import CONFIG, GENERATION_CONFIG, SINGLE
+from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
+
+# What the Hub and most programs handle well; transformers writes up to 50 GB into one file.
+MAX_SHARD_BYTES = 5_000_000_000
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# {target: the ending of its one file; "": a folder}
+TARGETS = {"hf": "", "consolidated": ".safetensors", "gguf": ".gguf"}
+FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written. Printed or shown in a cell, it is a line."""
+
+    path: Path
+    family: str
+    step: int
+    dtype: str
+    parameters: int
+    bytes: int
+    difference: float
+    """The largest difference between the logits of what was written and of the run, by the largest logit."""
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        compared = "read again, bit for bit"
+        if self.difference:
+            compared = f"its logits are the run's to {self.difference:.1g}"
+        said = (
+            f"{display(self.path)}: {self.family}, step {self.step:,}, {amounts.count(self.parameters)} "
+            f"parameters in {self.dtype}, {amounts.size(self.bytes)} in {amounts.elapsed(self.seconds)}; "
+            f"{compared}."
+        )
+        return "\n".join([said, *self.notes])
+
+    __repr__ = __str__
+
+
+def export_model(
+    run: RunDir,
+    to: Path,
+    target: str = "hf",
+    step: int | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> ExportedModel:
+    """Write a checkpoint as the folder or file `to`; without `step` the newest whole one.
+
+    Without `dtype` the weights are in the format that the run computed with; fp32 is the optimizer's masters.
+    Raises ConfigError for a model that the target cannot say, CheckpointError if `to` exists or does not fit
+    on its disk, and whatever a checkpoint that is not whole raises.
+    """
+    config, ending = load_resolved(run.config_yaml), TARGETS[target]
+    family = "nbtrain" if target == "consolidated" else family_of(config).title
+    if ending and to.suffix != ending:
+        raise ConfigError(
+            f"{display(to)}: an export --to {target} writes one file, whose name ends in {ending}."
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}.")
+    if max_shard_bytes < 1:
+        raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
+    dtype = dtype or ("fp32" if config.precision.autocast else config.precision.dtype)
+    vocab_size = config.tokenizer.vocab_size
+    count = sum(map(math.prod, parameter_shapes(Sizes.of(config.model, vocab_size)).values()))
+    notes: tuple[str, ...] = ()
+    file = {"consolidated": SINGLE, "gguf": GGUF_FILE}.get(target)
+    with new_place(to, count * ITEM_BYTES[dtype], file) as made:
+        if target != "consolidated":
+            ids, notes = _write_tokenizer(run, config, made, step)
+            files.write_json(made / CONFIG, config_json(config, dtype, ids, vocab_size))
+            files.write_json(made / GENERATION_CONFIG, _generation_config(run, config, ids))
+        request = {
+            "target": target,
+            "run_dir": str(run.path),
+            "step": step,
+            "dtype": dtype,
+            "to": str(made),
+            "max_shard_bytes": max_shard_bytes,
+        }
+        end = _ask(request)
+        exported = ExportedModel(
+            to, family, end["step"], dtype, count, end["bytes"], end["difference"], end["seconds"], notes
+        )
+        if target == "hf":
+            card = model_card(run, config, exported.step, family, count, dtype, exported.difference)
+            files.write_text(made / "README.md", card)
+    return exported
+
+
+@contextlib.contextmanager
+def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[Path]:
+    """A temporary folder beside `to`. At the end it, or the one `file` of it, gets that name.
+
+    It is removed if anything goes wrong. Raises CheckpointError if `to` exists, or if its disk has less than
+    `needed_bytes` free.
+    """
+    if to.exists() or to.is_symlink():
+        raise CheckpointError(
+            f"{display(to)}: is there already, and is not written over. Name another place."
+        )
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(to.parent).free
+        if free < needed_bytes + SPARE_BYTES:
+            raise CheckpointError(
+                f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, and {amounts.size(free)} "
+                "are free. Free space, or name a place on another disk."
+            )
+        _remove_leftovers(to)
+        made = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
+        made.mkdir()
+    except OSError as error:
+        raise CheckpointError(
+            f"{display(to)}: cannot be written: {error.strerror}. Name another place."
+        ) from None
+    held = flock_folder(made, blocking=False)
+    try:
+        yield made
+        (made if file is None else made / file).rename(to)
+        files.fsync_directory(to.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _remove_leftovers(to: Path) -> None:
+    """What killed exports to this folder have left; one that still writes holds its lock."""
+    for leftover in to.parent.glob(f".{to.name}.*.tmp"):
+        if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
+            shutil.rmtree(leftover, ignore_errors=True)
+            os.close(held)
+
+
+def _write_tokenizer(
+    run: RunDir, config: RunConfig, made: Path, step: int | None
+) -> tuple[dict[str, int | None], tuple[str, ...]]:
+    """The tokenizer's files, the ids that frame a text, and what is to be said about it."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    manifest = read_manifest(directory)
+    if manifest is None:
+        note = (
+            f"No tokenizer is in the folder: {display(directory)} is not there (the run was trained on token "
+            "ids)."
+        )
+        return dict.fromkeys(FRAMES), (note,)
+    wanted = step if step is not None else newest_checkpoint_step(run)
+    saved = files.read_json(run.checkpoint_manifest(wanted)) if wanted else None
+    trained_with = (saved or {}).get("tokenizer_sha256")
+    if trained_with not in (None, manifest["sha256"]):
+        raise DataError(
+            f"{display(directory)} is {manifest['sha256'][:12]}..., but this run was trained with "
+            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
+        )
+    ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
+    start = _start_record(run, config)
+    return {**ids, **{key: start["config"][key] for key in FRAMES if key in start.get("config", {})}}, ()
+
+
+def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:
+    """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone."""
+    found = _start_record(run, config).get("generation_config")
+    return found or {key: value for key, value in ids.items() if value is not None}
+
+
+def _start_record(run: RunDir, config: RunConfig) -> dict[str, Any]:
+    """init_from.json, if the run has the tokenizer of the folder that it started from; else {}."""
+    record = files.read_json(run.init_from_json) or {}
+    same = is_as_given(tokenizer_dir(config.tokenizer.name), record.get("tokenizer_sha256"))
+    return record if same else {}
+
+
+def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    """The GPU side's last answer; bars for what it writes and compares."""
+    end: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        bar, stage, done = None, "", 0
+        for answer in stream("nbtrain.checkpoint.pretrained", request):
+            if answer["kind"] == "end":
+                end = answer
+            if answer["kind"] != "progress":
+                continue
+            if bar is None or answer["stage"] != stage:
+                stack.close()
+                stage, done = answer["stage"], 0
+                title, unit = {"write": ("export", "B"), "check": ("compare", "layers")}[stage]
+                if request["target"] == "consolidated" and stage == "check":
+                    unit = "tensors"
+                bar = stack.enter_context(Progress(title, answer["total"], unit))
+            bar.update(answer["done"] - done)
+            done = answer["done"]
+    return end

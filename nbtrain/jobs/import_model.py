@@ -1,0 +1,259 @@
+"""`nbtrain import-model DIR NAME`: a run that starts from a model's folder.
+
+    config.json, index and heads -> every number read once (NaN, tied output) -> tokenizer -> the run checked
+    -> data/tokenizer/<NAME>/ -> NAME.yaml
+
+Nothing is written before all of it has been looked at. The weights stay where they are: the run YAML names
+the folder (`init_from`), and the ranks read it at the first start.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir
+from nbtrain.config.load import Overrides, load, override_layer, validate
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located, to_text
+from nbtrain.corpus.tokenizer.exported import CONFIG as TOKENIZER_CONFIG
+from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer, token_text
+from nbtrain.corpus.tokenizer.prepare import take_over
+from nbtrain.planner.run_file import not_written, path_of, run_text
+from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
+from nbtrain.pretrained.values import check_values
+
+# What the Hub's own address of a model looks like: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).
+HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# What of a model on the Hub is fetched: no pickles, no other programs' weights.
+FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+# A run of its own that one GPU or a laptop can begin with; --onto takes another run's.
+SCHEDULE: dict[str, Any] = {
+    "batch": {"micro_batch_size": 1, "global_batch_size": 8, "train_tokens": 10_000_000},
+    "lr_schedule": {"lr": 2.0e-5, "min_lr": 2.0e-6, "lr_warmup_fraction": 0.03},
+}
+SEQUENCE_TOKENS = 2048
+# Of another run's model: how it is computed, not what it is.
+HOW_COMPUTED = (
+    "attention_backend",
+    "cross_entropy_chunk_tokens",
+    "compile",
+    "make_vocab_size_divisible_by",
+    "seed",
+)
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A run that was made from a folder. Printed or shown in a cell, it says what was found."""
+
+    config: RunConfig
+    path: Path
+    """The run YAML."""
+    text: str
+    family: str
+    parameters: int
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kept = tokenizer_dir(self.config.tokenizer.name)
+        tokenizer = f"; tokenizer {display(kept)}" if kept.is_dir() else ""
+        parts = [
+            f"{display(self.path)}: {self.family}, {amounts.count(self.parameters)} parameters, from "
+            f"{self.config.init_from}{tokenizer}.",
+            *(f"  {note}" for note in self.notes),
+        ]
+        if not self.config.data.sources and not self.config.data.blend:
+            parts.append(
+                f"Give it data (data.sources in {display(self.path)}), then `nbtrain prepare "
+                f"{self.path.stem}`."
+            )
+        return "\n".join(parts)
+
+    __repr__ = __str__
+
+
+def import_model(
+    source: str | Path,
+    name: str,
+    overrides: Overrides = None,
+    onto: str | None = None,
+    path: str | Path | None = None,
+    overwrite: bool = False,
+) -> ImportedModel:
+    """Make a run YAML of the model at `source`, and take its tokenizer over.
+
+    `source` is a folder, a consolidated file or hf://ORGANISATION/MODEL; `onto` is the run whose data, batch,
+    schedule and layout are taken; `path` is the YAML, NAME.yaml in the current folder without it. Raises
+    CheckpointError, DataError or ConfigError, in one sentence, if something does not fit; nothing is written
+    then.
+    """
+    check_name(name, "name")
+    target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)
+    folder = _folder_of(source)
+    model = open_model(folder)
+    layer = override_layer(overrides)
+    tokenizer = find_tokenizer(model, layer.value.get("tokenizer") or {})
+    values = Located(_values(name, model, tokenizer), {})
+    if onto is not None:
+        values = _onto(onto, name).merged_with(values)
+    else:
+        values = Located(SCHEDULE, {}).merged_with(values)
+    located = values.merged_with(layer)
+    config = validate(located, display(folder))
+    config._run = onto
+    check_config(config)
+    found = fit(model, config)
+    if found.problems:
+        key, words = found.problems[0]
+        raise ConfigError(f"{config.where(key)}: {key} {words}.")
+    _read_all(model)
+    notes = [*model.described.notes, *found.notes]
+    if tokenizer.folder is not None:
+        take_over(config, tokenizer.folder)
+    else:
+        notes.append(
+            f"{display(folder)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or bring "
+            "data of token ids."
+        )
+    note = f"Made by nbtrain import-model from {config.init_from} ({model.title})."
+    text = run_text(config, target, note) if onto is not None else f"# {note}\n{to_text(located.value)}"
+    try:
+        files.write_output(target, text)
+    except OSError as error:
+        raise not_written(target, error) from None
+    return ImportedModel(config, target, text, model.title, model.count, tuple(notes))
+
+
+def _target(path: Path, overwrite: bool) -> Path:
+    """The run YAML's path. Raises ConfigError if it may not be written."""
+    path = path.expanduser().absolute()
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path}: exists already. Name another file (-o), or overwrite it (--overwrite).")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: {path.parent} is no folder. Name a file in a folder that exists.")
+    return path
+
+
+def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer") -> dict[str, Any]:
+    """What the folder decides of the run."""
+    described = model.described
+    section = model_section(described, model.path).model_dump(exclude_unset=True)
+    sequence = min(described.positions, SEQUENCE_TOKENS)
+    found: dict[str, Any] = {
+        "name": name,
+        "init_from": display(model.path),
+        "model": {**section, "seq_length": sequence},
+        "tokenizer": {"name": name, "vocab_size": described.vocab_size},
+        "data": {"name": name},
+    }
+    if tokenizer.eod_token is not None:
+        found["tokenizer"]["eod_token"] = tokenizer.eod_token
+    if model.dtypes == ["BF16"]:
+        found["precision"] = {"dtype": "bf16"}
+    return found
+
+
+def _onto(onto: str, name: str) -> Located:
+    """The run whose data, batch, schedule and layout are taken, without its model and tokenizer."""
+    base = load(onto, check=False)
+    value = base.model_dump()
+    value["model"] = {key: value["model"][key] for key in HOW_COMPUTED}
+    value["tokenizer"] = {}
+    # The text is the same, its ids are another tokenizer's.
+    value["data"]["name"] = name
+    kept = {key: place for key, place in base._origins.items() if not key.startswith(("model", "tokenizer"))}
+    return Located(value, kept)
+
+
+def _folder_of(source: str | Path) -> Path:
+    """The folder that is meant: as typed, below the workspace, or fetched from the Hub."""
+    if not isinstance(source, str | Path) or not str(source).strip():
+        raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
+    if (found := HUB.fullmatch(str(source))) is not None:
+        return _fetch(found[1], found[2])
+    typed = Path(source).expanduser()
+    folder = typed.absolute() if typed.exists() else resolve(source)
+    if not folder.exists() and HUB_ID.fullmatch(str(source)):
+        raise CheckpointError(
+            f"{source}: no such folder. If it is a model of the Hub, hf://{source} fetches it with "
+            "huggingface_hub; nothing else is downloaded."
+        )
+    return folder
+
+
+def _fetch(model: str, revision: str | None) -> Path:
+    """A model of the Hub in the data home, by the library of the Hub."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise CheckpointError(
+            f"hf://{model}: the package huggingface_hub fetches it and is not installed. `pip install "
+            "huggingface_hub`, or download the folder yourself and name it."
+        ) from None
+    folder = data_home() / "model" / model.replace("/", "--")
+    try:
+        huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=FETCHED, local_dir=folder)
+    except Exception as error:
+        # Errors of the library, of its HTTP client and of the system; their first line says what it was.
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"hf://{model}: huggingface_hub could not fetch it: {words}") from error
+    return folder
+
+
+@dataclass(frozen=True)
+class FoundTokenizer:
+    """The tokenizer beside a model."""
+
+    folder: Path | None
+    """None: there is none, or the run names another one."""
+    eod_token: str | None = None
+    """The token that ends a document."""
+
+
+def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokenizer:
+    """The tokenizer in a model's folder, unless `given` (overrides of the section tokenizer) names another.
+
+    Raises DataError if it has more entries than the model has rows.
+    """
+    folder = model.path
+    if given.get("path") or given.get("name") or not folder.is_dir() or not holds_tokenizer(folder):
+        return FoundTokenizer(None)
+    entries = entries_of(folder)
+    rows = given.get("vocab_size") or model.described.vocab_size
+    if entries and max(entries.values()) >= rows:
+        raise DataError(
+            f"{display(folder)}: its tokenizer has ids up to {max(entries.values()):,}, and the model has "
+            f"{rows:,} rows: it is the tokenizer of another model. Put the right one there, or name another "
+            "(tokenizer.path=...)."
+        )
+    return FoundTokenizer(folder, given.get("eod_token") or _eod_token(model, entries))
+
+
+def _eod_token(model: PretrainedModel, entries: dict[str, int]) -> str | None:
+    """The token that ends a text: of tokenizer_config.json, else of generation_config or config.json."""
+    settings = files.read_json(model.path / TOKENIZER_CONFIG) or {}
+    named = token_text(settings.get("eos_token"))
+    if named in entries:
+        return named
+    texts = {number: text for text, number in entries.items()}
+    for config in (model.folder.generation_config, model.folder.config):
+        ids = config.get("eos_token_id")
+        for number in ids if isinstance(ids, list) else [ids]:
+            if number in texts:
+                return texts[number]
+    return None
+
+
+def _read_all(model: PretrainedModel) -> None:
+    with Progress("check weights", model.folder.bytes, "B") as bar:
+        for count in check_values(model):
+            bar.update(count)

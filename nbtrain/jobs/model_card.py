@@ -1,0 +1,164 @@
+"""README.md of an exported model: what its run's own records say, and no word more.
+
+The front matter is the Hub's (library, tags). The licence is the user's to choose: it depends on the data's,
+which are listed.
+"""
+
+import math
+import time
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import DataError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.version import __version__
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.of_run import dataset_of
+
+FRONT = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- nbtrain
+# license: choose one that the licences of the data below allow, and set it here
+---
+"""
+USE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(PATH)
+model = AutoModelForCausalLM.from_pretrained(PATH)
+ids = tokenizer("Once upon a time", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
+```
+"""
+
+
+def model_card(
+    run: RunDir, config: RunConfig, step: int, family: str, count: int, dtype: str, difference: float
+) -> str:
+    """The text of README.md for the checkpoint of a step; `difference` is that of its logits."""
+    saved = files.read_json(run.checkpoint_manifest(step)) or {}
+    parts = [
+        FRONT,
+        f"# {config.name}\n",
+        f"A language model of {amounts.count(count)} parameters ({family}), trained with nbtrain "
+        f"{__version__}.\n",
+        _table("Model", _model_rows(config, count, dtype)),
+        _table("Training", _training_rows(run, config, step, saved)),
+        _data(config),
+        "## Use\n",
+        USE.replace("PATH", '"."'),
+        "## How it was written\n",
+        f"From the checkpoint of step {step:,} of the run {config.name}, on "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with those of "
+        f"the run in fp32; they differ by {difference:.1g} of the largest.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _model_rows(config: RunConfig, count: int, dtype: str) -> list[tuple[str, str]]:
+    model = config.model
+    return [
+        ("parameters", f"{count:,}, in {dtype}"),
+        ("layers", f"{model.num_layers}"),
+        ("hidden size", f"{model.hidden_size:,}"),
+        ("attention heads", f"{model.num_attention_heads}"),
+        ("MLP", f"{model.resolved_ffn_hidden_size:,}, {model.activation}"),
+        ("positions", f"{model.resolved_max_position_embeddings:,}, {model.position_embedding_type}"),
+        ("vocabulary", f"{config.tokenizer.vocab_size:,}"),
+    ]
+
+
+def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, Any]) -> list[tuple[str, str]]:
+    schedule, parallel = config.lr_schedule, config.parallel
+    rows = []
+    if (start := files.read_json(run.init_from_json)) is not None:
+        rows.append(("started from", f"{start['family']}, sha256 {start['sha256'][:12]} of its heads"))
+    if saved:
+        rows += [
+            ("tokens", f"{saved['consumed_tokens']:,}"),
+            ("steps", f"{step:,} of {config.train_steps:,}"),
+        ]
+    rows += [("validation loss", text) for text in _loss(saved)]
+    rows += [
+        ("sequence", f"{config.model.seq_length:,} tokens"),
+        ("batch", f"{config.batch.global_batch_size:,} sequences"),
+        ("optimizer", _optimizer(config)),
+        ("learning rate", f"{schedule.lr:g}, {schedule.lr_decay_style}"),
+        ("number format", config.precision.dtype + (" by autocast" if config.precision.autocast else "")),
+        ("layout", _layout(config, parallel)),
+        ("devices", _devices(run, config)),
+        ("software", ", ".join(f"{name} {version}" for name, version in saved.get("versions", {}).items())),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _loss(saved: dict[str, Any]) -> list[str]:
+    loss = saved.get("validation_loss")
+    if loss is None or not math.isfinite(loss):
+        return []
+    at = saved.get("evaluated_step")
+    where = "" if at in (None, saved["step"]) else f", measured at step {at:,}"
+    return [f"{loss:.4f} (perplexity {math.exp(min(loss, 700.0)):,.2f}){where}"]
+
+
+def _optimizer(config: RunConfig) -> str:
+    said = config.optimizer.model_dump()
+    return ", ".join(f"{name} {show(value)}" for name, value in said.items() if value is not None)
+
+
+def _layout(config: RunConfig, parallel: Any) -> str:
+    sizes = {
+        "data": parallel.data_parallel_size,
+        "tensor": parallel.tensor_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+        "Ulysses": parallel.ds_sequence_parallel_size,
+    }
+    kinds = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    ranks = amounts.counted(config.world_size, "rank")
+    return ", ".join([ranks, *kinds, f"ZeRO {parallel.zero_stage}"])
+
+
+def _devices(run: RunDir, config: RunConfig) -> str:
+    job = run.newest_job()
+    known = files.read_json(job.environment_json) if job is not None else None
+    if config.resources.device == "gpu":
+        gpus = {gpu["name"] for gpu in (known or {}).get("gpus", [])}
+        named = ", ".join(sorted(gpus)) or config.resources.gpu_type or "GPUs"
+        return f"{config.world_size} x {named}"
+    return str(((known or {}).get("cpu") or {}).get("name") or "CPU")
+
+
+def _data(config: RunConfig) -> str:
+    """The sources of the dataset with their licences, as its manifest has them."""
+    try:
+        manifest = dataset_of(config).manifest()
+    except DataError:
+        manifest = None
+    if manifest is None or not manifest.sources:
+        return "## Data\n\nThe dataset's manifest names no sources: the token files were brought.\n"
+    lines = ["| source | documents | tokens | licence |", "| --- | --- | --- | --- |"]
+    lines += [_source(source) for source in manifest.sources]
+    said = [f"\n{source['attribution']}" for source in manifest.sources if source.get("attribution")]
+    return "\n".join(["## Data\n", *lines, *said, "", _whole(manifest)])
+
+
+def _source(source: dict[str, Any]) -> str:
+    def number(key: str) -> str:
+        return f"{source[key]:,}" if isinstance(source.get(key), int) else ""
+
+    name = source.get("name") or source.get("kind") or ""
+    cells = (name, number("documents"), number("tokens"), source.get("licence") or "not stated")
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def _whole(manifest: DatasetManifest) -> str:
+    return f"Together {manifest.counts['tokens']:,} tokens; sha256 {manifest.dataset_sha256[:12]}.\n"
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    lines = [f"## {title}\n", "| | |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {text} |" for name, text in rows), ""])

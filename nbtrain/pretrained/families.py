@@ -1,0 +1,320 @@
+"""The families of models that are read and written, and what their config.json says of our `model` section.
+
+    family    model_type   what it is
+    GPT-2     gpt2         learned positions, LayerNorm, GELU, biases
+    Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases unless it says so; SmolLM, SmolLM2
+    Mistral   mistral      Llama's, with a sliding window
+    Qwen2     qwen2        Llama's, with biases of query, key and value
+    Qwen3     qwen3        Llama's, with norms of query and key
+    SmolLM3   smollm3      Llama's, with layers that turn no queries
+
+Defaults of missing keys are those of the configuration classes in transformers 5.23.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import display
+from nbtrain.pretrained.keys import Keys
+from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors
+
+# sliding_window of the configuration classes, if it is not said.
+WINDOW = 4096
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models."""
+
+    model_type: str
+    title: str
+    class_name: str
+    """The class of transformers that config.json names."""
+    tensors: Callable[[Sizes], TensorMap]
+    read: Callable[["Family", Keys], "Described"]
+    is_tied: bool = False
+    """tie_word_embeddings if it is not said; so for all below."""
+    rotary_base: float = 10_000.0
+    has_head_dim: bool = False
+    head_dim: int | None = None
+    """None: hidden_size / num_attention_heads."""
+    has_attention_bias: bool = False
+    """Whether config.json says if there are biases."""
+    qkv_bias: bool = False
+    """Query, key and value always have a bias, and nothing else has one."""
+    qk_norm: bool = False
+    windows: str = ""
+    """Which layers may have a sliding window: "all", "some" (layer_types); "" for none."""
+    has_no_rope_layers: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """Its name in our schema."""
+        return "gpt3" if self.model_type == "gpt2" else self.model_type
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a config.json says."""
+
+    family: Family | None
+    """None: a consolidated file by our own names."""
+    fields: dict[str, Any]
+    """Of our `model` section."""
+    vocab_size: int
+    """Rows of the word embedding."""
+    positions: int
+    """Tokens that the model was made for."""
+    notes: list[str] = field(default_factory=list)
+    """What is read and has no meaning here."""
+
+
+def describe(config: dict[str, Any], path: Path) -> Described:
+    """The model of a config.json. Raises CheckpointError, with the key, for what cannot be expressed here."""
+    keys = Keys(config, path)
+    kind = keys.text("model_type")
+    family = FAMILIES.get(kind)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        code = " The folder brings code of its own, which is not run." if config.get("auto_map") else ""
+        raise CheckpointError(
+            f"{display(path)}: model_type = {shortened(kind)}: is no architecture that is read here; these "
+            f"are {known}.{code}"
+        )
+    if config.get("quantization_config"):
+        raise keys.refused(
+            "quantization_config", "quantized weights are not read; get the model in bf16 or fp32"
+        )
+    found = family.read(family, keys)
+    if "auto_map" in config:
+        found.notes.append("auto_map: code in the folder is not run; the architecture is known here.")
+    return found
+
+
+def _read_gpt2(family: Family, keys: Keys) -> Described:
+    hidden, heads = keys.whole("n_embd"), keys.whole("n_head")
+    if hidden % heads:
+        raise keys.refused("n_head", f"must divide n_embd = {hidden}")
+    _one_of(
+        keys, "activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new", "GELU in its tanh form"
+    )
+    keys.must_be(
+        "scale_attn_weights", True, True, "attention weights are scaled by the root of the head size here"
+    )
+    keys.must_be(
+        "scale_attn_by_inverse_layer_idx", False, False, "attention weights have no scale of a layer here"
+    )
+    keys.must_be("add_cross_attention", False, False, "there is no cross attention here")
+    positions = keys.whole("n_positions" if "n_positions" in keys else "n_ctx", 1024)
+    dropout = keys.number("resid_pdrop", 0.1)
+    notes = []
+    if keys.number("embd_pdrop", 0.1) != dropout:
+        notes.append(
+            f"embd_pdrop = {keys.number('embd_pdrop', 0.1):g} and resid_pdrop = {dropout:g}: there is one "
+            "dropout here, hidden_dropout, which takes that of resid_pdrop."
+        )
+    fields = {
+        "architecture": family.architecture,
+        "num_layers": keys.whole("n_layer"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": keys.whole("n_inner", 4 * hidden),
+        "max_position_embeddings": positions,
+        "hidden_dropout": dropout,
+        "attention_dropout": keys.number("attn_pdrop", 0.1),
+        "normalization": "LayerNorm",
+        "norm_epsilon": keys.number("layer_norm_epsilon", 1e-5),
+        "activation": "gelu",
+        "add_bias_linear": True,
+        "position_embedding_type": "learned_absolute",
+        "untie_embeddings_and_output_weights": not keys.flag("tie_word_embeddings", family.is_tied),
+    }
+    return Described(family, fields, keys.whole("vocab_size"), positions, notes)
+
+
+def _read_llama(family: Family, keys: Keys) -> Described:
+    hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    groups = keys.whole("num_key_value_heads", heads)
+    if heads % groups:
+        raise keys.refused("num_key_value_heads", f"must divide num_attention_heads = {heads}")
+    head_size = hidden // heads
+    if family.has_head_dim:
+        head_size = keys.whole("head_dim", family.head_dim or head_size)
+    elif hidden % heads:
+        raise keys.refused("num_attention_heads", f"must divide hidden_size = {hidden}")
+    _one_of(keys, "hidden_act", ("silu", "swish"), "silu", "silu, the gate of SwiGLU")
+    layers, positions = keys.whole("num_hidden_layers"), keys.whole("max_position_embeddings")
+    fields: dict[str, Any] = {
+        "architecture": family.architecture,
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": keys.whole("intermediate_size"),
+        "max_position_embeddings": positions,
+        "hidden_dropout": 0.0,
+        "attention_dropout": keys.number("attention_dropout", 0.0),
+        "normalization": "RMSNorm",
+        "norm_epsilon": keys.number("rms_norm_eps", 1e-6),
+        "activation": "swiglu",
+        "add_bias_linear": _biases(family, keys),
+        "add_qkv_bias": family.qkv_bias,
+        "position_embedding_type": "rope",
+        **_rope(family, keys, positions),
+        **_windows(family, keys, layers),
+        "no_rope_freq": _layers_without_rope(keys, layers) if family.has_no_rope_layers else None,
+        "qk_layernorm": family.qk_norm,
+        "untie_embeddings_and_output_weights": not keys.flag("tie_word_embeddings", family.is_tied),
+    }
+    if groups != heads:
+        fields["num_query_groups"] = groups
+    if head_size * heads != hidden:
+        fields["kv_channels"] = head_size
+    return Described(family, fields, keys.whole("vocab_size"), positions)
+
+
+def _biases(family: Family, keys: Keys) -> bool:
+    """add_bias_linear: whether all linear layers of the blocks have a bias."""
+    attention = family.has_attention_bias and keys.flag("attention_bias", False)
+    mlp = family.has_attention_bias and keys.flag("mlp_bias", False)
+    if attention != mlp:
+        raise keys.refused(
+            "attention_bias",
+            f"with mlp_bias = {str(mlp).lower()}: here either all linear layers have biases or none",
+        )
+    return attention
+
+
+def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
+    """rotary_base and rope_scaling, from rope_parameters or the earlier rope_theta and rope_scaling."""
+    new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
+    base = new.number("rope_theta") if "rope_theta" in new else keys.number("rope_theta", family.rotary_base)
+    for place in (keys, new, old):
+        if place.number("partial_rotary_factor", 1.0) != 1.0:
+            raise place.refused("partial_rotary_factor", "models of this family turn whole heads here")
+    scaling = new if "rope_type" in new else old
+    # The earlier form called it `type`.
+    kind = scaling.text("rope_type" if "rope_type" in scaling else "type", "default")
+    found: dict[str, Any] = {"rotary_base": base, "rope_scaling": None}
+    if kind == "default":
+        return found
+    if kind not in ("linear", "llama3", "yarn"):
+        key = "rope_type" if "rope_type" in scaling else "type"
+        raise scaling.refused(
+            key, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
+        )
+    factor = scaling.number("factor")
+    found["rope_scaling"] = {"kind": kind, "factor": factor}
+    if kind == "llama3":
+        keys_of_kind = ("low_freq_factor", "high_freq_factor")
+        found["rope_scaling"] |= {key: scaling.number(key) for key in keys_of_kind}
+        original = scaling.whole("original_max_position_embeddings")
+        found["rope_scaling"]["original_max_position_embeddings"] = original
+    elif kind == "yarn":
+        for key in ("mscale", "mscale_all_dim"):
+            if key in scaling:
+                raise scaling.refused(
+                    key, "yarn has no such factor here; queries and keys get 0.1 ln(factor) + 1"
+                )
+        usual = 0.1 * math.log(factor) + 1.0
+        if not math.isclose(scaling.number("attention_factor", usual), usual, rel_tol=1e-6):
+            raise scaling.refused("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} here")
+        scaling.must_be("truncate", True, True, "the ramp's bounds are rounded to whole pairs here")
+        # As transformers does without the key.
+        original = scaling.whole("original_max_position_embeddings", positions)
+        found["rope_scaling"] |= {
+            "original_max_position_embeddings": original,
+            "beta_fast": scaling.number("beta_fast", 32.0),
+            "beta_slow": scaling.number("beta_slow", 1.0),
+        }
+    return found
+
+
+def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
+    """window_size, and which layers have the window."""
+    none = {"window_size": None, "window_attn_skip_freq": None}
+    if family.windows == "all":
+        window = None if "sliding_window" in keys.values and "sliding_window" not in keys else WINDOW
+        return {**none, "window_size": window and keys.whole("sliding_window", WINDOW)}
+    if family.windows != "some" or not keys.flag("use_sliding_window", False):
+        return none
+    if family.has_no_rope_layers and "sliding_window" not in keys:  # SmolLM3 has no default
+        return none
+    kinds = keys.values.get("layer_types")
+    if kinds is None:
+        if family.has_no_rope_layers:
+            turning = no_rope_pattern(_layers_without_rope(keys, layers), layers)
+            has = [bool(without) for without in turning]
+        else:
+            has = [index >= keys.whole("max_window_layers", 28) for index in range(layers)]
+    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= set(LAYER_TYPES):
+        has = [kind == "sliding_attention" for kind in kinds]
+    else:
+        raise keys.refused("layer_types", f"must name {' or '.join(LAYER_TYPES)} for each of {layers} layers")
+    if not any(has):
+        return none
+    pattern = None if all(has) else [int(one) for one in has]
+    return {"window_size": keys.whole("sliding_window", WINDOW), "window_attn_skip_freq": pattern}
+
+
+def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
+    """no_rope_freq. In no_rope_layers a 1 is a layer that has rotary positions."""
+    flags = keys.values.get("no_rope_layers")
+    if flags is None:
+        interval = keys.whole("no_rope_layer_interval", 4)
+        return interval if interval <= layers else None
+    if not isinstance(flags, list) or len(flags) < layers or not set(flags) <= {0, 1}:
+        raise keys.refused("no_rope_layers", f"must be a list with a 0 or a 1 for each of {layers} layers")
+    without = [1 - flag for flag in flags[:layers]]
+    return without if any(without) else None
+
+
+def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]:
+    """no_rope_freq as a list: a 1 for each layer without rotary positions."""
+    if isinstance(frequency, list):
+        return frequency
+    return [int(frequency is not None and (layer + 1) % frequency == 0) for layer in range(layers)]
+
+
+def _one_of(keys: Keys, key: str, allowed: tuple[str, ...], default: str, words: str) -> None:
+    if keys.text(key, default) not in allowed:
+        raise keys.refused(key, f"a model of this kind has {words} here")
+
+
+def _like_llama(model_type: str, title: str, **kinds: Any) -> Family:
+    return Family(model_type, title, f"{title}ForCausalLM", llama_tensors, _read_llama, **kinds)
+
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family("gpt2", "GPT-2", "GPT2LMHeadModel", gpt2_tensors, _read_gpt2, is_tied=True),
+        _like_llama("llama", "Llama", has_head_dim=True, has_attention_bias=True),
+        _like_llama("mistral", "Mistral", has_head_dim=True, windows="all"),
+        _like_llama("qwen2", "Qwen2", qkv_bias=True, windows="some"),
+        _like_llama(
+            "qwen3",
+            "Qwen3",
+            has_head_dim=True,
+            head_dim=128,
+            has_attention_bias=True,
+            qk_norm=True,
+            windows="some",
+        ),
+        _like_llama(
+            "smollm3",
+            "SmolLM3",
+            is_tied=True,
+            rotary_base=2_000_000.0,
+            has_attention_bias=True,
+            windows="some",
+            has_no_rope_layers=True,
+        ),
+    )
+}

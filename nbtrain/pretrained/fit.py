@@ -1,0 +1,91 @@
+"""Whether the weights of a folder fit a run: its `model` section and vocabulary beside the folder's."""
+
+from typing import Any, NamedTuple
+
+from nbtrain.base.workspace import resolve
+from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
+
+# Without these the weights would mean another function, or none.
+BOUND = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "resolved_num_query_groups",
+    "resolved_kv_channels",
+    "qk_layernorm",
+    "layers_without_rope",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "resolved_ffn_hidden_size",
+    "activation",
+    "add_bias_linear",
+    "normalization",
+    "norm_epsilon",
+    "position_embedding_type",
+    "untie_embeddings_and_output_weights",
+)
+# {what a run may change on purpose, to train on longer sequences: what that means}
+REPORTED = {
+    "rotary_base": "positions turn heads by other angles than in the earlier training",
+    "rope_scaling": "positions turn heads by other angles than in the earlier training",
+    "windows": "queries see other tokens than in the earlier training",
+}
+# {a property of the section: the field that decides it}
+FIELD_OF = {"layers_without_rope": "no_rope_freq", "windows": "window_size"}
+
+
+class Fit(NamedTuple):
+    """What differs between a folder and a run."""
+
+    problems: list[tuple[str, str]]
+    """(key of the run, what is wrong with it)."""
+    notes: list[str]
+    """What the run changes and may change."""
+
+
+def open_initial(config: RunConfig) -> PretrainedModel:
+    """The folder that `init_from` names. Raises CheckpointError if it cannot be used."""
+    assert config.init_from is not None
+    return open_model(resolve(config.init_from))
+
+
+def fit(model: PretrainedModel, config: RunConfig) -> Fit:
+    """Compare a folder with a run."""
+    theirs, ours = model_section(model.described, model.path), config.model
+    found = Fit([], [])
+    bound = list(BOUND)
+    if theirs.position_embedding_type == "learned_absolute":
+        bound.append("resolved_max_position_embeddings")
+    if not theirs.add_bias_linear:
+        bound.append("add_qkv_bias")
+    for name in bound:
+        if (wanted := getattr(theirs, name)) != (has := getattr(ours, name)):
+            key = f"model.{FIELD_OF.get(name, name.removeprefix('resolved_'))}"
+            found.problems.append(
+                (key, f"is {show(has)} in the run and {show(wanted)} in {config.init_from}")
+            )
+    for name, meaning in REPORTED.items():
+        if (wanted := _plain(theirs, name)) != (has := _plain(ours, name)):
+            found.notes.append(
+                f"model.{FIELD_OF.get(name, name)} is {show(has)} in the run and {show(wanted)} in "
+                f"{config.init_from}: {meaning}."
+            )
+    rows, vocab_size = model.described.vocab_size, config.tokenizer.vocab_size
+    if vocab_size > rows:
+        found.notes.append(
+            f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "
+            "the mean of the old ones."
+        )
+    elif vocab_size < rows:
+        found.notes.append(
+            f"the vocabulary shrinks from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): the last "
+            f"{rows - vocab_size:,} rows are left out."
+        )
+    return found
+
+
+def _plain(model: ModelConfig, name: str) -> Any:
+    value = getattr(model, name)
+    return value.model_dump() if name == "rope_scaling" and value is not None else value

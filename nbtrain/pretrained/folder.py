@@ -1,0 +1,171 @@
+"""A model's folder, opened: config.json, and the tensors of its safetensors files by their heads.
+
+    config.json                                     what the model is
+    model.safetensors                               its tensors, or
+    model.safetensors.index.json                    which file has which tensor, of
+    model-00001-of-00005.safetensors, ...           several files
+    generation_config.json                          ids that begin and end a text (may be missing)
+
+One file by our own names, as `nbtrain export --to consolidated` writes it, is opened too: what config.json
+says elsewhere stands in its metadata. Nothing is unpickled and no code of a folder is run.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.amounts import counted
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.pretrained.header import Header, Tensor, read_header
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# The key of a consolidated file's metadata that says what the model is.
+OWN = "nbtrain"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What a folder, or one consolidated file, holds."""
+
+    path: Path
+    config: dict[str, Any]
+    """config.json; of a consolidated file, what its metadata says."""
+    tensors: Mapping[str, Tensor]
+    is_own: bool = False
+    """A consolidated file by our own names."""
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    headers: tuple[Header, ...] = ()
+    index: bytes = b""
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.tensors.values())
+
+    @property
+    def shards(self) -> list[Path]:
+        return sorted({tensor.path for tensor in self.tensors.values()})
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of config.json, the index and the heads of all files: names, formats and places of tensors."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        digest.update(self.index)
+        for header in self.headers:
+            digest.update(header.content)
+        return digest.hexdigest()
+
+
+def open_folder(path: Path) -> ModelFolder:
+    """Open a folder or a consolidated file. Raises CheckpointError, in one sentence, if it cannot be used."""
+    if path.is_file() and path.suffix == SUFFIX:
+        return _open_consolidated(path)
+    if path.is_file():
+        raise CheckpointError(
+            f"{display(path)}: is a file. Name the folder that holds {CONFIG} and the safetensors files, or "
+            f"a {SUFFIX} that `nbtrain export --to consolidated` has written."
+        )
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{display(path)}: no such folder. Name one with {CONFIG} and safetensors files."
+        )
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"{display(path)}: holds no {CONFIG}, so that nothing says what the model is. Name a folder as "
+            "`save_pretrained` of transformers writes it."
+        )
+    config = _read_object(path / CONFIG)
+    generation = path / GENERATION_CONFIG
+    found = _read_object(generation) if generation.is_file() else {}
+    if (path / INDEX).is_file():
+        tensors, headers, index = _open_shards(path)
+        return ModelFolder(path, config, tensors, False, found, headers, index)
+    header = read_header(_single_file(path))
+    return ModelFolder(path, config, header.tensors, False, found, (header,))
+
+
+def _open_consolidated(path: Path) -> ModelFolder:
+    header = read_header(path)
+    try:
+        described = json.loads(header.metadata[OWN])
+    except (KeyError, ValueError, TypeError):
+        raise CheckpointError(
+            f"{display(path)}: its metadata does not say what the model is. Name the folder with its "
+            f"{CONFIG}; of single files those of `nbtrain export --to consolidated` are read."
+        ) from None
+    return ModelFolder(path, described, header.tensors, True, {}, (header,))
+
+
+def _single_file(path: Path) -> Path:
+    """The one safetensors file of a folder without an index."""
+    if (path / SINGLE).is_file():
+        return path / SINGLE
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise CheckpointError(
+            f"{display(path)}: holds {len(files)} safetensors files ({files[0].name}, ...) and no {INDEX}, "
+            "so that some may be missing. Download the folder again."
+        )
+    if pickles := sorted(one.name for pattern in PICKLES for one in path.glob(pattern)):
+        raise CheckpointError(
+            f"{display(path)}: holds its weights as a pickle ({pickles[0]}), which can run code when it is "
+            "loaded, and is not read. Get the safetensors files of the model, or convert it where you trust "
+            "it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
+        )
+    raise CheckpointError(f"{display(path)}: holds no safetensors file. Download the folder again.")
+
+
+def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], bytes]:
+    """All tensors of an index. Raises CheckpointError if the index and the files do not agree."""
+    where = display(path / INDEX)
+    again = "Download the folder again."
+    placed = _read_object(path / INDEX).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise CheckpointError(
+            f"{where}: has no weight_map, which says which file holds which tensor. {again}"
+        )
+    names = sorted(set(placed.values()))
+    # An index decides which files are read: none outside of its folder.
+    if strange := next((name for name in names if Path(name).name != name), None):
+        raise CheckpointError(f"{where}: names the file {strange!r}, which is not in its folder. {again}")
+    if missing := [name for name in names if not (path / name).is_file()]:
+        raise CheckpointError(
+            f"{display(path)}: {counted(len(missing), 'file')} of {len(names)} that {INDEX} names "
+            f"{'is' if len(missing) == 1 else 'are'} missing, first {missing[0]}. {again}"
+        )
+    headers = {name: read_header(path / name) for name in names}
+    tensors: dict[str, Tensor] = {}
+    for tensor, name in placed.items():
+        if tensor not in headers[name].tensors:
+            raise CheckpointError(
+                f"{where}: says that {name} holds {tensor}, and {name} does not hold it. {again}"
+            )
+        tensors[tensor] = headers[name].tensors[tensor]
+    for name, header in headers.items():
+        for tensor in header.tensors:
+            if placed.get(tensor) != name:
+                says = placed.get(tensor)
+                what = f"says that it is in {says}" if says else "does not name it"
+                raise CheckpointError(f"{where}: {name} holds {tensor}, and the index {what}. {again}")
+    return tensors, tuple(headers.values()), (path / INDEX).read_bytes()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{display(path)}: cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{display(path)}: is no JSON object.")
+    return value

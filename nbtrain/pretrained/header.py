@@ -1,0 +1,117 @@
+"""The head of a safetensors file: which tensors it holds, in which format, and where. Nothing else is read.
+
+    u64, little endian: bytes of the JSON | JSON {name: {dtype, shape, data_offsets}, __metadata__} | data
+
+The data of all tensors lies end to end, so that a file which is cut off, or one with something in between, is
+known by its size alone. Source: the format's description in the repository huggingface/safetensors.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.amounts import size
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+
+# The limit of the safetensors library; a longer "head" is another kind of file.
+MOST_HEAD_BYTES = 100_000_000
+ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a safetensors file."""
+
+    name: str
+    dtype: str
+    """As the format spells it: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    path: Path
+    begin: int
+    """Offset of its first byte in the file."""
+    end: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The head of one file."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    content: bytes
+    """The JSON itself, for a hash."""
+
+
+def read_header(path: Path) -> Header:
+    """The head of a safetensors file. Raises CheckpointError if the file is none, or is not whole."""
+    try:
+        length = path.stat().st_size
+        with path.open("rb") as stream:
+            count = int.from_bytes(stream.read(8), "little")
+            content = stream.read(count) if count <= MOST_HEAD_BYTES else b""
+    except OSError as error:
+        raise CheckpointError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+    if length < 8 or count > MOST_HEAD_BYTES:
+        raise _damaged(path, "is no safetensors file: it does not begin with the length of a head")
+    if len(content) < count:
+        raise _damaged(path, f"is cut off: {size(length)} are there, and its head alone has {size(count)}")
+    try:
+        described = json.loads(content)
+        metadata = described.pop(METADATA, None) or {}
+        tensors = {name: _tensor(path, name, entry, 8 + count) for name, entry in described.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _damaged(path, "is no safetensors file: its head is not the JSON of one") from None
+    _check_data(path, list(tensors.values()), 8 + count, length)
+    return Header(tensors, metadata, content)
+
+
+def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    dtype = entry["dtype"]
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(name)
+    tensor = Tensor(name, str(dtype), shape, path, start + begin, start + end)
+    wanted = ITEM_BYTES.get(tensor.dtype)
+    if wanted is not None and tensor.bytes != wanted * tensor.count:
+        raise _damaged(
+            path,
+            f"is damaged: its head gives {name} {tensor.bytes:,} bytes, and {dtype} {list(shape)} has "
+            f"{wanted * tensor.count:,}",
+        )
+    return tensor
+
+
+def _check_data(path: Path, tensors: list[Tensor], start: int, length: int) -> None:
+    reached = start
+    for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
+        if tensor.begin != reached:
+            raise _damaged(
+                path, f"is damaged: by its head, {tensor.name} does not follow the tensor before it"
+            )
+        reached = tensor.end
+    if length < reached:
+        raise _damaged(path, f"is cut off: {size(length)} are there, and its head says {size(reached)}")
+    if length > reached:
+        raise _damaged(path, f"is damaged: {length - reached:,} bytes follow its last tensor")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{display(path)}: {what}. Download or copy it again.")

@@ -1,0 +1,74 @@
+"""The values of a config.json, each checked where it is read; a wrong one is refused with its key and its
+value."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import display
+
+
+class Keys:
+    """A config.json, or an object in it; `place` names it in messages."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
+        self.values = values
+        self.path = path
+        self.inside = inside
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a key has a value that is not null."""
+        return self.values.get(key) is not None
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refused(key, "must be a whole number of at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number of at least 0."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self.refused(key, "must be a number of at least 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.refused(key, "must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.refused(key, "must be text")
+        return value
+
+    def object(self, key: str) -> "Keys":
+        """An object inside; an empty one if there is none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.refused(key, "must be an object")
+        return Keys(value or {}, self.path, f"{self.inside}{key}.")
+
+    def must_be(self, key: str, allowed: Any, default: Any, why: str) -> None:
+        """Raises CheckpointError unless a key has its one value that the model here can have."""
+        if self.values.get(key, default) not in (allowed, None):
+            raise self.refused(key, why)
+
+    def refused(self, key: str, rule: str) -> CheckpointError:
+        """The error for a value: where, what was found, `rule`."""
+        found = shortened(repr(self.values.get(key)))
+        return CheckpointError(f"{display(self.path)}: {self.inside}{key} = {found}: {rule}.")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise CheckpointError(f"{display(self.path)}: has no {self.inside}{key}, which the model needs.")
+        return value

@@ -1,0 +1,159 @@
+"""A folder whose model is known: which tensor of which file is which part of which parameter, all checked.
+
+    open_model(path)      config.json, index and heads agree with each other and with the architecture
+    model.map             canonical names, pieces (tensors.py)
+    model.tensors         {name in the map: where it lies}
+
+Everything here reads a few kilobytes of each file. What only the data shows (NaN, a tied output that differs)
+is in values.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nbtrain.base.amounts import counted
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import ModelConfig
+from nbtrain.pretrained.families import Described, Family, describe
+from nbtrain.pretrained.folder import CONFIG, ModelFolder, open_folder
+from nbtrain.pretrained.header import Tensor
+from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.tensors import OUTPUT, TensorMap, own_tensors
+from nbtrain.pretrained.written import OWN_SCHEMA
+
+# Formats whose numbers are all numbers of fp32 too, so that masters hold them as they are.
+READ = ("F32", "BF16", "F16")
+# Buffers that older files hold and that no model reads: causal masks of GPT-2, angles of Llama.
+NOT_READ = re.compile(r"(^|\.)(attn\.(masked_)?bias|self_attn\.rotary_emb\.inv_freq)$")
+GPT2_ROOT = "transformer."
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """A folder, what it describes, and where each parameter lies in it."""
+
+    folder: ModelFolder
+    described: Described
+    map: TensorMap
+    tensors: dict[str, Tensor]
+    """{name in the map: the tensor}."""
+    twin: Tensor | None = None
+    """An output matrix beside the word embedding that it is tied to; it must have the same values."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def title(self) -> str:
+        """ "Llama"; of a consolidated file "nbtrain"."""
+        return self.described.family.title if self.described.family is not None else "nbtrain"
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The formats of its tensors, as safetensors spells them."""
+        return sorted({tensor.dtype for tensor in self.tensors.values()})
+
+    @property
+    def count(self) -> int:
+        """How many parameters it has."""
+        return sum(tensor.count for tensor in self.tensors.values())
+
+
+def open_model(path: Path) -> PretrainedModel:
+    """Open a folder or a consolidated file, and check it. Raises CheckpointError in one sentence."""
+    folder = open_folder(path)
+    described = _describe_own(folder) if folder.is_own else describe(folder.config, folder.path / CONFIG)
+    sizes = Sizes.of(model_section(described, folder.path), described.vocab_size)
+    known = own_tensors(sizes) if described.family is None else described.family.tensors(sizes)
+    found = _named(folder.tensors, described.family)
+    twin = found.pop(OUTPUT, None) if sizes.is_tied else None
+    _compare(folder.path, known.tensors, found)
+    for tensor in (*found.values(), *([twin] if twin is not None else [])):
+        if tensor.dtype not in READ:
+            raise CheckpointError(
+                f"{display(tensor.path)}: {tensor.name} has the format {tensor.dtype}, which is not read; "
+                f"{', '.join(READ)} are. Get the model in one of them."
+            )
+    return PretrainedModel(folder, described, known, found, twin)
+
+
+def model_section(described: Described, path: Path) -> ModelConfig:
+    """The fields as a `model` section. Raises CheckpointError for one that cannot be."""
+    fields = described.fields
+    if unknown := [name for name in fields if name not in ModelConfig.model_fields]:
+        raise CheckpointError(
+            f"{display(path)}: its model needs {unknown[0]} = {fields[unknown[0]]!r}, which models here do "
+            "not have."
+        )
+    try:
+        return ModelConfig(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{display(path)}: {name} = {first['input']!r}: {first['msg']}.") from None
+
+
+def _describe_own(folder: ModelFolder) -> Described:
+    """What the metadata of a consolidated file says."""
+    said: dict[str, Any] = folder.config
+    try:
+        fields, vocab_size = dict(said["model"]), said["vocab_size"]
+        if said["schema_version"] != OWN_SCHEMA or not isinstance(vocab_size, int):
+            raise ValueError
+        return Described(None, fields, vocab_size, fields["max_position_embeddings"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{display(folder.path)}: its metadata is not what this nbtrain writes (schema_version "
+            f"{OWN_SCHEMA}). Export the run again with the nbtrain that is to read it."
+        ) from None
+
+
+def _named(tensors: Mapping[str, Tensor], family: Family | None) -> dict[str, Tensor]:
+    """Tensors by the names of the map: buffers left out, GPT-2's with the prefix that some files lack."""
+    found = {}
+    for name, tensor in tensors.items():
+        if NOT_READ.search(name):
+            continue
+        if (
+            family is not None
+            and family.model_type == "gpt2"
+            and not name.startswith((GPT2_ROOT, "lm_head."))
+        ):
+            name = GPT2_ROOT + name
+        found[name] = tensor
+    return found
+
+
+def _compare(path: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
+    """Raises CheckpointError for tensors that are missing, not known, or of another shape."""
+    where = display(path)
+    if missing := [name for name in wanted if name not in found]:
+        what = _some(missing, "is missing", "are missing")
+        raise CheckpointError(
+            f"{where}: {what}. A model of its {CONFIG} has {counted(len(wanted), 'tensor')}; the rest would "
+            "be random numbers. Download the folder again."
+        )
+    if extra := [name for name in found if name not in wanted]:
+        what = _some(extra, "is no part of the model", "are no parts of the model")
+        raise CheckpointError(
+            f"{where}: {what} that its {CONFIG} describes, and would be lost. Is it the right {CONFIG}?"
+        )
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise CheckpointError(
+                f"{where}: {name} has the shape {list(found[name].shape)}, and {list(shape)} by its "
+                f"{CONFIG}. Download the folder again."
+            )
+
+
+def _some(names: list[str], one: str, several: str) -> str:
+    if len(names) == 1:
+        return f"{names[0]} {one}"
+    return f"{len(names)} tensors {several}, first {names[0]}"

@@ -1,0 +1,63 @@
+"""What only the data of a folder shows: numbers that are none, and a tied output that is another matrix.
+
+Every byte is read once, in pieces, without torch: NaN and Inf are the numbers whose exponent has all bits
+set.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.pretrained.header import Tensor
+from nbtrain.pretrained.model import PretrainedModel
+from nbtrain.pretrained.tensors import OUTPUT
+
+PIECE_BYTES = 64 << 20
+# {format: (unsigned numbers of its size, the bits of its exponent)}
+EXPONENTS = {"F32": ("<u4", 0x7F80_0000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
+
+
+def check_values(model: PretrainedModel) -> Iterator[int]:
+    """Read all data; yields the bytes of each piece. Raises CheckpointError at the first wrong tensor."""
+    for name, tensor in model.tensors.items():
+        kind, exponent = EXPONENTS[tensor.dtype]
+        bits = np.dtype(kind).type(exponent)
+        for piece in _pieces(tensor, kind):
+            if bool(((piece & bits) == bits).any()):
+                raise CheckpointError(
+                    f"{display(tensor.path)}: {name} holds NaN or Inf, and a model that starts from it would "
+                    "have no loss. Get another copy of the model."
+                )
+            yield piece.nbytes
+    if model.twin is not None:
+        yield from _check_twin(model, model.twin)
+
+
+def _check_twin(model: PretrainedModel, twin: Tensor) -> Iterator[int]:
+    words = model.tensors[model.map.pieces["word_embeddings.weight"][0].tensor]
+    kind = EXPONENTS[twin.dtype][0]
+    same = twin.dtype == words.dtype and twin.shape == words.shape
+    for ours, theirs in zip(_pieces(words, kind), _pieces(twin, kind)) if same else ():
+        same = same and bool(np.array_equal(ours, theirs))
+        yield theirs.nbytes
+    if not same:
+        raise CheckpointError(
+            f"{display(twin.path)}: {OUTPUT} is another matrix than the word embedding, and config.json says "
+            "that they are tied. Set tie_word_embeddings to false in config.json if the output has a matrix "
+            "of its own."
+        )
+
+
+def _pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
+    size = np.dtype(kind).itemsize
+    with tensor.path.open("rb") as stream:
+        stream.seek(tensor.begin)
+        left = tensor.bytes
+        while left:
+            content = stream.read(min(left, PIECE_BYTES // size * size))
+            if not content:
+                raise CheckpointError(f"{display(tensor.path)}: is shorter now than when it was opened.")
+            left -= len(content)
+            yield np.frombuffer(content, kind)

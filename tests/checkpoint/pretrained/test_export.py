@@ -1,0 +1,246 @@
+"""Exported folders: transformers loads them, with our logits and our greedy text, from any layout."""
+
+import json
+
+import pytest
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
+from nbtrain.checkpoint.pretrained.plain import PlainModel
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.inference.decode import generate_tokens
+from nbtrain.inference.sampling import Sampling
+from nbtrain.jobs import export_model as exporting
+from nbtrain.jobs.export_model import export_model
+from nbtrain.model.gpt import build_model
+from tests.dataset.dataset_maker import make_tokenizer
+from tests.train import launch
+from tests.train.layouts import HALF, Place, layout
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the cat sat on the mat and the dog sat on the log " * 3, "a text of other words, with numbers 123"]
+PROMPT = "the cat sat"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, fork_server):
+    """Runs on a dataset whose tokenizer is there."""
+    pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("it's an export")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(root))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        launch.make_dataset(root / "data")
+        tokenizer = make_tokenizer("test", TEXTS, 300)
+        manifest = root / "data" / "dataset" / "test" / "manifest.json"
+        files.write_json(manifest, {**files.read_json(manifest), "tokenizer_sha256": tokenizer.sha256})
+        yield Place(root, root / "data", fork_server)
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    """The GPU side answers in this process, which has torch already."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(place.root))
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+
+
+def theirs_of(folder):
+    """The model as transformers loads it, with nothing missing and nothing left over."""
+    import transformers
+
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return model.eval()
+
+
+def ours_of(run, dtype=torch.float32, masters=False):
+    """The model as it generates text, in fp32."""
+    config = load_resolved(run.config_yaml)
+    model = build_model(config).eval()
+    weights = load_model_weights(run.path, masters=masters, padded_vocab_size=config.padded_vocab_size)
+    model.load_state_dict({name: weight.to(dtype).float() for name, weight in weights.items()})
+    return model
+
+
+EXPORTS = ["t2 p2 z1", "d2 z3 llama", "t2 z1 bf16 llama"]
+MORE = ["z0", "d2 z2", "s2 z2 llama", "p2 z1 bf16", "d2 t2 z3 llama", "z1 fp16 llama"]
+
+
+@pytest.mark.parametrize(
+    "words", [*EXPORTS, *(pytest.param(words, marks=pytest.mark.soak) for words in MORE)]
+)
+def test_transformers_gives_our_logits_and_our_text(words, place, tmp_path):
+    """From a checkpoint of any layout, without its padding rows."""
+    run, folder = place.source(words), tmp_path / "exported"
+    exported = export_model(run, folder)
+    theirs, ours = theirs_of(folder), ours_of(run)
+    assert theirs.config.vocab_size == launch.VOCAB_SIZE and exported.step == HALF
+    assert theirs.dtype == CheckpointStore(run.checkpoint(HALF)).dtype
+    theirs = theirs.float()
+    tokens = torch.randint(launch.VOCAB_SIZE, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = theirs(tokens).logits, ours(tokens)[..., : launch.VOCAB_SIZE]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
+    greedy = list(generate_tokens(ours, prompt[0].tolist(), Sampling(0.0, 0, 1.0), 12, launch.VOCAB_SIZE, 0))
+    generated = theirs.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :].tolist()
+    assert generated[: len(greedy)] == greedy
+    assert tokenizer.decode(greedy) == make_tokenizer("test", TEXTS).decode(greedy)
+
+
+def test_masters_are_exported_in_fp32(place, tmp_path):
+    """Of a run in bf16: `dtype` says which of the two."""
+    run = place.source("t2 z1 bf16 llama")
+    exported = export_model(run, tmp_path / "masters", dtype="fp32", max_shard_bytes=100_000)
+    theirs = theirs_of(tmp_path / "masters")
+    assert theirs.dtype == torch.float32 and exported.dtype == "fp32"
+    assert len(list((tmp_path / "masters").glob("model-*.safetensors"))) > 1
+    tokens = torch.randint(launch.VOCAB_SIZE, (2, 32), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = ours_of(run, masters=True)(tokens)[..., : launch.VOCAB_SIZE]
+        torch.testing.assert_close(theirs(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_folder_says_what_it_is(place, tmp_path):
+    """Everything that a reader looks for; the licence is left to the user."""
+    run, folder = place.source("d2 z3 llama"), tmp_path / "exported"
+    export_model(run, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    assert config["rope_scaling"] is None and config["tie_word_embeddings"] is False
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+    assert config["eos_token_id"] == config["bos_token_id"] == config["pad_token_id"] == 0
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    assert json.loads((folder / "generation_config.json").read_text()) == ids
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert tokenizer["eos_token"] == "<|endoftext|>" and tokenizer["model_max_length"] == 32
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n") and "\n# license: choose one" in card
+    for words in ("| tokens | 512 |", "| steps | 2 of 2 |", "| layout | 2 ranks, data 2, ZeRO 3 |"):
+        assert words in card
+    assert str(place.root) not in card
+    gpt2 = place.source("t2 p2 z1")
+    export_model(gpt2, tmp_path / "gpt2")
+    config = json.loads((tmp_path / "gpt2" / "config.json").read_text())
+    assert config["n_ctx"] == config["n_positions"] == 32 and config["tie_word_embeddings"] is True
+
+
+def test_the_gpu_side_writes_it_as_a_process(place, tmp_path, monkeypatch):
+    """As a user's call does; its errors come back with their words, and nothing is left."""
+    from nbtrain.jobs.gpu_side import stream
+
+    monkeypatch.setattr(exporting, "stream", stream)
+    run = place.source("d2 z3 llama")
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        export_model(run, tmp_path / "exported", step=77)
+    assert list(tmp_path.iterdir()) == []
+    exported = export_model(run, tmp_path / "exported")
+    assert exported.difference < 1e-5 and "its logits are the run's to" in str(exported)
+
+
+def _wrong_config(**changes):
+    """PlainModel that reads config.json with another value."""
+    plain = PlainModel.__init__
+
+    def spoiled(self, folder):
+        plain(self, folder)
+        for key, value in changes.items():
+            place = self.config["rope_parameters"] if key == "rope_theta" else self.config
+            place[key] = value
+
+    return "__init__", spoiled
+
+
+def _swapped(one, other):
+    """PlainModel that takes two tensors for each other."""
+    get = PlainModel.get
+
+    def spoiled(self, name):
+        return get(self, name.replace(one, other) if one in name else name.replace(other, one))
+
+    return "get", spoiled
+
+
+WRONG = {
+    "epsilon": lambda: _wrong_config(rms_norm_eps=1e-5),
+    "angles": lambda: _wrong_config(rope_theta=100.0),
+    "gate": lambda: _swapped("mlp.gate_proj", "mlp.up_proj"),
+    "packed": lambda: _swapped("self_attn.q_proj", "self_attn.k_proj"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_was_written_wrong_is_not_kept(what, place, tmp_path, monkeypatch):
+    """What a reader would take for a model, which babbles: the logits tell, and nothing is left."""
+    run = place.source("d2 z3 llama")
+    monkeypatch.setattr(PlainModel, *WRONG[what]())
+    with pytest.raises(CheckpointError, match=r"has other logits than the run: .*they part at"):
+        export_model(run, tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = [
+    (
+        {"model.activation": "squared_relu"},
+        "model.activation = squared_relu: no model of Hugging Face that is",
+    ),
+    (
+        {"model.rotary_percent": 0.5},
+        "model.rotary_percent = 0.5: no model of Hugging Face that is written here has",
+    ),
+    ({"model.normalization": "LayerNorm"}, "model.normalization = LayerNorm: no model of Hugging Face"),
+]
+
+
+@pytest.mark.parametrize("changes, said", REFUSED, ids=[next(iter(changes)) for changes, _ in REFUSED])
+def test_a_model_that_no_family_has_is_refused(changes, said, place, tmp_path):
+    """With the field, its value and what to do, before anything is written."""
+    run = launch.make_run(tmp_path, {**layout("z1 llama")[1], **changes})
+    with pytest.raises(ConfigError) as refused:
+        export_model(run, tmp_path / "exported")
+    assert said in str(refused.value) and "--to consolidated, which holds every model" in str(refused.value)
+    assert not (tmp_path / "exported").exists()
+
+
+def test_nothing_is_written_over(place, tmp_path):
+    run = place.source("d2 z3 llama")
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    (folder / "mine").write_text("x")
+    with pytest.raises(CheckpointError, match="is there already, and is not written over"):
+        export_model(run, folder)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot be written: "):
+        export_model(run, tmp_path / "file" / "folder")
+
+
+def test_what_a_killed_export_left_is_removed(place, tmp_path):
+    """Another export that still writes is left alone: it holds its folder's lock."""
+    (tmp_path / ".exported.dead.tmp").mkdir()
+    export_model(place.source("d2 z3 llama"), tmp_path / "exported")
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_another_tokenizer_is_refused(place, tmp_path):
+    run = place.source("d2 z3 llama")
+    config = load_resolved(run.config_yaml)
+    make_tokenizer("other", ["quite another text"])
+    changed = config.model_copy(update={"tokenizer": config.tokenizer.model_copy(update={"name": "other"})})
+    before = run.config_yaml.read_text()
+    files.write_text(run.config_yaml, to_yaml(changed))
+    try:
+        with pytest.raises(DataError, match="but this run was trained with"):
+            export_model(run, tmp_path / "exported")
+    finally:
+        files.write_text(run.config_yaml, before)
+    assert list(tmp_path.iterdir()) == []

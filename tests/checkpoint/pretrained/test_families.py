@@ -1,0 +1,136 @@
+"""Every family: what transformers writes is read exactly, and what is written again is what it wrote."""
+
+import json
+
+import pytest
+import torch
+
+from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.export import write_folder
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.load import load
+from nbtrain.model.gpt import build_model
+from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.values import check_values
+from nbtrain.pretrained.written import config_json, family_of
+from tests.pretrained import made
+from tests.train import launch
+
+pytestmark = pytest.mark.slow
+
+
+def run_of(folder, tmp_path, **changes):
+    """The run of a folder, in fp32."""
+    model = open_model(folder)
+    source = tmp_path / "tiny.yaml"
+    source.write_text(launch.TINY)
+    fields = {f"model.{key}": value for key, value in model.described.fields.items()}
+    sizes = {"tokenizer.vocab_size": model.described.vocab_size, "init_from": str(folder)}
+    return model, load(str(source), {**fields, **sizes, **changes})
+
+
+def tokens_of(vocab_size):
+    return torch.randint(vocab_size, (2, 36), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("kind", made.KINDS)
+def test_a_family_is_read_and_written_exactly(kind, tmp_path):
+    """Logits to 1e-5 of transformers, in fp32; then the same bytes, and the same logits from our
+    config.json."""
+    pytest.importorskip("transformers")
+    folder, again = tmp_path / "theirs", tmp_path / "ours"
+    theirs = made.write_model(folder, kind)
+    model, config = run_of(folder, tmp_path, **{"model.seq_length": 36})
+    assert sum(check_values(model)) == model.folder.bytes
+    assert fit(model, config) == ([], [])
+    vocab_size = model.described.vocab_size
+    read, ours = FolderWeights(model, vocab_size), build_model(config).eval()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            found = read.read(name, rows=parameter.shape[0])
+            parameter.view(-1)[: len(found)].copy_(found)
+        tokens = tokens_of(vocab_size)
+        expected = theirs(tokens).logits
+        torch.testing.assert_close(ours(tokens)[..., :vocab_size], expected, rtol=1e-5, atol=2e-5)
+    assert family_of(config).model_type == made.KINDS[kind][0] or kind == "llama-odd"
+    again.mkdir()
+    ids = {key: model.folder.config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (again / "config.json").write_text(json.dumps(config_json(config, "fp32", ids, vocab_size)))
+    weights = WholeWeights(read)
+    list(write_folder(weights, config, again, 10**9))
+    assert list(compare(again, weights, config))[-1] < 1e-5
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    written, told = type(theirs).from_pretrained(again, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    with torch.no_grad():
+        assert torch.equal(written(tokens).logits, expected)
+    # What config.json means is the same again.
+    described = open_model(again).described
+    assert described.fields == model.described.fields and described.vocab_size == vocab_size
+    _same_config(written.config, theirs.config)
+
+
+def _same_config(ours, theirs):
+    """Every key of the class has the same value, but for those that say nothing about the arithmetic."""
+    said = {
+        "architectures",
+        "_name_or_path",
+        "initializer_range",
+        "transformers_version",
+        "dtype",
+        "use_cache",
+    }
+    ours, theirs = ours.to_dict(), theirs.to_dict()
+    differing = {key for key in theirs if ours.get(key) != theirs[key]} - said
+    # Without a window its layers are not looked at, and 4h is written as a number.
+    assert differing <= {"max_window_layers", "n_inner", "no_rope_layer_interval"}, differing
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_shards_in_16_bits_are_written_as_they_were(dtype, tmp_path):
+    """Index included: tensors in transformers' order, shared out as it shares them out."""
+    pytest.importorskip("transformers")
+    folder, again = tmp_path / "theirs", tmp_path / "ours"
+    made.write_model(folder, "qwen3", dtype, max_shard_size=40_000)
+    model, config = run_of(folder, tmp_path)
+    again.mkdir()
+    weights = WholeWeights(FolderWeights(model, model.described.vocab_size))
+    assert weights.dtype == dtype
+    list(write_folder(weights, config, again, 40_000))
+    names = sorted(path.name for path in folder.glob("model*"))
+    assert len(names) > 4 and names == sorted(path.name for path in again.iterdir())
+    for name in names:
+        assert (again / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_gpt2_without_its_prefix_and_with_masks(tmp_path):
+    """As the files of the first GPT-2 are: `h.0...`, with causal masks among the tensors."""
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file, save_file
+
+    made.write_model(tmp_path, "gpt2")
+    path = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 40, 40) for layer in range(4)}
+    save_file(tensors, path)
+    model = open_model(tmp_path)
+    read = FolderWeights(model, made.VOCAB_SIZE).read("layers.2.mlp.dense_4h_to_h.weight")
+    assert torch.equal(read, tensors["h.2.mlp.c_proj.weight"].T.flatten())
+
+
+def test_llama_s_configuration_refuses_some_heads_and_mistral_s_does_not(tmp_path):
+    """Head sizes of their own with heads that do not divide the width: the same arithmetic, by another
+    name."""
+    transformers = pytest.importorskip("transformers")
+    odd = {"model.num_attention_heads": 5, "model.kv_channels": 8, "model.num_query_groups": None}
+    made.write_model(tmp_path, "llama")
+    _, config = run_of(tmp_path, tmp_path)
+    changed = load(config, odd)
+    assert family_of(config).model_type == "llama" and family_of(changed).model_type == "mistral"
+    written = config_json(changed, "fp32", {}, 503)
+    assert written["sliding_window"] is None
+    transformers.MistralConfig(**written)
+    with pytest.raises(Exception, match="not a multiple of the number of attention"):
+        transformers.LlamaConfig(**{**written, "model_type": "llama"})

@@ -1,0 +1,156 @@
+"""GGUF files: transformers reads them back with the same logits, and so does our plain reading of all of
+them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from nbtrain.base.errors import CheckpointError, ConfigError
+from nbtrain.checkpoint.pretrained import gguf_file
+from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile, name_of_words
+from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.load import load
+from nbtrain.corpus.tokenizer import training
+from nbtrain.corpus.tokenizer.folder import save
+from nbtrain.pretrained.model import open_model
+from tests.pretrained import made
+from tests.train import launch
+
+pytestmark = pytest.mark.slow
+TEXTS = ["the cat sat on the mat, it's the 3rd cat of 12345 cats\n\n  and   more " * 3]
+
+
+def written(folder, tmp_path, dtype=torch.float32, **changes):
+    """(the file, its weights and its run) of a folder of transformers; with a tokenizer of ours."""
+    model = open_model(folder)
+    source = tmp_path / "tiny.yaml"
+    source.write_text(launch.TINY)
+    fields = {f"model.{key}": value for key, value in model.described.fields.items()}
+    config = load(str(source), {**fields, "tokenizer.vocab_size": model.described.vocab_size, **changes})
+    save(training.train(TEXTS, 300), tmp_path / "tokenizer", {"trained": None})
+    shutil.copy(tmp_path / "tokenizer" / "tokenizer.json", folder / "tokenizer.json")
+    weights = WholeWeights(FolderWeights(model, model.described.vocab_size), dtype)
+    path = tmp_path / "gguf" / "model.gguf"
+    path.parent.mkdir(exist_ok=True)
+    for done, total in GGUFFile(weights, config, folder).write(path):
+        assert done <= total
+    return path, weights, config
+
+
+# Those that transformers reads too; it takes angles, Qwen3's head size and GPT-2's positions from nowhere.
+READ_BY_TRANSFORMERS = {
+    "gpt2": {"n_positions": 1024},
+    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "llama-tied": {},
+    "llama-odd": {},
+    "mistral-full": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 128, "num_hidden_layers": 2},
+}
+
+
+@pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
+def test_transformers_reads_it_back(kind, tmp_path):
+    """The same logits to 1e-5, and the same ids of text."""
+    transformers = pytest.importorskip("transformers")
+    theirs = made.make_model(kind, **READ_BY_TRANSFORMERS[kind])
+    theirs.save_pretrained(tmp_path / "m")
+    path, weights, config = written(tmp_path / "m", tmp_path)
+    assert list(compare(PlainGGUF(path), weights, config))[-1] < 1e-5
+    read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).eval()
+    tokens = torch.randint(300, (2, 36), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(read(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ours = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))
+    assert tokenizer(TEXTS[0]).input_ids == ours(TEXTS[0]).input_ids
+
+
+OTHERS = ["gpt2-untied", "llama-biases", "llama-linear", "llama-llama3", "llama-yarn", "qwen3", "smollm3"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_file_is_the_model_as_llama_cpp_reads_it(kind, tmp_path):
+    """By its own keys: angles, scaling, head sizes, layers without positions; in bf16 too."""
+    pytest.importorskip("transformers")
+    made.write_model(tmp_path / "m", kind)
+    path, weights, config = written(tmp_path / "m", tmp_path)
+    assert list(compare(PlainGGUF(path), weights, config))[-1] < 1e-5
+    for dtype in (torch.bfloat16, torch.float16):
+        path.unlink()
+        path, weights, config = written(tmp_path / "m", tmp_path, dtype)
+        assert list(compare(PlainGGUF(path), weights, config))[-1] < 1e-5
+        kinds = {tensor.tensor_type.name for tensor in PlainGGUF(path).raw.values()}
+        assert kinds == {"F32", {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]}
+
+
+def test_rows_in_another_order_are_noticed(tmp_path, monkeypatch):
+    """The order of rotary pairs is llama.cpp's own, and no shape shows it."""
+    pytest.importorskip("transformers")
+    made.write_model(tmp_path / "m", "llama")
+    monkeypatch.setattr(gguf_file, "neighbours", lambda rows, heads: rows)
+    path, weights, config = written(tmp_path / "m", tmp_path)
+    with pytest.raises(CheckpointError, match="they part at layer 0"):
+        list(compare(PlainGGUF(path), weights, config))
+
+
+def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
+    """In its own words, before anything is written."""
+    pytest.importorskip("transformers")
+    for kind, said in (
+        ("mistral", "model.window_size = 5 is smaller than max_position_embeddings"),
+        (
+            "smollm3-pattern",
+            "llama.cpp leaves rotary positions out in every fourth layer of SmolLM3, and this run",
+        ),
+    ):
+        made.write_model(tmp_path / kind, kind)
+        with pytest.raises(ConfigError, match=said):
+            written(tmp_path / kind, tmp_path)
+    made.write_model(tmp_path / "m", "llama")
+    document = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
+    for change in (
+        {"pre_tokenizer": {"type": "Metaspace"}},
+        {"model": {**document["model"], "byte_fallback": True}},
+        {"pre_tokenizer": {**document["pre_tokenizer"], "add_prefix_space": True}},
+    ):
+        (tmp_path / "m" / "tokenizer.json").write_text(json.dumps({**document, **change}))
+        with pytest.raises(ConfigError, match=r"convert the folder with llama\.cpp's convert_hf_to_gguf\.py"):
+            gguf_file.read_tokenizer(tmp_path / "m", 503)
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"pip install 'nbtrain\[gguf\]'"):
+        written(tmp_path / "m", tmp_path)
+
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def test_rules_for_words_have_llama_cpp_s_names():
+    """Of a regular expression every letter counts."""
+
+    def split(pattern):
+        steps = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]
+        return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+
+    assert name_of_words(split(LLAMA_3)) == "llama-bpe"
+    assert name_of_words(split(LLAMA_3.replace("{1,3}", ""))) == "qwen2"
+    assert name_of_words(split(LLAMA_3.replace("{1,3}", "{1,2}"))) is None
+    digits = [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+    ]
+    assert name_of_words({"pre_tokenizer": {"type": "Sequence", "pretokenizers": digits}}) == "smollm"
+    assert name_of_words({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}) == "gpt-2"
+    assert name_of_words({"pre_tokenizer": {"type": "Whitespace"}}) is None
+    assert name_of_words({}) is None

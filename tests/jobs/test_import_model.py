@@ -1,0 +1,304 @@
+"""`nbtrain import-model`: a run YAML, its tokenizer, and what is refused with nothing written."""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load
+from nbtrain.corpus.tokenizer.exported import write_tokenizer
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.jobs.import_model import import_model
+from nbtrain.jobs.initial_weights import initial_weights_fit
+from nbtrain.jobs.machine import this_machine
+from tests.pretrained.small import write_small_folder
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
+
+
+def write_tokenizer_files(folder: Path, entries: int = 20) -> None:
+    """A tokenizer of whole words, as transformers writes one: with a chat template and an added token."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    words = ["<unk>", "</s>", *(f"w{number}" for number in range(entries - 3))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    built = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    built.add_special_tokens(["</s>", "<|tool|>"])
+    # Of inference: taken out for training, and exported again.
+    built.enable_truncation(4)
+    built.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": {"content": "</s>"}, "bos_token": None, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+@pytest.fixture
+def folder(workspace, monkeypatch):
+    """A whole folder in the workspace, which is the current folder."""
+    monkeypatch.chdir(workspace)
+    folder = workspace / "models" / "small"
+    write_small_folder(folder)
+    write_tokenizer_files(folder)
+    generation = {"eos_token_id": [1, 19], "temperature": 0.7}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_run_is_made_of_a_folder(folder, workspace):
+    """The YAML reads back as the run; weights stay where they are."""
+    imported = import_model("models/small", "mine")
+    assert imported.path == workspace / "mine.yaml"
+    config = load("mine.yaml")
+    assert config == imported.config
+    assert (
+        config.init_from == "models/small"
+        and config.name == config.tokenizer.name == config.data.name == "mine"
+    )
+    assert (config.tokenizer.vocab_size, config.tokenizer.eod_token) == (20, "</s>")
+    model = config.model
+    assert (model.num_layers, model.hidden_size, model.seq_length) == (2, 8, 16)
+    assert (model.normalization, model.norm_epsilon, model.activation) == ("RMSNorm", 1e-6, "swiglu")
+    assert model.untie_embeddings_and_output_weights and model.position_embedding_type == "rope"
+    assert (
+        (workspace / "mine.yaml").read_text().startswith("# Made by nbtrain import-model from models/small")
+    )
+    assert list(initial_weights_fit(config, this_machine())) == []
+    assert "mine.yaml: Llama, 1.45k parameters, from models/small; tokenizer data/tokenizer/mine." in str(
+        imported
+    )
+
+
+def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
+    """Ids for training without what belongs to inference; for an export every file as it was given."""
+    import_model("models/small", "mine")
+    kept = workspace / "data" / "tokenizer" / "mine"
+    tokenizer = Tokenizer.load(kept)
+    assert tokenizer.eod_id == 1 and len(tokenizer.encode("w1 w2 w3 w4 w5 w6")) == 6
+    out = workspace / "out"
+    out.mkdir()
+    ids = write_tokenizer(kept, out, 16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
+    assert ids == {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": None}
+    # A second run of the same model: the tokenizer of this name is there already, and is the same.
+    import_model("models/small", "mine", path="again.yaml")
+
+
+def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
+    """Data, batch, schedule and layout of another run; the model is the folder's alone."""
+    (workspace / "base.yaml").write_text(
+        "name: base\nmodel: {num_layers: 9, hidden_size: 72, num_attention_heads: 9, rotary_percent: 0.5,"
+        " position_embedding_type: rope, compile: true}\n"
+        "tokenizer: {name: other, vocab_size: 999}\n"
+        "data: {name: texts, sources: [{kind: mock}]}\n"
+        "batch: {micro_batch_size: 2, global_batch_size: 4, train_tokens: 1e6}\n"
+        "lr_schedule: {lr: 1e-4}\nparallel: {zero_stage: 1}\nresources: {device: cpu}\n"
+    )
+    imported = import_model(
+        "models/small", "mine", ["model.seq_length=8", "batch.train_tokens=2e6"], onto="base.yaml"
+    )
+    config = load("mine.yaml")
+    assert config == imported.config
+    assert config.data.sources == load("base.yaml").data.sources and config.data.name == "mine"
+    assert (config.batch.train_tokens, config.batch.micro_batch_size) == (2_000_000, 2)
+    assert config.model.compile and config.model.rotary_percent == 1.0 and config.model.num_layers == 2
+    assert config.model.seq_length == 8 and config.parallel.zero_stage == 1
+
+
+def test_another_size_of_the_vocabulary_is_reported(folder):
+    """Larger for new tokens, smaller for rows that no token has."""
+    larger = import_model("models/small", "larger", ["tokenizer.vocab_size=24"])
+    assert larger.notes[-1] == (
+        "the vocabulary grows from 20 to 24 (tokenizer.vocab_size): each new row is the mean of the old ones."
+    )
+    write_tokenizer_files(folder, 12)
+    smaller = import_model("models/small", "smaller", ["tokenizer.vocab_size=12"])
+    assert smaller.notes[-1] == (
+        "the vocabulary shrinks from 20 to 12 (tokenizer.vocab_size): the last 8 rows are left out."
+    )
+    # Rows that the tokenizer does not name stay.
+    assert import_model("models/small", "same").config.tokenizer.vocab_size == 20
+
+
+def test_a_field_that_the_weights_do_not_have_is_refused(folder, workspace):
+    before = tree(workspace)
+    with pytest.raises(ConfigError) as refused:
+        import_model("models/small", "mine", ["model.norm_epsilon=1e-5"])
+    assert "model.norm_epsilon is 1.0e-05 in the run and 1.0e-06 in models/small" in str(refused.value)
+    assert tree(workspace) == before
+    imported = import_model("models/small", "mine", ["model.rotary_base=5e5"])
+    assert (
+        "model.rotary_base is 500000.0 in the run and 10000.0 in models/small: positions turn"
+        in imported.notes[0]
+    )
+
+
+def spoil_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = np.inf
+    save_file(tensors, folder / "model.safetensors")
+
+
+BAD = {
+    "a tokenizer of another vocabulary": (
+        lambda folder: write_tokenizer_files(folder, 40),
+        DataError,
+        "models/small: its tokenizer has ids up to 39, and the model has 20 rows: it is the tokenizer of "
+        "another model. Put the right one there, or name another (tokenizer.path=...).",
+    ),
+    "a tokenizer.json of nothing": (
+        lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
+        DataError,
+        "models/small/tokenizer.json: is not a tokenizer.json of HF tokenizers.",
+    ),
+    "a tokenizer without an end": (
+        lambda folder: (
+            (folder / "tokenizer_config.json").unlink(),
+            (folder / "generation_config.json").unlink(),
+        ),
+        DataError,
+        "has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it has: </s>.",
+    ),
+    "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight holds NaN or Inf"),
+    "half a download": (
+        lambda folder: os.truncate(folder / "model.safetensors", 3000),
+        CheckpointError,
+        "is cut off: 2.9 KiB are there",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        CheckpointError,
+        "models/small: holds no safetensors file. Download the folder again.",
+    ),
+    "another architecture": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "mamba"}'),
+        CheckpointError,
+        "is no architecture that is read here",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_writes_nothing(what, folder, workspace):
+    spoil, kind, said = BAD[what]
+    spoil(folder)
+    before = tree(workspace)
+    with pytest.raises(kind) as refused:
+        import_model("models/small", "mine")
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert tree(workspace) == before
+
+
+def test_another_tokenizer_of_the_name_is_not_replaced(folder, workspace):
+    import_model("models/small", "mine")
+    write_tokenizer_files(folder, 15)
+    with pytest.raises(DataError, match="holds another tokenizer"):
+        import_model("models/small", "mine", path="again.yaml")
+    assert not (workspace / "again.yaml").exists()
+
+
+def test_paths_and_names(folder, workspace):
+    with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters"):
+        import_model("models/small", "My Run")
+    import_model("models/small", "mine")
+    with pytest.raises(ConfigError, match=r"mine.yaml: exists already. Name another file \(-o\)"):
+        import_model("models/small", "mine")
+    import_model("models/small", "mine", overwrite=True)
+    with pytest.raises(ConfigError, match=r"is no folder\. Name a file in a folder that exists"):
+        import_model("models/small", "mine", path="nowhere/mine.yaml")
+    with pytest.raises(ConfigError, match=r"a run YAML ends in \.yaml or \.yml"):
+        import_model("models/small", "mine", path="mine.txt")
+    with pytest.raises(CheckpointError, match=r"config\.json: is a file\. Name the folder"):
+        import_model("models/small/config.json", "mine", path="x.yaml")
+
+
+def test_a_folder_without_a_tokenizer(folder, workspace):
+    """Token ids that were brought need none; text needs one by name."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    imported = import_model("models/small", "mine")
+    assert "models/small holds no tokenizer: name one" in imported.notes[-1]
+    assert not (workspace / "data").exists()
+
+
+def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
+    """An id of the Hub needs its address; the library fetches no pickle."""
+    with pytest.raises(CheckpointError) as refused:
+        import_model("someone/small", "mine")
+    assert str(refused.value) == (
+        "someone/small: no such folder. If it is a model of the Hub, hf://someone/small fetches it with "
+        "huggingface_hub; nothing else is downloaded."
+    )
+    asked = {}
+
+    def snapshot_download(model, revision, allow_patterns, local_dir):
+        asked.update(model=model, revision=revision, patterns=allow_patterns)
+        local_dir.mkdir(parents=True)
+        for path in folder.iterdir():
+            (local_dir / path.name).write_bytes(path.read_bytes())
+
+    library = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    imported = import_model("hf://someone/small@v2", "mine")
+    assert (asked["model"], asked["revision"]) == ("someone/small", "v2")
+    assert not any("bin" in pattern or "pt" in pattern for pattern in asked["patterns"])
+    assert imported.config.init_from == "data/model/someone--small"
+
+    def fails(*arguments, **settings):
+        raise OSError("503 Server Error\nlong words")
+
+    library.snapshot_download = fails
+    with pytest.raises(
+        CheckpointError, match="hf://someone/other: huggingface_hub could not fetch it: 503 Server Er"
+    ):
+        import_model("hf://someone/other", "other")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="the package huggingface_hub fetches it and is not installed"):
+        import_model("hf://someone/other", "other")
+
+
+def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
+    """What a person has written by hand is compared as well."""
+    config = import_model("models/small", "mine").config
+    other = load(config, {"model.num_layers": 3})
+    said = [str(problem) for problem in initial_weights_fit(other, this_machine())]
+    assert (
+        len(said) == 1
+        and "model.num_layers is 3 in the run and 2 in models/small: the weights do not" in said[0]
+    )
+    (folder / "model.safetensors").unlink()
+    said = [str(problem) for problem in initial_weights_fit(config, this_machine())]
+    assert len(said) == 1 and "init_from: models/small: holds no safetensors file." in said[0]
+    nvme = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "nvme"}
+    with pytest.raises(
+        ConfigError, match=r"initial weights are not read into state on NVMe\. Set device: cpu"
+    ):
+        load(
+            config,
+            {**nvme, "parallel.offload_optimizer.nvme_path": "/nvme", "parallel.data_parallel_size": 1},
+        )
+
+
+def test_on_the_command_line(folder, workspace, capsys):
+    assert main(["import-model", "models/small", "mine", "model.seq_length=8", "-o", "other.yaml"]) == 0
+    assert "other.yaml: Llama, 1.45k parameters, from models/small" in capsys.readouterr().out
+    assert main(["check", "other.yaml"]) in (0, 2)
+    capsys.readouterr()
+    assert main(["import-model", "models/none", "mine"]) == 4
+    assert "CheckpointError: models/none: no such folder." in capsys.readouterr().err
+    files.write_text(workspace / "mine.yaml", "x")
+    assert main(["import-model", "models/small", "mine"]) == 2

@@ -1,0 +1,332 @@
+"""Folders that cannot be used: one sentence each, which names the file and what to do; and folders that
+can."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.values import check_values
+from tests.pretrained.small import write_small_folder
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A whole folder; names in messages are relative to its parent."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    write_small_folder(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is ...:
+            del config[key]
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def split(folder, where=None):
+    """The folder's tensors in two files with an index; `where` changes the weight map."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    files = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    placed = {}
+    for file, own in files.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+        placed |= dict.fromkeys(own, file)
+    if where is not None:
+        where(placed)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+
+
+def message(folder):
+    """What is said of a folder; every number of it is read, as an import does."""
+    with pytest.raises(CheckpointError) as refused:
+        for _ in check_values(open_model(folder)):
+            pass
+    return str(refused.value)
+
+
+def test_a_whole_folder_is_read(folder):
+    """Every tensor has its place, and the fields of our model are the config's."""
+    model = open_model(folder)
+    assert sum(check_values(model)) == model.folder.bytes == 4 * model.count
+    assert model.described.fields["rotary_base"] == 10000.0
+    assert model.described.fields["norm_epsilon"] == 1e-6
+    assert model.map.shapes["layers.1.attention.query_key_value.weight"] == (24, 8)
+    split(folder)
+    assert open_model(folder).count == model.count
+
+
+def test_the_hash_names_the_folder(folder):
+    """The same heads and config.json are the same model, wherever they lie; others are not."""
+    before = open_model(folder).folder.sha256
+    assert open_model(folder).folder.sha256 == before
+    change_config(folder, rms_norm_eps=1e-5)
+    assert open_model(folder).folder.sha256 != before
+
+
+def test_a_missing_tensor_is_named(folder):
+    change_tensors(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    assert message(folder) == (
+        "m: model.layers.1.mlp.up_proj.weight is missing. A model of its config.json has 21 tensors; the "
+        "rest would be random numbers. Download the folder again."
+    )
+    change_config(folder, num_hidden_layers=3)
+    assert "10 tensors are missing, first model.layers.1.mlp.up_proj.weight" in message(folder)
+
+
+def test_an_extra_tensor_is_named(folder):
+    change_tensors(
+        folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": np.ones(8)})
+    )
+    assert message(folder) == (
+        "m: model.layers.0.self_attn.q_proj.bias is no part of the model that its config.json describes, and "
+        "would be lost. Is it the right config.json?"
+    )
+
+
+def test_buffers_of_older_files_are_passed_over(folder):
+    change_tensors(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+        ),
+    )
+    assert len(open_model(folder).tensors) == 21
+
+
+def test_a_wrong_shape_is_named(folder):
+    change_config(folder, intermediate_size=16)
+    assert message(folder) == (
+        "m: model.layers.0.mlp.gate_proj.weight has the shape [12, 8], and [16, 8] by its config.json. "
+        "Download the folder again."
+    )
+
+
+@pytest.mark.parametrize(
+    "where, said",
+    [
+        (
+            lambda placed: placed.update({"model.norm.weight": "a.safetensors"}),
+            f"m/{INDEX}: says that a.safetensors holds model.norm.weight, and a.safetensors does not hold "
+            "it. Download the folder again.",
+        ),
+        (
+            lambda placed: placed.pop("model.norm.weight"),
+            f"m/{INDEX}: b.safetensors holds model.norm.weight, and the index does not name it. Download the "
+            "folder again.",
+        ),
+        (
+            lambda placed: placed.update({"model.norm.weight": "c.safetensors"}),
+            f"m: 1 file of 3 that {INDEX} names is missing, first c.safetensors. Download the folder again.",
+        ),
+        (
+            lambda placed: placed.update({"model.norm.weight": "../c.safetensors"}),
+            f"m/{INDEX}: names the file '../c.safetensors', which is not in its folder. Download the folder "
+            "again.",
+        ),
+    ],
+)
+def test_a_lying_index_is_caught(folder, where, said):
+    split(folder, where)
+    assert message(folder) == said
+
+
+def test_half_a_download_is_caught(folder):
+    """By the size that the head gives, whatever is missing."""
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:-1000])
+    assert message(folder) == (
+        f"m/{WEIGHTS}: is cut off: {(len(whole) - 1000) / 1024:.1f} KiB are there, and its head says "
+        f"{len(whole) / 1024:.1f} KiB. Download or copy it again."
+    )
+    (folder / WEIGHTS).write_bytes(whole[:100])
+    assert "is cut off: 100 B are there, and its head alone has" in message(folder)
+    (folder / WEIGHTS).write_bytes(whole + b"\0\0")
+    assert "is damaged: 2 bytes follow its last tensor" in message(folder)
+    (folder / WEIGHTS).write_bytes(b"")
+    assert "is no safetensors file" in message(folder)
+    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert "is no safetensors file: it does not begin with the length of a head" in message(folder)
+
+
+def test_a_pickle_is_not_read(folder):
+    """What it would run, it does not run."""
+    (folder / WEIGHTS).unlink()
+    ran = folder / "ran"
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Code(str(ran))))
+    assert message(folder) == (
+        "m: holds its weights as a pickle (pytorch_model.bin), which can run code when it is loaded, and is "
+        "not read. Get the safetensors files of the model, or convert it where you trust it: "
+        "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
+    )
+    assert not ran.exists()
+
+
+class _Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_nan_weights_are_caught(folder):
+    def spoil(tensors):
+        tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = np.nan
+
+    change_tensors(folder, spoil)
+    assert message(folder) == (
+        f"m/{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds NaN or Inf, and a model that starts from it "
+        "would have no loss. Get another copy of the model."
+    )
+
+
+def test_a_format_that_masters_cannot_hold_is_refused(folder):
+    def widen(tensors):
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64)
+
+    change_tensors(folder, widen)
+    assert message(folder) == (
+        f"m/{WEIGHTS}: model.norm.weight has the format F64, which is not read; F32, BF16, F16 are. Get the "
+        "model in one of them."
+    )
+
+
+def test_a_tied_output_must_be_the_word_embedding(folder):
+    """A second copy of it is fine, another matrix is not: readers do not agree on which counts."""
+    change_config(folder, tie_word_embeddings=True)
+    assert message(folder) == (
+        f"m/{WEIGHTS}: lm_head.weight is another matrix than the word embedding, and config.json says that "
+        "they are tied. Set tie_word_embeddings to false in config.json if the output has a matrix of its "
+        "own."
+    )
+
+    def tie(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    change_tensors(folder, tie)
+    model = open_model(folder)
+    sum(check_values(model))
+    assert "output_layer.weight" not in model.map.shapes
+
+
+CONFIGS = [
+    (
+        {"model_type": "mamba"},
+        "m/config.json: model_type = mamba: is no architecture that is read here; these are",
+    ),
+    (
+        {"model_type": "deepseek_v3", "auto_map": {"AutoModel": "modeling_deepseek.Model"}},
+        "The folder brings code of its own, which is not run.",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
+        "m/config.json: rope_parameters.rope_type = 'longrope': is a kind of rotary positions that is not "
+        "here; linear, llama3 and yarn are.",
+    ),
+    (
+        {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "m/config.json: rope_scaling.type = 'dynamic': is a kind of rotary positions that is not here; "
+        "linear, llama3 and yarn are.",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 0.7}},
+        "m/config.json: rope_parameters.mscale = 0.7: yarn has no such factor here",
+    ),
+    (
+        {"partial_rotary_factor": 0.5},
+        "m/config.json: partial_rotary_factor = 0.5: models of this family turn",
+    ),
+    (
+        {"hidden_act": "gelu"},
+        "m/config.json: hidden_act = 'gelu': a model of this kind has silu, the gate of",
+    ),
+    (
+        {"attention_bias": True},
+        "m/config.json: attention_bias = True: with mlp_bias = false: here either all",
+    ),
+    (
+        {"num_key_value_heads": 3},
+        "m/config.json: num_key_value_heads = 3: must divide num_attention_heads = 2.",
+    ),
+    ({"hidden_size": "8"}, "m/config.json: hidden_size = '8': must be a whole number of at least 1."),
+    ({"hidden_size": ...}, "m/config.json: has no hidden_size, which the model needs."),
+    (
+        {"quantization_config": {"bits": 4}},
+        "m/config.json: quantization_config = {'bits': 4}: quantized weights are not read",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, said", CONFIGS, ids=[next(iter(changes)) for changes, _ in CONFIGS])
+def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
+    change_config(folder, **changes)
+    assert said in message(folder)
+
+
+def test_paths_that_are_no_folder(folder, tmp_path):
+    assert message(folder / "config.json") == (
+        "m/config.json: is a file. Name the folder that holds config.json and the safetensors files, or a "
+        ".safetensors that `nbtrain export --to consolidated` has written."
+    )
+    assert message(tmp_path / "none") == (
+        "none: no such folder. Name one with config.json and safetensors files."
+    )
+    assert "its metadata does not say what the model is" in message(folder / WEIGHTS)
+    (folder / "config.json").write_text("[1]")
+    assert message(folder) == "m/config.json: is no JSON object."
+    (folder / "config.json").write_text("{")
+    assert message(folder).startswith("m/config.json: cannot be read as JSON: ")
+    (folder / "config.json").unlink()
+    assert "m: holds no config.json" in message(folder)
+
+
+def test_the_earlier_form_of_rotary_positions_is_read(folder):
+    """rope_theta and rope_scaling at the top; rope_parameters wins if both are there."""
+    scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    change_config(folder, rope_parameters=..., rope_theta=5e5, rope_scaling=scaling)
+    fields = open_model(folder).described.fields
+    assert fields["rotary_base"] == 5e5
+    assert fields["rope_scaling"] == {
+        "kind": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    fields = open_model(folder).described.fields
+    assert fields["rotary_base"] == 1e6 and fields["rope_scaling"] is None
+
+
+def test_yarn_without_an_original_length_takes_the_model_s(folder):
+    """As transformers does; other frequencies would follow from any other length."""
+    change_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
+    assert open_model(folder).described.fields["rope_scaling"] == {
+        "kind": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }

@@ -11,7 +11,7 @@ import torch
 from nbtrain.base.events import read_events
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import CheckpointStore
 from tests.train import launch
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
     assert behind.checkpoint_steps() == steps and steps[-1] == STEPS
     stores = [CheckpointStore(run.checkpoint(STEPS)) for run in (now, behind)]
     for name in stores[0].parameters:
-        for state in STATES:
+        for state in stores[0].parameters[name].states:
             assert torch.equal(*(store.full(name, state) for store in stores)), (name, state)
     losses = {event["step"]: event["loss"] for event in events(behind, "validation")}
     best = min(losses, key=lambda step: (losses[step], -step))

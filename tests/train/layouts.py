@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import LLAMA
 from tests.train import launch
@@ -117,7 +117,7 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30) -> None:
     before, now = CheckpointStore(one), CheckpointStore(other)
     assert sorted(before.parameters) == sorted(now.parameters)
     for name in before.parameters:
-        for state in STATES:
+        for state in before.parameters[name].states:
             ours, theirs = now.full(name, state), before.full(name, state)
             words = name in ("word_embeddings.weight", "output_layer.weight")
             rows = min(len(ours), len(theirs), most_rows) if words else len(theirs)

@@ -6,7 +6,7 @@ ZeRO 1, 2               one flat tensor for each group; a parameter has a fragme
 ZeRO 3                  one flat tensor for each sub-group; parameters' padded parts lie end to end
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,26 @@ class LiveTensor(NamedTuple):
     parts: list[LivePart]
     names: list[str]
     """Parameters of which any rank has a part in it."""
+
+
+def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:
+    """Names of parameters whose elements are not where their parts say, in an engine that has made no step.
+
+    Parts that are on another device or on a disk are not looked at.
+    """
+    found = []
+    for held in tensors:
+        flat = held.tensor.detach().view(-1)
+        for part in held.parts:
+            parameter = parameters[part.name]
+            if hasattr(parameter, "ds_tensor"):
+                own = parameter.ds_tensor.detach().view(-1)[: part.count]
+            else:
+                own = parameter.detach().view(-1)[part.start : part.start + part.count]
+            there = flat[part.offset : part.offset + part.count]
+            if len(own) == part.count and own.device == there.device and not torch.equal(own.float(), there):
+                found.append(part.name)
+    return found
 
 
 def base_optimizer(engine: Any) -> Any:

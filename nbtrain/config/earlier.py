@@ -33,8 +33,10 @@ ADDED_TO_OPTIMIZER = {
 # such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset(
     {
+        "recipe",
         "labels",
         "init_from",
+        "lr_schedule.lr_wsd_decay_fraction",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),
         "tokenizer.max_unknown_fraction",
@@ -78,8 +80,9 @@ def renamed(located: Located) -> Located:
 
 
 def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of an earlier revision, by today's names, with what two sections have now."""
+    """{dotted key: value} of an earlier revision, by today's names, with what three sections have now."""
     known = {RENAMED.get(key, key): value for key, value in settings.items()}
     added = {f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}
     added |= {f"optimizer.{name}": value for name, value in ADDED_TO_OPTIMIZER.items()}
+    added["lr_schedule.lr_wsd_decay_fraction"] = None
     return {**added, **known}

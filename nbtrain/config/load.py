@@ -2,7 +2,7 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Each layer is merged with what its model.architecture stands for (architectures.py).
+Each layer is merged with what its recipe and its model.architecture stand for (recipes.py).
 
 All problems of a file are reported together, each with the file and line that set the value.
 """
@@ -21,7 +21,6 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
-from nbtrain.config.architectures import expanded
 from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
 from nbtrain.config.earlier import ADDED_LATER, renamed
@@ -30,6 +29,7 @@ from nbtrain.config.keys import FREE_FORM, unknown_keys
 from nbtrain.config.kubernetes_section import LABEL_WORDS, MountConfig
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
+from nbtrain.config.recipes import expanded
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import SOURCE_TYPES, kind_of

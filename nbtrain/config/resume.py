@@ -82,6 +82,8 @@ WITHOUT_EFFECT = (
     "name",
     "labels",
     "mode",
+    # Its fields have rows of their own.
+    "recipe",
     "backend",
     "checkpoint",
     "evaluation",

@@ -145,10 +145,13 @@ class LrScheduleConfig(ConfigModel):
     lr_decay_steps: PositiveAmount | None = None
     """Optimizer steps from the start of the run to the end of the decay, a batch ramp-up's included."""
     lr_wsd_decay_tokens: PositiveAmount | None = None
-    """WSD only: length in tokens of the last part, in which the rate falls; WSD needs it in one unit."""
+    """WSD only: length in tokens of the last part, in which the rate falls; WSD needs it in one unit, or as
+    lr_wsd_decay_fraction."""
     lr_wsd_decay_samples: PositiveAmount | None = None
     """WSD only: length in sequences of the last part, in which the rate falls."""
     lr_wsd_decay_steps: PositiveAmount | None = None
     """WSD only: length of the last part, in which the rate falls, in steps of global_batch_size."""
+    lr_wsd_decay_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """WSD only: length of the last part, in which the rate falls, as a share of lr_decay_tokens."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """WSD only: shape of the last part, in which the rate falls."""

@@ -231,6 +231,9 @@ class RunConfig(ConfigModel):
     """full trains. perf measures throughput over max_steps or 20 steps, without evaluation and checkpoints.
     eval reports the validation and test loss of the newest checkpoint and trains nothing; the next resume is
     full again."""
+    recipe: Literal["gpt3", "modern"] = "gpt3"
+    """A name for how a model is built and trained: it sets fields of model, optimizer and lr_schedule (table
+    below). What is written beside the name, or in a file that extends this one, goes over the set."""
     labels: dict[LabelKey, LabelValue] = {}
     """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""
@@ -440,6 +443,8 @@ class RunConfig(ConfigModel):
     def lr_wsd_decay_tokens(self) -> int | None:
         """WSD's last part in tokens; its steps are at the end of training and have the full batch size."""
         schedule = self.lr_schedule
+        if (fraction := schedule.lr_wsd_decay_fraction) is not None:
+            return int(fraction * self.lr_decay_tokens)
         if given_unit(schedule, "lr_wsd_decay") == "steps":
             assert schedule.lr_wsd_decay_steps is not None
             return schedule.lr_wsd_decay_steps * self.tokens_per_step

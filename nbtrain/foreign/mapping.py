@@ -9,10 +9,11 @@ import re
 from nbtrain.foreign.rows_layers import LAYER_ROWS
 from nbtrain.foreign.rows_layout import LAYOUT_ROWS
 from nbtrain.foreign.rows_model import MODEL_ROWS, Row
+from nbtrain.foreign.rows_muon import MUON_ROWS
 from nbtrain.foreign.rows_schedule import SCHEDULE_ROWS
 
 # Rows are read in this order: the layout needs the number of ranks, ZeRO the number format.
-ROWS: tuple[Row, ...] = (*MODEL_ROWS, *LAYER_ROWS, *SCHEDULE_ROWS, *LAYOUT_ROWS)
+ROWS: tuple[Row, ...] = (*MODEL_ROWS, *LAYER_ROWS, *SCHEDULE_ROWS, *MUON_ROWS, *LAYOUT_ROWS)
 
 MAPPED = frozenset(dest for row in ROWS for dest in row.dests)
 """Values of the programs' parsers that some row reads."""
@@ -92,6 +93,10 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         "DeepSpeed reads its JSON for this",
     ),
     (
+        r"muon_(fp32_matmul_prec|use_syrk)",
+        "how the products of Newton-Schulz are made: in bf16 here if the run is, else in fp32",
+    ),
+    (
         r"use_cpu_initialization|init_model_with_meta_device",
         "where the first weights are drawn",
     ),
@@ -108,7 +113,6 @@ _PATTERNS = [(re.compile(pattern), reason) for pattern, reason in WITHOUT_MEANIN
 
 # Values other than the default that are what nbtrain does, too.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "optimizer": ("adam",),
     "dataloader_type": ("single", None),
     "DDP_impl": ("local", "torch"),
     "context_parallel_size": (1,),

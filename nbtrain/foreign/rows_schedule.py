@@ -136,6 +136,8 @@ def counts_iterations(config: RunConfig) -> bool:
     """Whether every amount of a run is in steps, so that a script of Megatron may count iterations."""
     schedule = config.lr_schedule
     amounts = [given_unit(schedule, stem) for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay")]
+    if schedule.lr_wsd_decay_fraction is not None:
+        amounts.append("fraction")
     return (
         given_unit(config.batch, "train") == "steps"
         and config.ramp is None
@@ -192,6 +194,9 @@ def _write_rate(target: Writing) -> None:
     stems = ["lr_warmup", "lr_decay", *(["lr_wsd_decay"] if target.has("lr_wsd_decay_samples") else [])]
     for stem in stems:
         unit = given_unit(schedule, stem)
+        if stem == "lr_wsd_decay" and (tokens := config.lr_wsd_decay_tokens) and unit is None:
+            _write_amount(target, stem, "fraction", tokens)
+            continue
         if unit is None:
             if stem == "lr_decay" and target.has("train_tokens") and not iterations:
                 _write_amount(target, stem, "tokens", config.train_tokens)
@@ -203,8 +208,7 @@ def _write_rate(target: Writing) -> None:
         elif unit == "samples":
             target.add(f"{stem}_samples", amount)
         else:
-            tokens: int = getattr(config, f"{stem}_tokens")
-            _write_amount(target, stem, unit, tokens)
+            _write_amount(target, stem, unit, getattr(config, f"{stem}_tokens"))
     if target.has("lr_wsd_decay_style") and schedule.lr_decay_style == "WSD":
         target.add("lr_wsd_decay_style", schedule.lr_wsd_decay_style)
 
@@ -280,7 +284,7 @@ SCHEDULE_ROWS = (
         (
             *_amounts("lr_warmup", "fraction"),
             *_amounts("lr_decay"),
-            *_amounts("lr_wsd_decay", "style"),
+            *_amounts("lr_wsd_decay", "fraction", "style"),
         ),
         (
             *(

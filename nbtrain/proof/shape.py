@@ -162,6 +162,8 @@ def make_twin(
     # The schedules need the twin's batch sizes, which are in the values made so far.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
     values["lr_schedule"] = small_lr_schedule(config, small)
+    if (rate := config.optimizer.muon_lr) is not None:
+        values["optimizer"]["muon_lr"] = rate * LEARNING_RATE / config.lr_schedule.lr
     twin = validated(values)
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):

@@ -179,6 +179,8 @@ def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
             ]
     if schedule.lr_warmup_fraction:
         values["lr_warmup_fraction"] = max(schedule.lr_warmup_fraction, 0.25)
+    if schedule.lr_wsd_decay_fraction:
+        values["lr_wsd_decay_fraction"] = min(max(schedule.lr_wsd_decay_fraction, 0.25), 0.5)
     return values
 
 

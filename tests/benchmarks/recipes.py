@@ -35,6 +35,8 @@ SEEDS = (1234, 1235, 1236)
 # Validations of a run, its last step included.
 VALIDATIONS = 12
 WIDENINGS = 3
+# Of a whole run's tokens: lengths of the modern recipe's shorter runs.
+SHARES = (0.5, 0.375, 0.625)
 
 BASE = """
 name: recipes
@@ -66,10 +68,10 @@ class Size:
     vocab: int
     tokens: int
     """Of a whole run."""
+    ffn_hidden_size: int
+    """Of the modern recipe: as many parameters as GPT-3's, within 1 %."""
     rates: dict[str, tuple[float, ...]]
     """Learning rates of the search, by arm."""
-    overrides: dict[str, dict[str, Any]]
-    """By arm."""
     text_bytes: int
     """Of Python's documentation, if there is no other text."""
     takes_text: bool = False
@@ -80,25 +82,24 @@ class Size:
         return self.seq * self.batch
 
 
+_RATES = {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3), "modern": (2e-3, 4e-3, 8e-3, 16e-3)}
 SIZES = {
-    "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3)}, {}, 8_000_000),
-    "14m": Size(
-        6, 384, 6, 512, 8, 8192, 9_830_400, {"gpt3": (5e-4, 1e-3, 2e-3, 4e-3)}, {}, 32_000_000, True
-    ),
-}  # fmt: skip
+    # gpt-tiny, and its text.
+    "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, 704, _RATES, 8_000_000),
+    # That of docs/benchmarks.md.
+    "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES, 32_000_000, takes_text=True),
+}
+ARMS = ("gpt3", "modern")
 
 
-def recipe_of(arm: str, lr: float, tokens: int) -> dict[str, Any]:
-    """What an arm sets, beside its sizes."""
+def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
+    """What an arm sets: GPT-3's appendix B with gpt-tiny's deep decay, or the recipe. Both have one rate."""
+    found: dict[str, Any] = {"recipe": arm, "lr_schedule.lr": lr, "lr_schedule.lr_warmup_fraction": 0.05}
     if arm == "gpt3":
-        # examples/megatron-gpt/training/gpt-tiny.yaml, GPT-3's appendix B: cosine after a warm-up of 5 %.
-        return {
-            "lr_schedule.lr": lr,
-            "lr_schedule.min_lr": lr / 20,
-            "lr_schedule.lr_decay_style": "cosine",
-            "lr_schedule.lr_warmup_fraction": 0.05,
-        }
-    raise NotImplementedError(arm)
+        # No dropout: no text is seen twice.
+        off = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
+        return {**found, **off, "lr_schedule.min_lr": lr / 20}
+    return {**found, "lr_schedule.min_lr": 0.0, "model.ffn_hidden_size": size.ffn_hidden_size}
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,7 @@ class Bench:
             "batch.train_tokens": trial.tokens,
             "evaluation.eval_interval_steps": steps // VALIDATIONS,
             "checkpoint.save_interval_steps": steps // VALIDATIONS,
-            **size.overrides.get(trial.arm, {}),
-            **recipe_of(trial.arm, trial.lr, trial.tokens),
+            **settings_of(trial.arm, size, trial.lr),
         }
         return launch.make_run(self.folder, overrides, trial.name, str(self._yaml(trial.size)), trace=False)
 
@@ -211,8 +211,19 @@ def searched(bench: Bench, size: str, arm: str) -> dict[float, float]:
     return losses
 
 
-def arms_of(size: str) -> Iterator[str]:
-    yield from SIZES[size].rates
+def all_trials(bench: Bench, size: str) -> Iterator[Trial]:
+    """Searches first, then the best rates with other seeds, then the modern one's shorter runs."""
+    best = {}
+    for arm in reversed(ARMS):
+        losses = searched(bench, size, arm)
+        best[arm] = min(losses, key=losses.__getitem__)
+    tokens, step = SIZES[size].tokens, SIZES[size].tokens_per_step
+    for seed in SEEDS[1:]:
+        for arm in ARMS:
+            yield Trial(size, arm, best[arm], seed, tokens)
+    for seed in SEEDS:
+        for share in SHARES:
+            yield Trial(size, "modern", best["modern"], seed, int(tokens * share) // step * step)
 
 
 def main() -> None:
@@ -226,11 +237,8 @@ def main() -> None:
     bench = Bench(options.folder.resolve(), options.text)
     for size in options.size:
         bench.prepare(size)
-        for arm in arms_of(size):
-            losses = searched(bench, size, arm)
-            best = min(losses, key=losses.__getitem__)
-            for seed in SEEDS[1:]:
-                bench.run(Trial(size, arm, best, seed, SIZES[size].tokens))
+        for trial in all_trials(bench, size):
+            bench.run(trial)
 
 
 if __name__ == "__main__":

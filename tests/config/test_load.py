@@ -601,7 +601,7 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
         *sections, name = key.split(".")
         del functools.reduce(dict.__getitem__, sections, values)[name]
         # Runs of earlier revisions drew their weights at random, as null says.
-        if not key.startswith(("model.", "optimizer.")) and key != "init_from":
+        if not key.startswith(("model.", "optimizer.", "lr_schedule.")) and key != "init_from":
             assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config
@@ -630,6 +630,7 @@ def test_what_an_earlier_revision_recorded_of_its_settings():
     added = {f"model.{name}" for name in ADDED_TO_MODEL} | {
         f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER
     }
+    added |= {"lr_schedule.lr_wsd_decay_fraction"}
     before = {key: value for key, value in now.items() if key not in added}
     before["model.layernorm_epsilon"] = before.pop("model.norm_epsilon")
     assert settings_of_today(before) == now

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ OVERRIDES = {
     "linear sizes": "'batch.step_batch_size_schedule=0:64 64000K:128 131072000:192 196608000:256'",
     "wsd": "lr_schedule.lr_decay_style=WSD lr_schedule.lr_wsd_decay_tokens=100e6 "
     "lr_schedule.lr_wsd_decay_style=minus_sqrt",
+    "wsd fraction": "lr_schedule.lr_decay_style=WSD lr_schedule.lr_wsd_decay_fraction=0.125",
+    "muon": "optimizer.type=Muon optimizer.muon_momentum=0.9 optimizer.muon_num_ns_steps=6 "
+    "optimizer.muon_scale_mode=unit_rms_norm optimizer.muon_extra_scale_factor=0.5",
+    "muon without nesterov": "optimizer.type=Muon optimizer.muon_nesterov=false optimizer.muon_lr=0.02",
+    "modern": "recipe=modern",
     "linear": "lr_schedule.lr_decay_style=linear lr_schedule.lr_warmup_init=1e-7",
     "decay": "optimizer.start_weight_decay=0.01 optimizer.weight_decay_incr_style=cosine",
     "optimizer": "optimizer.adam_beta2=0.98 optimizer.adam_eps=1e-6 optimizer.clip_grad=0.5",
@@ -212,6 +218,54 @@ def test_what_the_program_cannot_do_is_said():
     cut = ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"]
     layers = export(load("gpt-125m", cut), "megatron-lm")
     assert any("wants --num-layers(12) to be a multiple of" in note for note in layers.notes)
+
+
+def test_muon_is_megatron_lms_of_2025_on(tmp_path):
+    """With nbtrain's coefficients; what the program does in another way has to be overridden."""
+    config = load("gpt-125m", OVERRIDES["muon"])
+    exported = export(config, "megatron-lm@d98e8a64")
+    for flags in (
+        "--optimizer muon",
+        "--muon-momentum 0.9",
+        "--muon-nesterov",
+        "--muon-num-ns-steps 6",
+        "--muon-scale-mode unit_rms_norm",
+        "--muon-extra-scale-factor 0.5",
+        "--muon-coefficient-type simple",
+    ):
+        assert f"    {flags}\n" in exported.text, flags
+    old = export(config, "megatron-lm@040eac94")
+    assert any("has no Muon: it trains all parameters with Adam" in note for note in old.notes)
+    other = export(load("gpt-125m", OVERRIDES["muon without nesterov"]), "megatron-lm@d98e8a64")
+    assert any("has one learning rate for matrices and the rest" in note for note in other.notes)
+    path = tmp_path / "edited.sh"
+    for flag, words in (
+        (
+            "--muon-coefficient-type quintic",
+            "--muon-coefficient-type quintic: other coefficients of Newton-Schulz. ",
+        ),
+        (
+            "--muon-tp-mode blockwise",
+            "--muon-tp-mode blockwise: parts of matrices are orthogonalized, here whole",
+        ),
+        (
+            "--muon-no-split-qkv",
+            "--muon-no-split-qkv False: queries, keys and values are orthogonalized as one",
+        ),
+    ):
+        path.write_text(
+            exported.text.replace("--muon-coefficient-type simple", f"--muon-coefficient-type simple {flag}")
+        )
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            import_files([path])
+        overrides = {"optimizer.type": "Muon", "optimizer.muon_num_ns_steps": 6}
+        assert import_files([path], overrides).config.optimizer == config.optimizer
+    path.write_text(
+        exported.text.replace(
+            "--muon-coefficient-type simple", "--muon-coefficient-type simple --muon-tp-mode distributed"
+        )
+    )
+    assert import_files([path]).config == config
 
 
 def test_a_json_alone_comes_back_onto_its_run(tmp_path):

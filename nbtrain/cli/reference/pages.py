@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
 from nbtrain.cli.reference import flag_tables, parallelism
-from nbtrain.config import architectures
+from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.fields import described
@@ -133,7 +133,7 @@ def config_page() -> str:
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
     ]
     top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
-    lines += ["", "## Run", "", f"{_first_line(RunConfig)}", "", *_table(top, "")]
+    lines += ["", "## Run", "", f"{_first_line(RunConfig)}", "", *_table(top, ""), *_recipes()]
     for key, info in described(RunConfig).items():
         if (model := _model_of(info)) is not None:
             lines += _section(key, model, level=2)
@@ -159,14 +159,28 @@ def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
     return lines
 
 
+def _recipes() -> Iterator[str]:
+    """What each recipe sets."""
+    sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
+    yield from ("", "What `recipe` stands for, with what its architecture stands for (below):", "")
+    yield from _sets(sets)
+    yield "Sizes, learning rates and lengths are no part of a recipe."
+
+
 def _architectures() -> Iterator[str]:
-    """What each name of model.architecture sets; fields that all of them leave alone are left out."""
-    yield from ("", "What `model.architecture` stands for:", "")
+    """What each name of model.architecture sets."""
     sets = {name: architectures.fields_of(name) for name in architectures.NAMES}
+    yield from ("", "What `model.architecture` stands for:", "")
+    yield from _sets(sets)
+    yield "Sizes, `num_query_groups` and `kv_channels` among them, are no part of a set."
+
+
+def _sets(sets: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A table of the fields in which named sets differ, and a sentence of those that are alike."""
     yield f"| field | {' | '.join(f'`{name}`' for name in sets)} |"
     yield f"| --- |{' --- |' * len(sets)}"
     alike = []
-    for field in architectures.FIELDS:
+    for field in next(iter(sets.values())):
         values = [f"`{show(values[field])}`" for values in sets.values()]
         if len({*values}) == 1:
             alike.append(f"`{field}`: {values[0]}")
@@ -174,7 +188,6 @@ def _architectures() -> Iterator[str]:
             yield f"| `{field}` | {' | '.join(values)} |"
     yield ""
     yield f"All of them set {', '.join(alike)}."
-    yield "Sizes, `num_query_groups` and `kv_channels` among them, are no part of a set."
 
 
 def _table(fields: list[tuple[str, FieldInfo]], prefix: str) -> Iterator[str]:

@@ -132,7 +132,7 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
         ("lr_schedule", "lr_decay"),
         ("lr_schedule", "lr_wsd_decay"),
     ):
-        units = (*UNITS, "fraction") if stem == "lr_warmup" else UNITS
+        units = (*UNITS, "fraction") if stem in ("lr_warmup", "lr_wsd_decay") else UNITS
         keys = [f"{section}.{stem}_{unit}" for unit in units]
         given = [key for key in keys if getattr(getattr(config, section), key.partition(".")[2]) is not None]
         if len(given) > 1:

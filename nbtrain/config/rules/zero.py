@@ -169,6 +169,18 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _decided(value, f"{prefix}{key}.")
 
 
+def muon_finds_its_matrices(config: RunConfig) -> Problems:
+    """Muon's parts of matrices lie where DeepSpeed puts parameters that it takes in their order."""
+    extra = config.parallel.deepspeed_extra.get("zero_optimization")
+    key = "round_robin_gradients"
+    if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):
+        yield (
+            f"{config.where(f'parallel.deepspeed_extra.zero_optimization.{key}')}: parallel.deepspeed_extra "
+            f"sets zero_optimization.{key}, with which DeepSpeed orders parameters anew, so that Muon would "
+            "not find its matrices. Take it out, or set optimizer.type: AdamW."
+        )
+
+
 def _is_below(path: str, above: list[str]) -> bool:
     return any(f"{path}.".startswith(f"{key}.") for key in above)
 
@@ -216,4 +228,5 @@ ZERO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     autocast_is_bf16,
     loss_scale_has_room,
     deepspeed_extra_is_extra,
+    muon_finds_its_matrices,
 )

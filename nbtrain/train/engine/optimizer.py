@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors
+from nbtrain.base.errors import ConfigError
+from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors, misplaced
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import canonical_parameters
@@ -77,7 +78,10 @@ def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.A
 
 
 def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
-    """Tell Muon where DeepSpeed has put each parameter. Called by all ranks together."""
+    """Tell Muon where DeepSpeed has put each parameter. Called by all ranks together.
+
+    Raises ConfigError if DeepSpeed has put them elsewhere than it says.
+    """
     optimizer = base_optimizer(engine)
     if not isinstance(optimizer, Muon):
         return
@@ -87,11 +91,16 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
         for name, parameter in parameters.items()
         if optimizer_group(name, muon=True) == MATRICES
     }
+    tensors = list(live_tensors(engine, parameters))
+    if names := misplaced(tensors, parameters):
+        raise ConfigError(
+            f"optimizer.type = Muon: DeepSpeed keeps {', '.join(names[:3])} elsewhere than its record says, "
+            "so that matrices would be mixed up. Take out what parallel.deepspeed_extra sets, or set "
+            "optimizer.type: AdamW."
+        )
     is_whole = not engine.zero_optimization_stage()
     stage = ALONE if is_whole else groups.tensor_and_data_parallel
-    optimizer.bind(
-        live_tensors(engine, parameters), shards, stage, groups.tensor_model_parallel, at_once=is_whole
-    )
+    optimizer.bind(tensors, shards, stage, groups.tensor_model_parallel, at_once=is_whole)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:

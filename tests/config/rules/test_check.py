@@ -803,6 +803,16 @@ BROKEN = {
         "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the "
         "style to constant.",
     ),
+    "matrices in another order than Muon's": (
+        "gpt-125m",
+        [
+            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}}",
+            "optimizer.type=Muon",
+        ],
+        "@: parallel.deepspeed_extra sets zero_optimization.round_robin_gradients, with which DeepSpeed "
+        "orders parameters anew, so that Muon would not find its matrices. Take it out, or set "
+        "optimizer.type: AdamW.",
+    ),
     "settings of Muon for AdamW": (
         "gpt-125m",
         ["optimizer.muon_lr=0.02"],

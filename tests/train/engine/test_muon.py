@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nbtrain.checkpoint.live_parts import live_tensors
+from nbtrain.checkpoint.live_parts import LivePart, LiveTensor, live_tensors, misplaced
 from nbtrain.config.arithmetic.flops import muon_flops_by_parameter, newton_schulz_flops
 from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.load import load
@@ -159,6 +159,16 @@ def test_parts_of_a_plain_engine_are_whole_parameters():
     found = list(live_tensors(Engine(module=model, optimizer=optimizer), dict(model.named_parameters())))
     assert [held.names for held in found] == [[name] for name, _ in model.named_parameters()]
     assert all(held.parts[0][1:] == (0, held.tensor.numel(), 0) for held in found)
+
+
+def test_parameters_that_are_not_where_they_should_be_are_named():
+    """Parts of one flat tensor whose record has two parameters of one size the wrong way round."""
+    parameters = {name: torch.nn.Parameter(torch.randn(4, 3)) for name in ("a", "b", "c")}
+    flat = torch.cat([value.detach().view(-1) for value in parameters.values()])
+    parts = [LivePart(name, 0, 12, 12 * place) for place, name in enumerate(parameters)]
+    assert misplaced([LiveTensor({}, flat, parts, list(parameters))], parameters) == []
+    turned = [parts[0], parts[1]._replace(name="c"), parts[2]._replace(name="b")]
+    assert misplaced([LiveTensor({}, flat, turned, list(parameters))], parameters) == ["c", "b"]
 
 
 def test_costs_are_those_of_the_parts(tmp_path):

@@ -1,0 +1,90 @@
+"""Recipes that have a name: `recipe: modern` stands for an architecture, an optimizer and a schedule.
+
+A set says all of FIELDS, and what its architecture stands for (architectures.py). It goes over and under
+other settings as that does: over what the files below say, under what is written beside the name or over it.
+
+    extends: gpt-tiny
+    recipe: modern
+    optimizer: {muon_lr: 0.01}      the recipe's fields, with a rate of its own for the matrices
+
+Sizes, rates and lengths are the run's own. A name that the files below have already changes nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from nbtrain.config import architectures
+from nbtrain.config.schedule_section import UNITS, LrScheduleConfig, OptimizerConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located
+
+# One amount, of which a file gives one.
+WSD_DECAY = tuple(f"lr_schedule.lr_wsd_decay_{unit}" for unit in (*UNITS, "fraction"))
+_OWN = ("lr_schedule.lr_decay_style", "lr_schedule.lr_wsd_decay_style", *WSD_DECAY)
+FIELDS = (
+    *("model.architecture", "model.untie_embeddings_and_output_weights"),
+    *("optimizer.type", *(f"optimizer.{key}" for key in OptimizerConfig.model_fields if "muon_" in key)),
+    *_OWN,
+)
+# {name: what differs from the schema's defaults}
+_DIFFERENCES: dict[str, dict[str, Any]] = {
+    # arXiv:2005.14165, appendix B.
+    "gpt3": {},
+    # Llama's layers with norms of queries and keys, tied as small models are; Muon (arXiv:2502.16982); a rate
+    # that falls as 1 - sqrt in the last fifth (arXiv:2405.18392, section 4).
+    "modern": {
+        "model.architecture": "qwen3",
+        "optimizer.type": "Muon",
+        "lr_schedule.lr_decay_style": "WSD",
+        "lr_schedule.lr_wsd_decay_fraction": 0.2,
+        "lr_schedule.lr_wsd_decay_style": "minus_sqrt",
+    },
+}
+NAMES: tuple[str, ...] = get_args(RunConfig.model_fields["recipe"].annotation)
+_SECTIONS = {"model": RunConfig.model_fields["model"].annotation, "optimizer": OptimizerConfig}
+_SECTIONS["lr_schedule"] = LrScheduleConfig
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    """{dotted key: value} of a recipe, all of FIELDS. Raises KeyError for another name."""
+    different = _DIFFERENCES[name]
+    return {key: different.get(key, _default(key)) for key in FIELDS}
+
+
+def _default(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return _SECTIONS[section].model_fields[name].default  # type: ignore[union-attr]
+
+
+def expanded(layer: Located, base: Located) -> Located:
+    """One layer of a configuration, a file or overrides, over `base`: with what its names stand for.
+
+    In place. A name that is no recipe is left to the schema's check, and the default is no name that somebody
+    wrote.
+    """
+    own, below = (one.value.get("recipe") if "recipe" in one.origins else None for one in (layer, base))
+    if isinstance(own, str) and own in NAMES and own != below:
+        for key, value in _missing(layer, fields_of(own)):
+            section, _, name = key.partition(".")
+            layer.value.setdefault(section, {})[name] = value
+            layer.origins[key] = layer.origins["recipe"]
+    return architectures.expanded(layer, base)
+
+
+def _missing(layer: Located, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those of the fields that the layer leaves to the recipe."""
+    written = {
+        f"{section}.{name}"
+        for section, values in layer.value.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }
+    amount_is_given = any(key in written for key in WSD_DECAY)
+    for key, value in fields.items():
+        section = key.partition(".")[0]
+        if key in written or not isinstance(layer.value.get(section, {}), dict):
+            continue
+        if section == "model" and "model.architecture" in written:
+            # Another architecture stands for all of its fields.
+            continue
+        yield key, None if key in WSD_DECAY and amount_is_given else value

@@ -1,0 +1,79 @@
+"""Rows of the mapping: Muon, which Megatron-LM has since 2025 and Megatron-DeepSpeed has not.
+
+Its settings are those of NVIDIA's emerging optimizers, nesterov off and the momentum 0.9 by default. The
+coefficients of nbtrain's Newton-Schulz are called `simple` there.
+"""
+
+from nbtrain.foreign.rows_model import Row
+from nbtrain.foreign.sides import Reading, Writing
+
+COEFFICIENTS = "simple"
+# {field: the program's value}
+SAME = {
+    "optimizer.muon_momentum": "muon_momentum",
+    "optimizer.muon_nesterov": "muon_nesterov",
+    "optimizer.muon_num_ns_steps": "muon_num_ns_steps",
+    "optimizer.muon_scale_mode": "muon_scale_mode",
+    "optimizer.muon_extra_scale_factor": "muon_extra_scale_factor",
+}
+# {the program's value: (what nbtrain does, the field to override, words)}
+FIXED = {
+    "muon_coefficient_type": (
+        COEFFICIENTS,
+        "optimizer.muon_num_ns_steps",
+        "other coefficients of Newton-Schulz",
+    ),
+    "muon_tp_mode": ("duplicated", "optimizer.type", "parts of matrices are orthogonalized, here whole ones"),
+    "muon_split_qkv": (True, "optimizer.type", "queries, keys and values are orthogonalized as one matrix"),
+    "muon_scalar_optimizer": (
+        "adam",
+        "optimizer.type",
+        "the rest is stepped by another optimizer than AdamW",
+    ),
+}
+
+
+def _read(source: Reading) -> None:
+    kind, place = source.value("optimizer"), source.place("optimizer")
+    if kind in (None, "adam"):
+        return
+    if kind not in ("muon", "dist_muon"):
+        source.fail(
+            "optimizer.type",
+            f"{place}: --optimizer {kind}: changes the run, and only adam and muon can be taken over.",
+        )
+        return
+    source.set("optimizer.type", "Muon", "optimizer")
+    for key, dest in SAME.items():
+        source.set(key, source.value(dest), dest)
+    for dest, (own, key, words) in FIXED.items():
+        # distributed and duplicated are one update, made in two ways.
+        if (value := source.value(dest)) not in (own, "distributed"):
+            flag = source.table.by_dest[dest][0].flags[0]
+            where = source.place(dest)
+            source.fail(
+                key,
+                f"{where}: {flag} {value}: {words}. For nbtrain's {own} add {key}=... to the command.",
+            )
+
+
+def _write(target: Writing) -> None:
+    optimizer = target.config.optimizer
+    if optimizer.type != "Muon":
+        return
+    if not target.has("muon_momentum"):
+        target.cannot("optimizer.type", "has no Muon: it trains all parameters with Adam")
+        return
+    target.add("optimizer", "muon")
+    for key, dest in SAME.items():
+        value = getattr(optimizer, key.partition(".")[2])
+        if value is not False:
+            target.add(dest, value)
+    target.add("muon_coefficient_type", COEFFICIENTS)
+    if optimizer.muon_lr not in (None, target.config.lr_schedule.lr):
+        target.cannot("optimizer.muon_lr", "has one learning rate for matrices and the rest")
+
+
+MUON_ROWS = (
+    Row(("optimizer.type", "optimizer.muon_lr", *SAME), ("optimizer", *SAME.values(), *FIXED), _read, _write),
+)

@@ -16,7 +16,9 @@ of a quiet one, so that they are measured by themselves (--speed).
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
@@ -35,6 +39,8 @@ SEEDS = (1234, 1235, 1236)
 # Validations of a run, its last step included.
 VALIDATIONS = 12
 WIDENINGS = 3
+# Of --speed.
+ROUNDS, WARM_UP_STEPS, STEPS_OF_ROUND = 7, 3, 8
 # Of a whole run's tokens: lengths of the modern recipe's shorter runs.
 SHARES = (0.5, 0.375, 0.625)
 
@@ -150,7 +156,8 @@ class Bench:
                 elif event["kind"] == "test":
                     found["test_loss"] = event["loss"]
         losses = list(found["validation"].values())
-        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": before}
+        text = f"{self.text.name}" if SIZES[trial.size].takes_text and self.text else "Python's documentation"
+        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": before, "text": text}
         files.write_json(self.folder / f"{trial.name}.json", found)
         shutil.rmtree(run.path)
         print(f"{time.strftime('%H:%M:%S')}  {trial.name}  loss {found['loss']:.4f}", flush=True)
@@ -169,9 +176,14 @@ class Bench:
             "checkpoint.save_interval_steps": steps // VALIDATIONS,
             **settings_of(trial.arm, size, trial.lr),
         }
-        return launch.make_run(self.folder, overrides, trial.name, str(self._yaml(trial.size)), trace=False)
+        return launch.make_run(self.folder, overrides, trial.name, str(self.yaml(trial.size)), trace=False)
 
-    def _yaml(self, name: str) -> Path:
+    def records(self) -> list[dict[str, Any]]:
+        """Of all trials and speeds so far."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+
+    def yaml(self, name: str) -> Path:
+        """The run YAML of a size, without an arm."""
         size, path = SIZES[name], self.folder / f"{name}.yaml"
         with_text = size.takes_text and self.text is not None
         data = f"{'text' if with_text else 'python-docs'}-{size.vocab}"
@@ -188,9 +200,9 @@ class Bench:
 
     def prepare(self, size: str) -> None:
         """Tokenizer and dataset of a size, if they are missing."""
-        command = [sys.executable, "-m", "nbtrain", "prepare", str(self._yaml(size))]
-        environment = {"NBTRAIN_DATA": str(self.folder / "data")}
-        subprocess.run(command, check=True, env={**__import__("os").environ, **environment})
+        command = [sys.executable, "-m", "nbtrain", "prepare", str(self.yaml(size))]
+        environment = {**os.environ, "NBTRAIN_DATA": str(self.folder / "data")}
+        subprocess.run(command, check=True, env=environment)
 
 
 def searched(bench: Bench, size: str, arm: str) -> dict[float, float]:
@@ -226,6 +238,77 @@ def all_trials(bench: Bench, size: str) -> Iterator[Trial]:
             yield Trial(size, "modern", best["modern"], seed, int(tokens * share) // step * step)
 
 
+def measure_speed(bench: Bench, size: str) -> None:
+    """CPU seconds a token of both arms, alternating: each is stopped while the other one trains."""
+    contenders = {arm: Contender(bench, size, arm) for arm in ARMS}
+    rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    try:
+        for one in contenders.values():
+            one.make_steps(WARM_UP_STEPS)
+        for number in range(ROUNDS):
+            for arm in ARMS if number % 2 else reversed(ARMS):
+                rates[arm].append(contenders[arm].make_steps(STEPS_OF_ROUND) / SIZES[size].tokens_per_step)
+            print(f"round {number + 1} of {ROUNDS}, load {os.getloadavg()[0]:.1f}", flush=True)
+    finally:
+        for one in contenders.values():
+            one.end()
+    files.write_json(bench.folder / f"{size}-speed.json", {"size": size, "cpu_seconds_per_token": rates})
+
+
+class Contender:
+    """A run that is made to go on for a few steps at a time."""
+
+    def __init__(self, bench: Bench, size: str, arm: str):
+        overrides = {
+            **settings_of(arm, SIZES[size], 1e-3),
+            "evaluation.eval_iters": 0,
+            "checkpoint.save_interval_steps": 10**6,
+            # A rank that is stopped keeps the launcher waiting.
+            "parallel.process_group_timeout_seconds": 36_000,
+        }
+        name = f"{size}-speed-{arm}"
+        shutil.rmtree(bench.folder / "output" / name, ignore_errors=True)
+        self.run = launch.make_run(bench.folder, overrides, name, str(bench.yaml(size)))
+        self.process = launch.start(self.run, bench.folder / "data")
+
+    def _tree(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def _cpu_seconds(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self._tree())
+
+    def _signal(self, number: int) -> None:
+        for process in self._tree():
+            process.send_signal(number)
+
+    def make_steps(self, steps: int) -> float:
+        """CPU seconds of each of the next `steps` steps; it stands still before and afterwards."""
+        self._signal(signal.SIGCONT)
+        first, before = self._wait(self._steps() + 1), self._cpu_seconds()
+        last = self._wait(first + steps)
+        seconds = self._cpu_seconds() - before
+        self._signal(signal.SIGSTOP)
+        return seconds / (last - first)
+
+    def _wait(self, step: int) -> int:
+        while (made := self._steps()) < step:
+            if self.process.poll() is not None:
+                raise SystemExit(f"{self.run.name} ended\n{launch.log_of(self.run)[-3000:]}")
+            time.sleep(0.02)
+        return made
+
+    def _steps(self) -> int:
+        return len(launch.trace(self.run))
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self._signal(signal.SIGCONT)
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+        shutil.rmtree(self.run.path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -233,10 +316,20 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "recipes")
     parser.add_argument("--text", type=Path, help="JSON lines with `text`, for the larger size")
+    parser.add_argument("--speed", action="store_true", help="measure CPU seconds a token, and end")
+    parser.add_argument("--page", action="store_true", help="write the page of the records, and end")
     options = parser.parse_args()
     bench = Bench(options.folder.resolve(), options.text)
+    if options.page:
+        from tests.benchmarks import recipes_page
+
+        recipes_page.write(bench, REPOSITORY / "docs")
+        return
     for size in options.size:
         bench.prepare(size)
+        if options.speed:
+            measure_speed(bench, size)
+            continue
         for trial in all_trials(bench, size):
             bench.run(trial)
 

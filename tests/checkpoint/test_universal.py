@@ -30,7 +30,13 @@ def written(run, to) -> list[dict]:
 
 @pytest.mark.parametrize(
     "source, target",
-    [("d2 z3", "d2 z1"), ("t2 z1", "z2"), ("z1 bf16", "d2 z2 bf16"), ("t2 z1 llama", "z2 llama"), ("t2 z1 muon", "d2 z2 muon")],
+    [
+        ("d2 z3", "d2 z1"),
+        ("t2 z1", "z2"),
+        ("z1 bf16", "d2 z2 bf16"),
+        ("t2 z1 llama", "z2 llama"),
+        ("t2 z1 muon", "d2 z2 muon"),
+    ],
 )
 def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
     """Bit for bit: masters, moments and steps.

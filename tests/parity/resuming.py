@@ -181,7 +181,7 @@ def resume_cases_of_ci() -> list[Case]:
     return [
         Case(zero=0, data="masked"),
         Case(dp=2, zero=3, precision="bf16", data="ramp"),
-        Case(tp=2, sp=True, dp=2, zero=2, data="packed", recompute="selective"),
+        Case(tp=2, sp=True, dp=2, zero=2, data="packed", recompute="selective", optimizer="muon"),
         Case(tp=2, pp=2, precision="bf16", extra={"checkpoint.async_save": True}, note="async"),
         Case(us=2, data="documents", offload="optimizer"),
     ]

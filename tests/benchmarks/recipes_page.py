@@ -1,0 +1,224 @@
+"""docs/recipes.{json,md,png} out of the records of tests/benchmarks/recipes.py."""
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.load import load
+from tests.benchmarks.recipes import ARMS, SEEDS, SIZES, Bench, settings_of
+
+Record = dict[str, Any]
+COMMAND = "nice -n 15 python -m tests.benchmarks.recipes"
+TITLES = {"gpt3": "`recipe: gpt3`", "modern": "`recipe: modern`"}
+COLORS = {"gpt3": "#7f7f7f", "modern": "#1f77b4"}
+
+HEAD = """# Two recipes on equal text
+
+Written by `python -m tests.benchmarks.recipes --page` from the records of
+
+```
+{command}
+python -m tests.benchmarks.recipes --speed
+```
+
+`recipe: gpt3` is GPT-3's: LayerNorm, GELU, learned positions, biases; AdamW (0.9, 0.95, decay 0.1); a
+cosine after a warm-up. `recipe: modern` is Llama's layers with norms of queries and keys (RMSNorm, SwiGLU,
+rotary positions, no biases), Muon for the blocks' matrices and AdamW for the rest, and a rate that falls in
+the last fifth (WSD). Both have as many parameters, within 1 %, the same samples in the same order, the same
+batch, warm-up (5 %), decay of weights and clipping, no dropout, and one learning rate for all parameters.
+Each rate was searched by itself: four of them a factor of two apart, and more as long as the best was the
+lowest or the highest.
+"""
+
+SHOWS = """
+## What this shows, and what not
+
+- Validation losses are means over {validation} held-out tokens, the same for all. A run's loss is that of its
+  end, where its rate has come down; curves on the way to it are of rates that are still high.
+- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on, each with a
+  schedule of its own.
+- CPU seconds of a token were measured alternating, each alone on one thread, optimizer and data included.
+  On a GPU, Newton-Schulz takes another share of a step, and in bf16 another one again.
+- These are models of 3.5 and 14 million parameters on little text, with the batch of the demo. Nothing is
+  said of larger models, longer runs or other batches; the best rates hold for these sizes only.
+- The gain is that of the whole recipe. Which part gives how much was not measured.
+"""
+
+
+def write(bench: Bench, to: Path) -> None:
+    """All three files, of what records there are."""
+    records = bench.records()
+    (to / "recipes.json").write_text(json.dumps(records, indent=1) + "\n")
+    sizes = [size for size in SIZES if any(one["size"] == size and "loss" in one for one in records)]
+    parts = [HEAD.format(command=COMMAND), "![loss against tokens](recipes.png)\n"]
+    parts += [part for size in sizes for part in _section(bench, size, _of(records, size))]
+    parts.append(SHOWS.format(validation=", ".join(_held_out(size) for size in sizes)))
+    (to / "recipes.md").write_text("\n".join(part.strip("\n") + "\n" for part in parts))
+    _picture({size: _of(records, size) for size in sizes}).savefig(
+        to / "recipes.png", dpi=110, metadata={"Software": None}
+    )
+
+
+def _of(records: Sequence[Record], size: str) -> list[Record]:
+    return [one for one in records if one["size"] == size]
+
+
+def _held_out(size: str) -> str:
+    return f"{16 * SIZES[size].batch * SIZES[size].seq:,}"
+
+
+def whole(records: Sequence[Record], arm: str) -> list[Record]:
+    """Of an arm: the runs of full length."""
+    tokens = SIZES[records[0]["size"]].tokens
+    return [one for one in records if one.get("arm") == arm and one["tokens"] == tokens]
+
+
+def best_rate(records: Sequence[Record], arm: str) -> float:
+    """By the loss with the first seed."""
+    searched = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
+    return min(searched, key=lambda one: one["loss"])["lr"]
+
+
+def at_best(records: Sequence[Record], arm: str) -> list[Record]:
+    """Whole runs at the best rate, of all seeds."""
+    rate = best_rate(records, arm)
+    return [one for one in whole(records, arm) if one["lr"] == rate]
+
+
+def losses_by_length(records: Sequence[Record]) -> dict[int, list[float]]:
+    """{tokens: losses} of the modern recipe at its best rate."""
+    rate, found = best_rate(records, "modern"), {}
+    for one in records:
+        if one.get("arm") == "modern" and one["lr"] == rate:
+            found.setdefault(one["tokens"], []).append(one["loss"])
+    return dict(sorted(found.items()))
+
+
+def tokens_to(records: Sequence[Record], loss: float) -> float | None:
+    """Tokens of a modern run that ends at `loss`; None unless two lengths are on both sides of it."""
+    points = [(tokens, statistics.mean(found)) for tokens, found in losses_by_length(records).items()]
+    for (few, high), (many, low) in itertools.pairwise(points):
+        if high >= loss >= low:
+            share = (high - loss) / (high - low)
+            return math.exp(math.log(few) + share * math.log(many / few))
+    return None
+
+
+def _section(bench: Bench, size: str, records: list[Record]) -> list[str]:
+    sizes, counts = SIZES[size], []
+    for arm in ARMS:
+        config = load(str(bench.yaml(size)), settings_of(arm, sizes, 1e-3))
+        counts.append(f"{count_parameters(config).total:,}")
+    text = next((one["text"] for one in records if "text" in one), "Python's documentation")
+    parts = [
+        f"## {amounts.count(float(counts[0].replace(',', '')))} parameters\n\n"
+        f"{counts[0]} and {counts[1]} parameters; {sizes.layers} layers of {sizes.hidden}; {text} in a "
+        f"vocabulary of {sizes.vocab:,}; {amounts.count(sizes.tokens)} tokens in steps of "
+        f"{sizes.tokens_per_step:,}; fp32, one thread.",
+        _search(records),
+    ]
+    found = {arm: at_best(records, arm) for arm in ARMS if whole(records, arm)}
+    if len(found) == len(ARMS):
+        parts += [_seeds(found), _lengths(records, found)]
+    return parts
+
+
+def _search(records: list[Record]) -> str:
+    rows = ["| learning rate | " + " | ".join(TITLES[arm] for arm in ARMS) + " |", "| --- | --- | --- |"]
+    first = [one for arm in ARMS for one in whole(records, arm) if one["seed"] == SEEDS[0]]
+    for rate in sorted({one["lr"] for one in first}):
+        cells = []
+        for arm in ARMS:
+            loss = next((one["loss"] for one in first if (one["arm"], one["lr"]) == (arm, rate)), None)
+            shown = "" if loss is None else f"{loss:.4f}"
+            cells.append(f"**{shown}**" if shown and best_rate(records, arm) == rate else shown)
+        rows.append(f"| {rate:g} | {' | '.join(cells)} |")
+    return "Validation loss with one seed:\n\n" + "\n".join(rows)
+
+
+def _seeds(found: dict[str, list[Record]]) -> str:
+    rows = [
+        "| recipe | best rate | seeds | loss, mean | lowest to highest |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for arm, runs in found.items():
+        losses = [one["loss"] for one in runs]
+        rows.append(
+            f"| {TITLES[arm]} | {runs[0]['lr']:g} | {len(losses)} | {statistics.mean(losses):.4f} | "
+            f"{min(losses):.4f} to {max(losses):.4f} |"
+        )
+    return "At its best rate:\n\n" + "\n".join(rows)
+
+
+def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
+    goal = statistics.mean(one["loss"] for one in found["gpt3"])
+    tokens = found["gpt3"][0]["tokens"]
+    speed = next((one["cpu_seconds_per_token"] for one in records if "cpu_seconds_per_token" in one), None)
+    seconds = {arm: statistics.median(rates) for arm, rates in speed.items()} if speed else {}
+    head = ["| recipe | tokens | seeds | loss, mean |", "| --- | --- | --- | --- |"]
+    if seconds:
+        head = ["| recipe | tokens | seeds | loss, mean | CPU seconds |", "| --- | --- | --- | --- | --- |"]
+
+    def row(arm: str, count: float, seeds: str, loss: float) -> str:
+        cells = [TITLES[arm], amounts.count(count), seeds, f"{loss:.4f}"]
+        return f"| {' | '.join([*cells, *([f'{count * seconds[arm]:,.0f}'] if seconds else [])])} |"
+
+    rows = [row("gpt3", tokens, str(len(found["gpt3"])), goal)]
+    for count, losses in losses_by_length(records).items():
+        rows.append(row("modern", count, str(len(losses)), statistics.mean(losses)))
+    needed = tokens_to(records, goal)
+    if needed is None:
+        return "Lengths:\n\n" + "\n".join([*head, *rows])
+    rows.append(row("modern", needed, "between", goal))
+    words = (
+        f"**Tokens to GPT-3's loss: {amounts.count(needed)}, {100 * needed / tokens:.0f} % of its "
+        f"{amounts.count(tokens)}.**"
+    )
+    if seconds:
+        share = needed * seconds["modern"] / (tokens * seconds["gpt3"])
+        words += (
+            f" **CPU seconds: {100 * share:.0f} %**; a token takes {1e3 * seconds['gpt3']:.3f} ms and "
+            f"{1e3 * seconds['modern']:.3f} ms."
+        )
+    return "Each length with its own schedule:\n\n" + "\n".join([*head, *rows]) + f"\n\n{words}"
+
+
+def _picture(by_size: dict[str, list[Record]]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * len(by_size), 4.4), layout="constrained")
+    for place, (size, records) in enumerate(by_size.items(), start=1):
+        axes = figure.add_subplot(1, len(by_size), place)
+        step = SIZES[size].tokens_per_step
+        for arm in ARMS:
+            if not whole(records, arm):
+                continue
+            for number, one in enumerate(at_best(records, arm)):
+                points = [(int(at) * step / 1e6, loss) for at, loss in one["validation"].items()]
+                label = f"{arm}, rate {one['lr']:g}" if number == 0 else None
+                axes.plot(*zip(*sorted(points)), color=COLORS[arm], alpha=0.8, lw=1.2, label=label)
+        if whole(records, "modern") and whole(records, "gpt3"):
+            lengths = losses_by_length(records)
+            means = [statistics.mean(losses) for losses in lengths.values()]
+            axes.plot(
+                [tokens / 1e6 for tokens in lengths],
+                means,
+                "o",
+                color=COLORS["modern"],
+                label="modern, ends of runs",
+            )
+            goal = statistics.mean(one["loss"] for one in at_best(records, "gpt3"))
+            axes.axhline(goal, color=COLORS["gpt3"], ls=":", lw=1)
+            axes.set_ylim(min(*means, goal) - 0.05, goal + 0.9)
+        axes.set_title(f"{size}: {SIZES[size].layers} layers of {SIZES[size].hidden}")
+        axes.set_xlabel("tokens, millions")
+        axes.set_ylabel("validation loss")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure

@@ -445,7 +445,6 @@ class RunConfig(ConfigModel):
         schedule = self.lr_schedule
         if (fraction := schedule.lr_wsd_decay_fraction) is not None:
             return int(fraction * self.lr_decay_tokens)
-        if given_unit(schedule, "lr_wsd_decay") == "steps":
-            assert schedule.lr_wsd_decay_steps is not None
-            return schedule.lr_wsd_decay_steps * self.tokens_per_step
+        if (steps := schedule.lr_wsd_decay_steps) is not None:
+            return steps * self.tokens_per_step
         return self._given_in_tokens(schedule, "lr_wsd_decay")

@@ -196,6 +196,7 @@ def inspect(options: argparse.Namespace) -> None:
     if parameters:
         count = sum(math.prod(entry["shape"]) for entry in parameters.values())
         lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, vocabulary padding included"))
+        lines.append(("optimizer", optimizer_text(parameters)))
     if manifest.get("validation_loss") is not None:
         at = manifest.get("evaluated_step")
         where = "" if at in (None, step) else f", of step {at:,}"
@@ -204,6 +205,23 @@ def inspect(options: argparse.Namespace) -> None:
         lines.append(("next batch", manifest["next_batch_sha256"]))
     for title, text in lines:
         print(f"{title:<16}{text}")
+
+
+def optimizer_text(parameters: dict[str, Any]) -> str:
+    """Which optimizer steps how many of a manifest's parameters, by group, and what it keeps of each."""
+    words = []
+    for name, groups, kept in (
+        ("Muon", ("matrices",), "momentum_buffer"),
+        ("AdamW", ("decay", "no_decay"), "exp_avg, exp_avg_sq"),
+    ):
+        of_group = {
+            group: [math.prod(entry["shape"]) for entry in parameters.values() if entry["group"] == group]
+            for group in groups
+        }
+        found = [f"{group} {sum(counts):,} in {len(counts)}" for group, counts in of_group.items() if counts]
+        if found:
+            words.append(f"{name} ({kept}): {', '.join(found)}")
+    return "; ".join(words)
 
 
 def verify(options: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ VERSION_2 = {
         "weights": "bf16",
     },
     "versions": {"nbtrain": "1.0", "torch": "2.13"},
-    "parameters": {"a": {"shape": [3, 4]}, "b": {"shape": [5]}},
+    "parameters": {"a": {"shape": [3, 4], "group": "decay"}, "b": {"shape": [5], "group": "no_decay"}},
     "next_batch_sha256": "e" * 64,
 }
 # Without what version 2 added.
@@ -159,10 +159,16 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
         "step 20, 80 samples, 2,560 tokens",
         "data 2, tensor 4, ZeRO 1, bf16",
         "17 in 2 tensors",
+        "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1\n",
         "3.2500, of step 15",
         "e" * 64,
     ):
         assert words in said
+    by_muon = {"c": {"shape": [6, 2], "group": "matrices"}, "d": {"shape": [2, 2], "group": "matrices"}}
+    write(run, 25, {**VERSION_2, "parameters": {**VERSION_2["parameters"], **by_muon}})
+    assert cli.main(["checkpoint", "inspect", "tiny", "--step", "25"]) == 0
+    words = "Muon (momentum_buffer): matrices 16 in 2; AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
+    assert words in capsys.readouterr().out
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
     assert "its writing was cut off" in capsys.readouterr().err
 

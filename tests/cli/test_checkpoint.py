@@ -167,8 +167,8 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     by_muon = {"c": {"shape": [6, 2], "group": "matrices"}, "d": {"shape": [2, 2], "group": "matrices"}}
     write(run, 25, {**VERSION_2, "parameters": {**VERSION_2["parameters"], **by_muon}})
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "25"]) == 0
-    words = "Muon (momentum_buffer): matrices 16 in 2; AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
-    assert words in capsys.readouterr().out
+    by_adamw = "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
+    assert f"Muon (momentum_buffer): matrices 16 in 2; {by_adamw}" in capsys.readouterr().out
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
     assert "its writing was cut off" in capsys.readouterr().err
 

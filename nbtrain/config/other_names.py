@@ -48,6 +48,11 @@ optimizer.clip_grad | gradient_clipping grad_clip max_grad_norm max_norm gradien
 optimizer.adam_beta1 | betas beta1
 optimizer.adam_beta2 | beta2
 optimizer.adam_eps | adam_epsilon eps
+optimizer.type | optimizer_type optimizer_name optim
+optimizer.muon_momentum | momentum
+optimizer.muon_nesterov | nesterov
+optimizer.muon_num_ns_steps | ns_steps
+optimizer.muon_scale_mode | adjust_lr_fn
 lr_schedule.lr | learning_rate peak_lr max_lr
 lr_schedule.min_lr | lr_min end_lr min_lr_factor
 lr_schedule.lr_warmup_steps | warmup_steps lr_warmup_iters warmup_iters num_warmup_steps warmup_num_steps

@@ -15,6 +15,7 @@ Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel 
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ def build_model(config: Any, parallel: ModelParallel = WHOLE) -> "GPT":
 class GPT(nn.Module):
     """Decoder-only transformer; the names of its parameters are the canonical ones (names.py)."""
 
-    def __init__(self, config: GPTConfig, parallel: ModelParallel = WHOLE):
+    def __init__(self, config: GPTConfig, parallel: ModelParallel = WHOLE, init: Initializer | None = None):
         super().__init__()
         self.config = config
         self.parallel = parallel
-        init = Initializer(config.seed, config.init_method_std, config.num_layers)
+        init = init or Initializer(config.seed, config.init_method_std, config.num_layers)
         self.word_embeddings = WordEmbedding(config, init, parallel)
         self.position_embeddings = PositionEmbedding(config, init, parallel)
         self.layers = nn.ModuleList(
@@ -57,7 +58,7 @@ class GPT(nn.Module):
         self.final_layernorm = Norm(config, init, parallel)
         if config.untie_embeddings_and_output_weights:
             self.output_layer = OutputLayer(config, init, parallel)
-        self.output_product = nn.functional.linear
+        self.output_product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.linear
         """hidden states times the output matrix, for logits; inference/packed.py replaces it."""
 
     def forward(

@@ -42,3 +42,13 @@ class Initializer:
     @staticmethod
     def ones(*shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.ones(shape))
+
+
+class Unset(Initializer):
+    """Parameters whose weights are loaded: memory as it is found, of which none is touched before."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0, std=0.0, num_layers=1)
+
+    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.empty(shape))

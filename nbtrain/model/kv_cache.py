@@ -155,13 +155,8 @@ class KVCache:
         self._written = [max(pair) for pair in zip(self._written, self.lengths)]
         self.placed = None
 
-    def copy(self, source: int, target: int) -> None:
-        """Make `target` hold what `source` holds."""
-        self.reorder([target], [source])
-
-    def reorder(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Make each of `targets` hold what each of `sources` held before."""
-        lengths = [self.lengths[source] for source in sources]
+    def reorder(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
+        """Have each of `targets` hold the first lengths[i] tokens that sources[i] held before."""
         longest = max(lengths)
         index = torch.tensor([*sources], device=self.tensor.device)
         taken = self.tensor[:, :, :, :, :longest].index_select(2, index)

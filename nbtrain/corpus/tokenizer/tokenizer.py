@@ -29,7 +29,7 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
-from nbtrain.corpus.tokenizer.unfinished import decode_finished
+from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
 from nbtrain.corpus.tokenizer.unknown import unknown_id
 
 logger = logging.getLogger(__name__)
@@ -193,6 +193,16 @@ class Tokenizer:
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
         """(the text of token ids, whether its last character lacks bytes and is therefore left out)."""
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        """What one token stands for in UTF-8, which may be a part of a character."""
+        return bytes_of_token(self._reference.id_to_token(token) or "", self._is_byte_level)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = orjson.loads((self.directory / ONE_FILE).read_bytes()).get("decoder") or {}
+        kinds = [decoder, *decoder.get("decoders", ())]
+        return any(kind.get("type") == "ByteLevel" for kind in kinds)
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.

@@ -11,6 +11,7 @@ from functools import cache
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NUM_BYTES = 256
+BLANK = "\u2581"  # of SentencePiece
 MOST_BYTES = 4  # of a character in UTF-8
 
 
@@ -31,9 +32,21 @@ def decode_finished(
         tail = bytes(int(match[1], 16) for match in fallback[start:] if match)
         missing = unfinished_bytes(tail)
         return (decode(ids[:-missing]), True) if missing else (text, False)
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    byte_of = letter_bytes()
     tail = bytes(byte_of[letter] for token in tokens for letter in token if letter in byte_of)
     return (text[:-1], True) if unfinished_bytes(tail) else (text, False)
+
+
+def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
+    """What an entry of a vocabulary stands for: letters of bytes, <0x..> for a byte, or text."""
+    if is_byte_level:
+        byte_of = letter_bytes()
+        if all(letter in byte_of for letter in entry):
+            return bytes(byte_of[letter] for letter in entry)
+        return entry.encode()
+    if matched := BYTE_TOKEN.fullmatch(entry):
+        return bytes([int(matched[1], 16)])
+    return entry.replace(BLANK, " ").encode()
 
 
 def unfinished_bytes(tail: bytes) -> int:
@@ -53,3 +66,9 @@ def byte_letters() -> list[str]:
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
+
+
+@cache
+def letter_bytes() -> dict[str, int]:
+    """The byte that each of these letters stands for."""
+    return {letter: byte for byte, letter in enumerate(byte_letters())}

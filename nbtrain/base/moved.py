@@ -39,7 +39,7 @@ nbtrain.data.sources | nbtrain.corpus | optional
 nbtrain.data.sources | nbtrain.corpus.sources | arrow base compression files folder hf_dataset instructions
     json_line jsonl mock parquet python_docs record_files templates text tokens wiki
 nbtrain.data.wiki | nbtrain.corpus.wiki | download dump markup prefixes text_templates walker
-nbtrain.generation | nbtrain.inference | __main__=generate decode sampling
+nbtrain.generation | nbtrain.inference | __main__=generate decode=engine sampling
 nbtrain.jobs | nbtrain.jobs | problem=obstacle
 nbtrain.jobs | nbtrain.jobs.supervisor | attempt hang host_memory leftovers processes rank_wrapper reserve
     summary verdict

@@ -1,84 +1,211 @@
-"""`python -m nbtrain.inference.generate`: one JSON request on stdin, JSON lines on stdout.
+"""`python -m nbtrain.inference.generate`: a model that is loaded once and generates until its stdin ends.
 
-request   {"run_dir", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "step"}
-answers   {"kind": "text", "text"} ...            new text as it is made
-          {"kind": "note", "message"}               a torn checkpoint that is not used
-          {"kind": "end", "step", "new_tokens", "seconds", "tokens_per_second"}
-          {"kind": "error", "error", "message"}   an NbtrainError's class and message
+A JSON object in each line. The first one says what is loaded:
+
+    {"run_dir", "step", "dtype", "tensor_parallel_size", "max_batch", "threads"}; null is for what suits
+
+Then requests, at any time, in any number; and what is no longer wanted:
+
+    {"kind": "generate", "id", "prompt": text or token ids or texts that are encoded one by one, "slides",
+     and the fields of config/generation.py}
+    {"kind": "cancel", "id"}
+
+On stdout, in lines too:
+
+    {"kind": "note", "message"}                             a torn checkpoint that is not used
+    {"kind": "ready", "step", "dtype", "tensor_parallel_size", "max_batch", "positions", "vocab_size", "eod"}
+    {"kind": "events", "events": [...], "running", "waiting"}
+                                                            {"id", "accepted"} or, of a request that is
+                                                            refused, {"id", "error", "message"}; then those of
+                                                            engine.py, of one step
+    {"kind": "error", "error", "message"}                   an NbtrainError's class and message; the end
+
+The asking side is serving/engine_process.py.
 """
 
+import json
+import os
+import queue
 import sys
-import time
+import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import orjson
 import torch
 
-from nbtrain.base.answers import answer_request
-from nbtrain.base.errors import DataError
-from nbtrain.base.files import read_json
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.generation import Generation
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.inference.decode import generate_tokens
-from nbtrain.inference.sampling import Sampling
-from nbtrain.inference.text_stream import TextStream
-from nbtrain.model.gpt import build_model
+from nbtrain.inference.choice import Request
+from nbtrain.inference.engine import Engine
+from nbtrain.inference.fit import MOST_SLOTS_ON_CPU, MOST_SLOTS_ON_GPU, Needed, cuts_of, fit, free_memory
+from nbtrain.inference.loaded import DTYPES, load
+from nbtrain.inference.ranks import GlooOrders, Ranks, device_of
+from nbtrain.inference.runner import Runner
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.parallel.groups import ALONE
+
+Message = dict[str, Any]
+
+LOOK_SECONDS = 10.0
 
 
 def main() -> int:
-    return answer_request(answers)
+    """Generate until stdin ends; returns the exit code."""
+    # What libraries print goes to stderr: stdout is for lines of JSON.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+    asked = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_read, args=(sys.stdin.buffer, commands), daemon=True).start()
+    try:
+        service = Service(asked)
+        for note in service.notes:
+            _say(out, {"kind": "note", "message": note})
+        _say(out, service.ready)
+        for message in answers(service.engine, commands):
+            _say(out, message)
+        service.end()
+    except NbtrainError as error:
+        _say(out, {"kind": "error", "error": type(error).__name__, "message": str(error)})
+        return error.exit_code
+    except BrokenPipeError:
+        return 1
+    return 0
 
 
-def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Everything one request is answered with."""
-    sampling = Sampling(request["temperature"], request["top_k"], request["top_p"])
-    run = RunDir(Path(request["run_dir"]))
-    config = load_resolved(run.config_yaml)
-    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
-    step, torn = whole_step(run, request.get("step"))
-    for number, reason in torn:
-        yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
-    # A run that was resumed on other tensor ranks pads its vocabulary otherwise.
-    weights = load_model_weights(run.path, step, padded_vocab_size=config.padded_vocab_size)
-    trained_with = (read_json(run.checkpoint_manifest(step)) or {}).get("tokenizer_sha256")
-    if trained_with not in (None, tokenizer.sha256):
-        raise DataError(
-            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "
-            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
-        )
-    model = build_model(config)
-    model.load_state_dict(weights)
-    if torch.cuda.is_available():
-        model.cuda()
-    generator = None
-    if request.get("seed") is not None:
-        generator = torch.Generator(model.word_embeddings.weight.device).manual_seed(request["seed"])
+class Service:
+    """An engine over the checkpoint that was asked for, and over the ranks that it is cut to."""
 
-    started = time.perf_counter()
-    # An empty prompt starts a document, as the end-of-document token does in training.
-    prompt = [int(token) for token in tokenizer.encode(request["prompt"])] or [tokenizer.eod_id]
-    new_tokens = generate_tokens(
-        model, prompt, sampling, request["max_new_tokens"], tokenizer.vocab_size, tokenizer.eod_id, generator
-    )
-    count = 0
-    stream = TextStream(tokenizer, prompt if request["prompt"] else ())
-    for token in new_tokens:
-        count += 1
-        if text := stream.add(token):
-            yield {"kind": "text", "text": text}
-    seconds = time.perf_counter() - started
-    yield {
-        "kind": "end",
-        "step": step,
-        "new_tokens": count,
-        "seconds": seconds,
-        "tokens_per_second": count / seconds if seconds else None,
-    }
+    def __init__(self, asked: Message):
+        run = RunDir(asked["run_dir"])
+        config = load_resolved(run.config_yaml)
+        step, passed_over = whole_step(run, asked.get("step"))
+        self.notes = [
+            f"checkpoint global_step{number} is not used: {reason}" for number, reason in passed_over
+        ]
+        if asked.get("threads"):
+            torch.set_num_threads(asked["threads"])
+        device, plain = device_of(0), GPTConfig.of(config)
+        dtype = asked.get("dtype") or "auto"
+        if dtype == "auto":
+            dtype = "fp32" if device.type == "cpu" else config.precision.dtype
+        positions = plain.max_position_embeddings
+        ranks, slots = _ranks_and_slots(config, plain, dtype, positions, asked)
+        self._ranks = None
+        if ranks > 1:
+            same = {
+                "run_dir": asked["run_dir"],
+                "step": step,
+                "dtype": dtype,
+                "threads": asked.get("threads"),
+            }
+            self._ranks = Ranks(ranks, {**same, "slots": slots, "positions": positions})
+        group, orders = (self._ranks.group, GlooOrders()) if self._ranks else (ALONE, None)
+        loaded = load(run, step, dtype, group, device, is_checked=True)
+        self.runner = Runner(loaded.model, slots, positions, orders)
+        self.engine = Engine(self.runner, loaded.tokenizer)
+        self.ready: Message = {
+            "kind": "ready",
+            "step": step,
+            "dtype": dtype,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+            "tensor_parallel_size": ranks,
+            "max_batch": slots,
+            "positions": positions,
+            "vocab_size": self.runner.vocab_size,
+            "eod": loaded.tokenizer.eod_token,
+        }
+
+    def end(self) -> None:
+        """End the other ranks."""
+        if self._ranks is not None:
+            self._ranks.will_end()
+            self.runner.end()
+            self._ranks.wait()
+
+
+def _ranks_and_slots(
+    config: Any, plain: GPTConfig, dtype: str, positions: int, asked: Message
+) -> tuple[int, int]:
+    ranks, slots = asked.get("tensor_parallel_size"), asked.get("max_batch")
+    free, is_gpu = free_memory(), torch.cuda.is_available()
+    needs = Needed.of(plain, count_parameters(config).total, DTYPES[dtype].itemsize, positions)
+    most = MOST_SLOTS_ON_GPU if is_gpu else MOST_SLOTS_ON_CPU
+    if ranks is None:
+        return fit(needs, free, cuts_of(plain, len(free)), slots, most)
+    # Processes on a CPU share its memory.
+    shared = free if is_gpu else [free[0] // ranks] * ranks
+    return fit(needs, shared, [ranks], slots, most)
+
+
+def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> Iterator[Message]:
+    """What is said on the way, until the commands end (None)."""
+    parent, said = os.getppid(), (0, 0)
+
+    def counts() -> tuple[int, int]:
+        return len(engine.running), len(engine.waiting)
+
+    while True:
+        taken: list[Message] = []
+        # Nothing to do: wait for the next command. Else take what is there.
+        while (engine.is_idle and counts() == said) or not commands.empty():
+            try:
+                command = commands.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                # A process that was forked from the parent may still hold the other end of stdin.
+                if os.getppid() != parent:
+                    return
+                continue
+            if command is None:
+                return
+            if command["kind"] == "cancel":
+                engine.cancel(command["id"])
+                continue
+            try:
+                engine.add(request_of(command, engine.tokenizer, engine.runner.positions))
+                taken.append({"id": command["id"], "accepted": True})
+            except NbtrainError as error:
+                taken.append({"id": command["id"], "error": type(error).__name__, "message": str(error)})
+                break
+        # A step may take a second: what is taken or refused is said before it.
+        for events in (taken, engine.step()):
+            if events or counts() != said:
+                said = counts()
+                yield {"kind": "events", "events": events, "running": said[0], "waiting": said[1]}
+
+
+def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Request:
+    """A command as the engine takes it. An empty prompt starts a document, as in training.
+
+    Without max_new_tokens there are as many as the model has positions, and at most most_new_tokens.
+    """
+    prompt = command["prompt"]
+    pieces = [prompt] if isinstance(prompt, str) else prompt
+    tokens: list[int] = []
+    for piece in pieces:
+        tokens += [int(token) for token in tokenizer.encode(piece)] if isinstance(piece, str) else [piece]
+    tokens = tokens or [tokenizer.eod_id]
+    if command["max_new_tokens"] is None:
+        room = max(positions - len(tokens), 1)
+        command = {**command, "max_new_tokens": min(room, command.get("most_new_tokens") or room)}
+    return Request(command["id"], tokens, Generation.of(command), command.get("slides", False))
+
+
+def _read(stdin: IO[bytes], commands: "queue.SimpleQueue[Message | None]") -> None:
+    for line in stdin:
+        commands.put(orjson.loads(line))
+    commands.put(None)
+
+
+def _say(out: IO[bytes], message: Message) -> None:
+    out.write(orjson.dumps(message) + b"\n")
+    out.flush()
 
 
 if __name__ == "__main__":

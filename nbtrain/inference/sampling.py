@@ -1,51 +1,84 @@
-"""From the logits of one position to the next token."""
+"""From logits to the next tokens, of several sequences that choose in one way.
 
-from dataclasses import dataclass
+The order is transformers': penalties, temperature, top_k, top_p, min_p. Each sequence brings a number of its
+own generator, so that its choice does not depend on the sequences beside it.
+
+Shapes: r sequences, v vocabulary, k tokens to choose among
+"""
+
+from collections.abc import Mapping
 
 import torch
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.config.generation import Generation
+
+# To sort a whole vocabulary takes ten times as long as to find so many of the likeliest.
+LIKELIEST = 512
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
+def how(generation: Generation) -> tuple[float, int, float, float]:
+    """What decides a choice among given logits: sequences that agree in it choose together."""
+    return generation.temperature, generation.top_k, generation.top_p, generation.min_p
 
-    temperature 0 takes the likeliest token. Otherwise logits are divided by it and cut to the top_k likeliest
-    (0: no cut), then to the smallest set whose share reaches top_p (arXiv:1904.09751, section 3.1; 1: no
-    cut); from these a token is drawn. Raises ConfigError if a value is out of range.
-    """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | None) -> torch.Tensor:
+    """Token ids [r] for logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless the temperature is 0."""
+    if generation.temperature == 0 or drawn is None:
+        return logits.argmax(-1)
+    probabilities, ids = distribution(logits, generation)
+    reached = probabilities.double().cumsum(-1)
+    # The first token at which more than the drawn share is reached: one without probability never is.
+    place = torch.searchsorted(reached, (drawn.to(reached.device) * reached[:, -1]).unsqueeze(-1), right=True)
+    place = place.clamp_(max=reached.shape[-1] - 1)
+    return (place if ids is None else ids.gather(-1, place)).squeeze(-1)
 
-    def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
-            ("top_k", self.top_k >= 0, "at least 0 (0 does not cut)"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 does not cut)"),
-        ):
-            if not holds:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be {rule}.")
 
-    def choose(self, logits: torch.Tensor, generator: torch.Generator | None = None) -> int:
-        """The next token for logits [v]."""
-        if self.temperature == 0:
-            return int(logits.argmax())
-        return int(torch.multinomial(self.probabilities(logits), 1, generator=generator))
-
-    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """The distribution that `choose` draws from: [v] -> [v], fp32, sums to 1."""
-        scaled = logits.float() / self.temperature
-        if 0 < self.top_k < scaled.numel():
-            kept, where = scaled.topk(self.top_k)
-            scaled = torch.full_like(scaled, -torch.inf).scatter(0, where, kept)
+def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(probabilities [r, k], ids [r, k], the likeliest first; None for all ids in order), fp32."""
+    scaled, vocabulary = logits.float() / generation.temperature, logits.shape[-1]
+    top_k, top_p, ids = generation.top_k, generation.top_p, None
+    if 0 < top_k < vocabulary:
+        scaled, ids = scaled.topk(top_k)
         probabilities = scaled.softmax(-1)
-        if self.top_p < 1:
-            ordered, where = probabilities.sort(descending=True)
-            # A token stays when the share before it has not reached top_p: the likeliest always stays.
-            dropped = ordered.cumsum(-1) - ordered >= self.top_p
-            probabilities = probabilities.scatter(0, where, ordered.masked_fill(dropped, 0.0))
-            probabilities /= probabilities.sum()
-        return probabilities
+    else:
+        probabilities = scaled.softmax(-1)
+        if top_p < 1:
+            probabilities, ids = _likeliest(probabilities, top_p)
+    if top_p < 1:
+        # A token stays while the share before it has not reached top_p: the likeliest always stays.
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    if generation.min_p > 0:
+        least = generation.min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+    return probabilities / probabilities.sum(-1, keepdim=True), ids
+
+
+def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities in falling order with their ids, as many as make up `share` in every row."""
+    if probabilities.device.type == "cpu" and probabilities.shape[-1] > LIKELIEST:
+        few, ids = probabilities.topk(LIKELIEST)
+        if bool((few.sum(-1) >= share).all()):
+            return few, ids
+    return probabilities.sort(descending=True)
+
+
+def penalized(
+    logits: torch.Tensor, generation: Generation, present: torch.Tensor, counts: Mapping[int, int]
+) -> torch.Tensor:
+    """logits [v] after the penalties, as a copy.
+
+    present: ids of the prompt and the new text, each once; counts: of the new text.
+    """
+    logits = logits.clone()
+    if (penalty := generation.repetition_penalty) != 1:
+        there = logits[present]
+        logits[present] = torch.where(there < 0, there * penalty, there / penalty)
+    if counts and (generation.presence_penalty or generation.frequency_penalty):
+        ids = torch.tensor(list(counts), device=logits.device)
+        often = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[ids] -= generation.presence_penalty + generation.frequency_penalty * often
+    if generation.logit_bias:
+        biased, biases = zip(*generation.logit_bias)
+        logits[torch.tensor(biased, device=logits.device)] += torch.tensor(biases, device=logits.device)
+    return logits

@@ -1,54 +1,136 @@
-"""The next token: greedy, cut to k, cut to a share, and drawn in the right proportions."""
+"""The next token: greedy, cut in every way, penalized, and drawn in the right proportions."""
+
+import dataclasses
 
 import pytest
 import torch
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.inference.sampling import Sampling
+from nbtrain.config.generation import Generation
+from nbtrain.inference.sampling import LIKELIEST, choose, distribution, penalized
 
-LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
+LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+PLAIN = Generation(temperature=1.0, top_k=0)
+
+
+def shares(**changes) -> torch.Tensor:
+    """The probability of each of the four ids."""
+    probabilities, ids = distribution(LOGITS, dataclasses.replace(PLAIN, **changes))
+    found = torch.zeros(1, 4)
+    return found.scatter(1, torch.arange(4)[None] if ids is None else ids, probabilities)[0]
 
 
 def test_zero_temperature_takes_the_likeliest():
-    """Without temperature there is no chance."""
-    assert Sampling(temperature=0).choose(LOGITS) == 0
+    assert choose(LOGITS, dataclasses.replace(PLAIN, temperature=0.0), None).tolist() == [0]
 
 
 def test_top_k_keeps_k_tokens_in_their_proportions():
-    """The two likeliest stay, renormalised."""
-    probabilities = Sampling(top_k=2).probabilities(LOGITS)
-    expected = torch.cat([LOGITS[:2].softmax(-1), torch.zeros(2)])
-    torch.testing.assert_close(probabilities, expected)
+    torch.testing.assert_close(shares(top_k=2), torch.cat([LOGITS[0, :2].softmax(-1), torch.zeros(2)]))
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_the_share():
     """Shares are 0.644, 0.237, ...: 0.6 needs one token, 0.7 needs two."""
-    assert (Sampling(top_p=0.6).probabilities(LOGITS) > 0).sum() == 1
-    assert (Sampling(top_p=0.7).probabilities(LOGITS) > 0).sum() == 2
+    assert (shares(top_p=0.6) > 0).tolist() == [True, False, False, False]
+    assert (shares(top_p=0.7) > 0).tolist() == [True, True, False, False]
 
 
-def test_draws_follow_the_distribution_and_the_seed():
-    """20,000 draws at temperature 0.5 match softmax(2 logits) within four standard errors; a seed repeats."""
-    sampling = Sampling(temperature=0.5)
-    generator = torch.Generator().manual_seed(3)
-    draws = [sampling.choose(LOGITS, generator) for _ in range(20_000)]
-    expected = (2 * LOGITS).softmax(-1)
-    counts = torch.bincount(torch.tensor(draws), minlength=4) / len(draws)
-    assert ((counts - expected).abs() < 4 * (expected / len(draws)).sqrt()).all()
-    assert [sampling.choose(LOGITS, torch.Generator().manual_seed(3)) for _ in range(2)] == draws[:1] * 2
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
+    """The ratios to the first are 0.368, 0.135 and 0.050."""
+    assert (shares(min_p=0.1) > 0).tolist() == [True, True, True, False]
+    assert (shares(min_p=0.2) > 0).tolist() == [True, True, False, False]
+    assert float(shares(min_p=0.2).sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "changes",
+    [
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.8},
+        {"top_p": 0.9},
+        {"top_p": 0.97},
+        {"temperature": 1.5, "min_p": 0.2},
+        {"temperature": 2.0, "top_k": 30, "top_p": 0.9, "min_p": 0.3},
+    ],
+)
+def test_the_cuts_are_transformers(changes):
+    """On a vocabulary that is larger than what is looked through first, flat and steep."""
+    from transformers.generation import logits_process as theirs
+
+    generation = dataclasses.replace(PLAIN, **changes)
+    logits = torch.randn(2, 3 * LIKELIEST, generator=torch.Generator().manual_seed(1))
+    logits[1] *= 8
+    expected = logits / generation.temperature
+    if generation.top_k:
+        expected = theirs.TopKLogitsWarper(generation.top_k)(None, expected)
+    if generation.top_p < 1:
+        expected = theirs.TopPLogitsWarper(generation.top_p)(None, expected)
+    if generation.min_p:
+        expected = theirs.MinPLogitsWarper(generation.min_p)(None, expected)
+    probabilities, ids = distribution(logits, generation)
+    found = probabilities if ids is None else torch.zeros_like(logits).scatter(1, ids, probabilities)
+    torch.testing.assert_close(found, expected.softmax(-1))
+
+
+def test_draws_follow_the_distribution():
+    """20,000 draws at temperature 0.5 match softmax(2 logits) within four standard errors."""
+    generation, count = dataclasses.replace(PLAIN, temperature=0.5), 20_000
+    drawn = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    draws = choose(LOGITS.expand(count, -1), generation, drawn)
+    expected = (2 * LOGITS[0]).softmax(-1)
+    counts = torch.bincount(draws, minlength=4) / count
+    assert ((counts - expected).abs() < 4 * (expected / count).sqrt()).all()
+
+
+def test_what_was_cut_is_never_drawn():
+    """Not even by the greatest and the least number."""
+    generation = dataclasses.replace(PLAIN, top_k=3, min_p=0.2)
+    drawn = torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)
+    assert choose(LOGITS.expand(2, -1), generation, drawn).tolist() == [0, 1]
+
+
+def test_penalties():
+    """CTRL's on what is there, as transformers has it; OpenAI's on the new text; biases."""
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    logits, there = torch.tensor([2.0, 1.0, -1.0, -2.0]), torch.tensor([0, 3])
+    found = penalized(logits, dataclasses.replace(PLAIN, repetition_penalty=1.5), there, {})
+    theirs = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 3, 3]]), logits[None].clone())
+    assert torch.equal(found, theirs[0])
+    generation = dataclasses.replace(PLAIN, presence_penalty=0.5, frequency_penalty=0.25)
+    assert penalized(logits, generation, there, {1: 2, 3: 1}).tolist() == [2.0, 0.0, -1.0, -2.75]
+    assert penalized(logits, dataclasses.replace(PLAIN, logit_bias=((2, 5.0),)), there, {})[2] == 4.0
+    assert logits.tolist() == [2.0, 1.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
     [
         ({"temperature": -1.0}, "temperature = -1.0 must be at least 0 (0 is greedy)."),
+        ({"temperature": float("nan")}, "temperature = nan must be at least 0 (0 is greedy)."),
         ({"top_k": -1}, "top_k = -1 must be at least 0 (0 does not cut)."),
         ({"top_p": 0.0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut)."),
         ({"top_p": 1.5}, "top_p = 1.5 must be above 0 and at most 1 (1 does not cut)."),
+        ({"min_p": 2.0}, "min_p = 2.0 must be from 0 to 1 (0 does not cut)."),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0 must be above 0 (1 does nothing)."),
+        ({"presence_penalty": 3.0}, "presence_penalty = 3.0 must be from -2 to 2 (0 does nothing)."),
+        ({"n": 65}, "n = 65 must be from 1 to 64."),
+        ({"logprobs": 21}, "logprobs = 21 must be from 0 to 20, or null for none."),
+        ({"stop": ("",)}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),
+        ({"n": 3, "num_beams": 2}, "n = 3 must be at most num_beams = 2."),
+        (
+            {"stop": ("a",), "num_beams": 2},
+            "stop does not go with num_beams = 2: leave out one of both.",
+        ),
     ],
 )
-def test_values_out_of_range_are_refused(arguments, message):
+def test_values_out_of_range_are_refused(changes, message):
     """The message holds the value and the rule."""
     with pytest.raises(ConfigError) as error:
-        Sampling(**arguments)
+        Generation(**changes)
     assert str(error.value) == message
+
+
+def test_a_request_survives_json():
+    import json
+
+    generation = Generation(stop=("a", "b"), logit_bias=((1, 2.0),), logprobs=3, seed=None)
+    assert Generation.of({**json.loads(json.dumps(generation.to_dict())), "id": "other"}) == generation

@@ -1,0 +1,115 @@
+"""How one text is continued: the fields of a request to a model, their defaults and bounds.
+
+Names are those of transformers' GenerationConfig where it has one, else OpenAI's or vLLM's. The command line,
+notebooks, the server and the process that generates all use this class.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+
+MOST_NEW_TOKENS = 1_000_000
+MOST_CHOICES = 64
+MOST_BEAMS = 64
+MOST_STOPS = 16
+MOST_STOP_CHARS = 1000
+MOST_LOGPROBS = 20
+"""OpenAI's bound of top_logprobs."""
+MOST_BIASES = 1024
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a prompt is continued. Raises ConfigError if a value is out of range."""
+
+    max_new_tokens: int = 100
+    """Tokens at most; the end of document and stop strings end a text before."""
+    temperature: float = 0.8
+    """Logits are divided by it; 0 takes the likeliest token (greedy)."""
+    top_k: int = 40
+    """Choose among so many of the likeliest tokens; 0 does not cut."""
+    top_p: float = 1.0
+    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut."""
+    min_p: float = 0.0
+    """Then among those with at least this share of the likeliest one's (arXiv:2407.01082); 0 does not cut."""
+    repetition_penalty: float = 1.0
+    """Of tokens that are there already, positive logits are divided by it and negative ones multiplied
+    (CTRL, arXiv:1909.05858, section 4.1); 1 does nothing."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each new token that is there already (OpenAI)."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of each new token, as often as it is there already (OpenAI)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit) (OpenAI)."""
+    num_beams: int = 1
+    """Beam search with so many beams; 1 is none."""
+    length_penalty: float = 1.0
+    """Of beams: their log-probability is divided by their length to this power."""
+    n: int = 1
+    """How many texts to make of the prompt."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the new text before them."""
+    ignore_eod: bool = False
+    """Go on after the end of a document."""
+    logprobs: int | None = None
+    """The log-probability of each token, and of so many of the likeliest in its place; null gives none."""
+    echo: bool = False
+    """Give the prompt, with its log-probabilities, before the new text."""
+    seed: int | None = 1234
+    """The same seed gives the same text, whatever is generated beside it; null gives another each time."""
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in self._rules():
+            if not holds:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be {rule}.")
+        if self.num_beams > 1:
+            self._check_beams()
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        yield "max_new_tokens", 0 <= self.max_new_tokens <= MOST_NEW_TOKENS, f"from 0 to {MOST_NEW_TOKENS:,}"
+        yield "temperature", 0 <= self.temperature < float("inf"), "at least 0 (0 is greedy)"
+        yield "top_k", self.top_k >= 0, "at least 0 (0 does not cut)"
+        yield "top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 does not cut)"
+        yield "min_p", 0 <= self.min_p <= 1, "from 0 to 1 (0 does not cut)"
+        yield "repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 does nothing)"
+        for name in ("presence_penalty", "frequency_penalty"):
+            yield name, -2 <= getattr(self, name) <= 2, "from -2 to 2 (0 does nothing)"
+        yield "num_beams", 1 <= self.num_beams <= MOST_BEAMS, f"from 1 to {MOST_BEAMS} (1 is no beam search)"
+        yield "length_penalty", abs(self.length_penalty) < float("inf"), "a finite number"
+        yield "n", 1 <= self.n <= MOST_CHOICES, f"from 1 to {MOST_CHOICES}"
+        holds = self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS
+        yield "logprobs", holds, f"from 0 to {MOST_LOGPROBS}, or null for none"
+        holds = len(self.stop) <= MOST_STOPS and all(0 < len(text) <= MOST_STOP_CHARS for text in self.stop)
+        yield "stop", holds, f"at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
+        yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "below 2^63, or null"
+
+    def _check_beams(self) -> None:
+        """Beams are the likeliest texts: nothing is drawn, and they are known at the end only."""
+        if self.n > self.num_beams:
+            raise ConfigError(f"n = {self.n} must be at most num_beams = {self.num_beams}.")
+        for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):
+            if getattr(self, name) not in ((), None, 0.0, False):
+                raise ConfigError(
+                    f"{name} does not go with num_beams = {self.num_beams}: leave out one of both."
+                )
+
+    @property
+    def is_penalized(self) -> bool:
+        """Whether a token's logit depends on what is there already, or has a bias."""
+        plain = self.repetition_penalty == 1 and self.presence_penalty == self.frequency_penalty == 0
+        return not plain or bool(self.logit_bias)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `of` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Generation":
+        """From a dict of JSON, of which other keys are left alone."""
+        names = {field.name for field in fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        known["stop"] = tuple(known.get("stop", ()))
+        known["logit_bias"] = tuple((token, bias) for token, bias in known.get("logit_bias", ()))
+        return cls(**known)

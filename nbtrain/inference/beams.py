@@ -1,0 +1,104 @@
+"""Beam search: of all continuations, the ones with the greatest log-probability are followed together.
+
+Scores and ends are those of transformers' generate (num_beams, early_stopping=False, length_penalty): a text
+that ends scores its log-probability divided by its number of new tokens, the end included, to the power
+length_penalty. The search is over when no beam can beat the worst of num_beams ended texts any more.
+
+Shapes: b beams, v vocabulary
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from nbtrain.config.generation import Generation
+
+
+class Ended(NamedTuple):
+    """A text that has ended: its score, its new tokens, and whether the end of a document ended it."""
+
+    score: float
+    tokens: list[int]
+    at_eod: bool
+
+
+class Step(NamedTuple):
+    """What each beam becomes: which beam it goes on from, and its next token."""
+
+    sources: list[int]
+    tokens: list[int]
+
+
+@dataclass
+class Beams:
+    """The search for one prompt."""
+
+    generation: Generation
+    eod_id: int
+    room: int
+    """New tokens that there are positions for."""
+    prompt: tuple[int, ...] = ()
+    tokens: list[list[int]] = field(default_factory=lambda: [[]])
+    """New tokens of each beam. In the beginning there is one, the prompt."""
+    ended: list[Ended] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._scores = torch.zeros(1)
+        self.is_done = min(self.room, self.generation.max_new_tokens) == 0
+
+    @property
+    def count(self) -> int:
+        return self.generation.num_beams
+
+    def advance(self, logits: torch.Tensor) -> Step:
+        """Take the next token of each beam by logits [b, v]; after the first step there are num_beams."""
+        values = logits.float().log_softmax(-1)
+        if self.generation.repetition_penalty != 1:
+            values = self._penalized(values)
+        scores = self._scores.to(values.device).unsqueeze(-1) + values
+        vocabulary = scores.shape[-1]
+        # As many again as may end.
+        best, places = scores.flatten().topk(min(2 * self.count, scores.numel()))
+        length = len(self.tokens[0]) + 1
+        is_last = length >= min(self.room, self.generation.max_new_tokens)
+        sources: list[int] = []
+        tokens: list[int] = []
+        kept: list[float] = []
+        for rank, (score, place) in enumerate(zip(best.tolist(), places.tolist())):
+            source, token = divmod(place, vocabulary)
+            at_eod = token == self.eod_id and not self.generation.ignore_eod
+            if (at_eod or is_last) and rank < self.count:
+                text = self.tokens[source] if at_eod else [*self.tokens[source], token]
+                self._end(score, text, length, at_eod)
+            if not at_eod and len(sources) < self.count:
+                sources.append(source)
+                tokens.append(token)
+                kept.append(score)
+        self.tokens = [[*self.tokens[source], token] for source, token in zip(sources, tokens)]
+        self._scores = torch.tensor(kept)
+        if is_last:
+            self.is_done = True
+        elif len(self.ended) == self.count:
+            self.is_done = self._score(kept[0], length) <= self.ended[-1].score
+        return Step(sources, tokens)
+
+    def _penalized(self, values: torch.Tensor) -> torch.Tensor:
+        # Log-probabilities are negative: those of tokens that are there already are multiplied.
+        values = values.clone()
+        for row, tokens in zip(values, self.tokens):
+            there = torch.tensor(sorted({*self.prompt, *tokens}), device=values.device)
+            row[there] *= self.generation.repetition_penalty
+        return values
+
+    def _end(self, score: float, tokens: list[int], length: int, at_eod: bool) -> None:
+        self.ended.append(Ended(self._score(score, length), tokens, at_eod))
+        self.ended.sort(key=lambda one: -one.score)
+        del self.ended[self.count :]
+
+    def _score(self, score: float, length: int) -> float:
+        return score / length**self.generation.length_penalty
+
+    def best(self) -> list[Ended]:
+        """The best `n` texts."""
+        return self.ended[: self.generation.n] or [Ended(0.0, [], False)]

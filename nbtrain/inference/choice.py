@@ -1,0 +1,128 @@
+"""A request, and the texts that are made of its prompt: their tokens, their chance and when they end."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nbtrain.config.generation import Generation
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference.stop import StopStrings
+from nbtrain.inference.text_stream import TextStream
+
+STOP, LENGTH = "stop", "length"
+"""Why a text has ended: at the end of a document or a stop string; at its last token."""
+
+Event = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt and how it is continued."""
+
+    id: str
+    prompt: list[int]
+    generation: Generation
+    slides: bool
+    """Whether the text may pass the model's positions: then the newest half of the window is read again."""
+    choices: "list[Choice]" = field(default_factory=list)
+    new_tokens: int = 0
+    ended: int = 0
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's own tokens are wanted."""
+        return self.generation.echo and self.generation.logprobs is not None
+
+
+class Choice:
+    """One continuation of a prompt."""
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer, text_prompt: list[int]):
+        """`text_prompt`: the prompt as text; empty if it is only the end of a document."""
+        self.request, self.index, self.tokenizer = request, index, tokenizer
+        self.tokens = list(request.prompt)
+        self.pending = list(request.prompt)
+        """Tokens that the model has not read."""
+        self.window_start = 0
+        """The token at position 0 of the cache."""
+        self.finish_reason: str | None = None
+        seed = request.generation.seed
+        self.random = random.Random(None if seed is None else f"{seed}/{index}")
+        self._stream = TextStream(tokenizer, text_prompt)
+        self._stops = StopStrings(request.generation.stop)
+        self._given_chars = self._seen_chars = 0
+        self._new_ids: list[int] = []
+        self._logprobs: list[Event] = []
+        self._counts: Counter[int] = Counter()
+        self._present: torch.Tensor | None = None
+
+    @property
+    def is_reading_prompt(self) -> bool:
+        return len(self.tokens) == len(self.request.prompt) and bool(self.pending)
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's own tokens are still to be given."""
+        return self.request.wants_prompt and self.index == 0 and self.num_new == 0
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    def present(self, device: torch.device) -> torch.Tensor:
+        """Ids of the prompt and the new text, each once."""
+        if self._present is None:
+            self._present = torch.tensor(sorted(set(self.tokens)), device=device)
+        return self._present
+
+    @property
+    def counts(self) -> Counter[int]:
+        """How often each token is in the new text."""
+        return self._counts
+
+    def add(self, token: int, logprob: Event | None = None) -> Event | None:
+        """Take the next token; the event of the text that it finishes, or of the end, or None."""
+        generation = self.request.generation
+        if token == self.tokenizer.eod_id and not generation.ignore_eod:
+            return self.end(STOP)
+        self.tokens.append(token)
+        self.pending = [token]
+        self.request.new_tokens += 1
+        self._new_ids.append(token)
+        if generation.is_penalized:
+            if self._present is not None and not bool((self._present == token).any()):
+                self._present = torch.cat([self._present, self._present.new_tensor([token])])
+            self._counts[token] += 1
+        if logprob is not None:
+            self._logprobs.append({**logprob, "offset": self._seen_chars})
+        piece = self._stream.add(token)
+        self._seen_chars += len(piece)
+        text = self._stops.add(piece)
+        if self._stops.found is not None:
+            return self._ended(STOP, text)
+        if self.num_new >= generation.max_new_tokens:
+            return self._ended(LENGTH, text + self._stops.rest())
+        return self._event(text) if text else None
+
+    def end(self, reason: str) -> Event:
+        """The event of an end without a further token."""
+        return self._ended(reason, self._stops.rest())
+
+    def _ended(self, reason: str, text: str) -> Event:
+        self.finish_reason = reason
+        self.pending = []
+        event = {**self._event(text), "finish_reason": reason, "new_tokens": self.num_new}
+        if self._stops.found is not None:
+            event["stop"] = self._stops.found
+        return event
+
+    def _event(self, text: str) -> Event:
+        event: Event = {"id": self.request.id, "index": self.index, "text": text, "tokens": self._new_ids}
+        if self._logprobs:
+            event["logprobs"] = self._logprobs
+        self._given_chars += len(text)
+        self._new_ids, self._logprobs = [], []
+        return event

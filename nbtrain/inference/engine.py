@@ -1,0 +1,384 @@
+"""Continuous batching: requests join and leave the batch at every step; each gets what it would get alone.
+
+    engine = Engine(runner, tokenizer)
+    engine.add(Request("a", prompt, generation, slides=False))
+    while not engine.is_idle:
+        for event in engine.step(): ...
+
+A step reads the newest token of every text and, up to prefill_tokens, parts of new prompts, in one pass; then
+each text gets its next token. Slots 0 .. n-1 of the cache are those of the n texts; if one ends, the last one
+moves into its slot. A prompt that begins as another slot does starts with a copy of it: texts of one prompt,
+and the next question of a conversation, read only what is new.
+
+Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason" and "new_tokens" at
+the end of a text; {"id", "prompt"} before the first one if the prompt is asked for; {"id", "end": True,
+"prompt_tokens", "new_tokens"} once all texts of a request have ended.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nbtrain.base.amounts import counted
+from nbtrain.base.errors import ConfigError
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference import sampling
+from nbtrain.inference.beams import Beams
+from nbtrain.inference.choice import LENGTH, STOP, Choice, Event, Request
+from nbtrain.inference.logprobs import logprobs_of, shown
+from nbtrain.inference.runner import Reading, Runner
+
+PREFILL_TOKENS = 256
+# A shorter common beginning is read as quickly as it is copied.
+LEAST_SHARED_TOKENS = 8
+
+
+class Engine:
+    """The texts that are being made with one model, and those that wait."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, prefill_tokens: int = PREFILL_TOKENS):
+        self.runner, self.tokenizer, self.prefill_tokens = runner, tokenizer, prefill_tokens
+        self.running: list[Choice] = []
+        """By slot."""
+        self.waiting: deque[Choice] = deque()
+        self._requests: dict[str, Request] = {}
+        self._beams: dict[str, Beams] = {}
+        self._past: list[list[int]] = [[] for _ in range(runner.slots)]
+        """Tokens of which each slot holds the keys, from position 0 on."""
+        self._events: list[Event] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.waiting and not self._events
+
+    def add(self, request: Request) -> None:
+        """Take a request. Raises ConfigError if the model has no room for it."""
+        self._check(request)
+        generation, prompt = request.generation, request.prompt
+        self._requests[request.id] = request
+        # An empty prompt starts a document, as the end-of-document token does in training.
+        text = prompt if prompt != [self.tokenizer.eod_id] else []
+        count = generation.num_beams if generation.num_beams > 1 else generation.n
+        request.choices = [Choice(request, index, self.tokenizer, text) for index in range(count)]
+        if generation.echo:
+            first = shown(self.tokenizer.bytes_of(prompt[0]))
+            written = {"text": self.tokenizer.decode(text), "tokens": prompt, "first": first}
+            self._events.append({"id": request.id, "prompt": written})
+        if generation.num_beams > 1:
+            room = self.runner.positions - len(prompt)
+            self._beams[request.id] = Beams(generation, self.tokenizer.eod_id, room, tuple(prompt))
+            for choice in request.choices[1:]:
+                choice.pending = []
+        if generation.max_new_tokens == 0 and not request.wants_prompt:
+            for choice in request.choices:
+                self._end(choice, choice.end(LENGTH))
+        else:
+            self.waiting += request.choices
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request; no further event of it comes. One that is not known has ended."""
+        if (request := self._requests.pop(request_id, None)) is None:
+            return
+        self._beams.pop(request_id, None)
+        self.waiting = deque(choice for choice in self.waiting if choice.request is not request)
+        self._events = [event for event in self._events if event["id"] != request_id]
+        self._leave([choice for choice in self.running if choice.request is request])
+
+    def step(self) -> list[Event]:
+        """One pass; the events since the last step."""
+        self._admit()
+        readings, readers = self._next_pass()
+        if readings:
+            self._read(readings, readers)
+        events, self._events = self._events, []
+        return events
+
+    def _check(self, request: Request) -> None:
+        prompt, limit, generation = request.prompt, self.runner.positions, request.generation
+        if not prompt:
+            raise ConfigError("the prompt has no token: give at least one.")
+        if wrong := [token for token in prompt if not 0 <= token < self.runner.vocab_size]:
+            raise ConfigError(
+                f"token {wrong[0]} of the prompt must be from 0 to {self.runner.vocab_size - 1}."
+            )
+        for token, _ in generation.logit_bias:
+            if not 0 <= token < self.runner.vocab_size:
+                raise ConfigError(
+                    f"logit_bias of token {token}: must be from 0 to {self.runner.vocab_size - 1}."
+                )
+        if generation.num_beams > self.runner.slots:
+            raise ConfigError(
+                f"num_beams = {generation.num_beams} must be at most {self.runner.slots}, the slots "
+                "of the batch."
+            )
+        slides = request.slides and generation.num_beams == 1 and not request.wants_prompt
+        if not slides and len(prompt) + generation.max_new_tokens > limit:
+            raise ConfigError(
+                f"the prompt has {counted(len(prompt), 'token')}, and {generation.max_new_tokens:,} more are "
+                f"asked for: the model has {limit:,} positions. Shorten the prompt or ask for at most "
+                f"{max(limit - len(prompt), 0):,}."
+            )
+
+    def _admit(self) -> None:
+        """Give free slots to those that wait, in order."""
+        while self.waiting and len(self.running) < self.runner.slots:
+            choice = self.waiting[0]
+            request = choice.request
+            if request.id in self._beams:
+                # All beams or none.
+                if len(self.running) + len(request.choices) > self.runner.slots:
+                    return
+                for beam in request.choices:
+                    self.waiting.popleft()
+                    self._join(beam)
+                continue
+            if choice.index and request.choices[0].is_reading_prompt:
+                # Its prompt is copied from the first one, a step or more later.
+                return
+            self._join(self.waiting.popleft())
+
+    def _join(self, choice: Choice) -> None:
+        slot = len(self.running)
+        self.running.append(choice)
+        if not choice.pending:
+            self._past[slot] = []
+            return
+        limit = self.runner.positions
+        if len(choice.pending) > limit:
+            # A prompt that is longer than the window.
+            choice.window_start = len(choice.tokens) - limit
+            choice.pending = choice.tokens[choice.window_start :]
+        shared, source = 0, slot
+        if not choice.wants_prompt:
+            wanted = choice.pending[:-1]
+            for other, past in enumerate(self._past):
+                found = _common(past, wanted, shared)
+                if found > shared:
+                    shared, source = found, other
+        if shared < LEAST_SHARED_TOKENS:
+            shared = 0
+        elif source != slot:
+            self.runner.copy([slot], [source], [shared])
+        self._past[slot] = choice.pending[:shared]
+        choice.pending = choice.pending[shared:]
+
+    def _next_pass(self) -> tuple[list[Reading], list[Choice]]:
+        """What is read now, single tokens first, and who reads it."""
+        singles: list[tuple[Reading, Choice]] = []
+        longer: list[tuple[Reading, Choice]] = []
+        budget = self.prefill_tokens
+        for slot, choice in enumerate(self.running):
+            if not choice.pending:
+                continue
+            if len(self._past[slot]) + len(choice.pending) > self.runner.positions:
+                self._slide(slot, choice)
+            start = len(self._past[slot])
+            if len(choice.pending) == 1:
+                singles.append((Reading(slot, start, choice.pending), choice))
+            elif budget > 0:
+                part = choice.pending[:budget]
+                budget -= len(part)
+                longer.append((Reading(slot, start, part), choice))
+        both = singles + longer
+        return [reading for reading, _ in both], [choice for _, choice in both]
+
+    def _slide(self, slot: int, choice: Choice) -> None:
+        """Read the newest half of the window again from position 0: learned positions cannot be shifted."""
+        choice.window_start = len(choice.tokens) - max(1, self.runner.positions // 2)
+        choice.pending = choice.tokens[choice.window_start :]
+        self._past[slot] = []
+
+    def _read(self, readings: list[Reading], readers: list[Choice]) -> None:
+        wanted: list[int] = []
+        rows: list[slice] = []
+        first = 0
+        for (_, _, tokens), choice in zip(readings, readers):
+            end = first + len(tokens)
+            if choice.wants_prompt:
+                places = range(first, end)
+            else:
+                places = range(end - 1, end) if len(tokens) == len(choice.pending) else range(0)
+            rows.append(slice(len(wanted), len(wanted) + len(places)))
+            wanted += places
+            first = end
+        logits = self.runner.read(readings, wanted)
+        ready: list[Choice] = []
+        last: list[int] = []
+        for (slot, _, tokens), choice, part in zip(readings, readers, rows):
+            if choice.wants_prompt:
+                self._prompt_logprobs(choice, logits[part], len(self._past[slot]))
+            self._past[slot] += tokens
+            choice.pending = choice.pending[len(tokens) :]
+            if not choice.pending:
+                ready.append(choice)
+                last.append(part.stop - 1)
+        if ready:
+            self._choose(ready, logits if len(last) == len(logits) else logits[last])
+
+    def _choose(self, ready: list[Choice], logits: torch.Tensor) -> None:
+        """Give each its next token by a row of logits."""
+        ended: list[Choice] = []
+        apart = [row for row, choice in enumerate(ready) if choice.request.id in self._beams]
+        if apart:
+            ended += self._advance_beams([ready[row] for row in apart], logits[apart])
+            kept = [row for row in range(len(ready)) if row not in apart]
+            ready, logits = [ready[row] for row in kept], logits[kept]
+        # Only the prompt was asked for.
+        done = [choice for choice in ready if choice.request.generation.max_new_tokens == 0]
+        if done:
+            for choice in done:
+                self._end(choice, choice.end(LENGTH))
+            ended += done
+            kept = [row for row, choice in enumerate(ready) if choice not in done]
+            ready, logits = [ready[row] for row in kept], logits[kept]
+        if ready:
+            tokens = self._next_tokens(ready, logits)
+            entries = self._entries(ready, logits, tokens)
+            for choice, token, entry in zip(ready, tokens, entries):
+                event = choice.add(token, entry)
+                if choice.finish_reason is not None:
+                    assert event is not None
+                    self._end(choice, event)
+                    ended.append(choice)
+                elif event is not None:
+                    self._events.append(event)
+        self._leave(ended)
+
+    def _next_tokens(self, choices: list[Choice], logits: torch.Tensor) -> list[int]:
+        penalized = [row for row, choice in enumerate(choices) if choice.request.generation.is_penalized]
+        if penalized:
+            logits = logits.clone()
+            for row in penalized:
+                choice = choices[row]
+                present, counts = choice.present(logits.device), choice.counts
+                logits[row] = sampling.penalized(logits[row], choice.request.generation, present, counts)
+        groups: dict[Any, list[int]] = {}
+        for row, choice in enumerate(choices):
+            groups.setdefault(sampling.how(choice.request.generation), []).append(row)
+        picked = torch.empty(len(choices), dtype=torch.long, device=logits.device)
+        for rows in groups.values():
+            generation = choices[rows[0]].request.generation
+            drawn = None
+            if generation.temperature > 0:
+                drawn = torch.tensor([choices[row].random.random() for row in rows], dtype=torch.float64)
+            whole = len(rows) == len(choices)
+            chosen = sampling.choose(logits if whole else logits[rows], generation, drawn)
+            if whole:
+                return chosen.tolist()
+            picked[rows] = chosen
+        return picked.tolist()
+
+    def _entries(
+        self, choices: list[Choice], logits: torch.Tensor, tokens: list[int]
+    ) -> Sequence[Event | None]:
+        """The log-probabilities for those that want them."""
+        found: list[Event | None] = [None] * len(choices)
+        for row, (choice, token) in enumerate(zip(choices, tokens)):
+            if (alternatives := choice.request.generation.logprobs) is not None:
+                (found[row],) = logprobs_of(logits[row : row + 1], [token], alternatives, self.tokenizer)
+        return found
+
+    def _prompt_logprobs(self, choice: Choice, logits: torch.Tensor, start: int) -> None:
+        """Of the prompt's tokens that follow those that were read."""
+        prompt = choice.request.prompt
+        following: list[int | None] = [*prompt[start + 1 : start + 1 + len(logits)]]
+        following += [None] * (len(logits) - len(following))
+        alternatives = choice.request.generation.logprobs
+        assert alternatives is not None
+        entries = logprobs_of(logits, following, alternatives, self.tokenizer)
+        found = [entry for entry in entries if entry is not None]
+        if found:
+            self._events.append({"id": choice.request.id, "prompt_logprobs": found})
+
+    def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice]:
+        """One step of every search; returns the choices of those that are over."""
+        ended: list[Choice] = []
+        requests = {choice.request.id: choice.request for choice in ready}
+        for request in requests.values():
+            # Slots are in another order once one has moved.
+            rows = [row for row, choice in enumerate(ready) if choice.request is request]
+            rows.sort(key=lambda row: ready[row].index)
+            search = self._beams[request.id]
+            readers = [ready[row] for row in rows]
+            sources, tokens = search.advance(logits[rows])
+            if search.is_done:
+                self._end_beams(request, search)
+                ended += request.choices
+                continue
+            slots = {choice: slot for slot, choice in enumerate(self.running)}
+            targets = [slots[choice] for choice in request.choices]
+            origins = [slots[readers[source]] for source in sources]
+            moved = [(target, origin) for target, origin in zip(targets, origins) if target != origin]
+            pasts = [list(self._past[origin]) for origin in origins]
+            if moved:
+                lengths = [len(self._past[origin]) for _, origin in moved]
+                self.runner.copy([target for target, _ in moved], [origin for _, origin in moved], lengths)
+            for target, past, choice, token in zip(targets, pasts, request.choices, tokens):
+                self._past[target] = past
+                choice.pending = [token]
+                choice.tokens.append(token)
+        return ended
+
+    def _end_beams(self, request: Request, search: Beams) -> None:
+        """The events of the best texts, each whole."""
+        for index, best in enumerate(search.best()):
+            text = [] if request.prompt == [self.tokenizer.eod_id] else request.prompt
+            whole = Choice(request, index, self.tokenizer, text)
+            pieces = []
+            for token in best.tokens:
+                event = whole.add(token)
+                pieces.append(event["text"] if event is not None else "")
+            reason = STOP if best.at_eod else LENGTH
+            self._events.append(
+                {
+                    "id": request.id,
+                    "index": index,
+                    "text": "".join(pieces),
+                    "tokens": best.tokens,
+                    "score": best.score,
+                    "finish_reason": reason,
+                    "new_tokens": len(best.tokens),
+                }
+            )
+        self._events.append(self._end_of(request))
+
+    def _end(self, choice: Choice, event: Event) -> None:
+        request = choice.request
+        self._events.append(event)
+        request.ended += 1
+        if request.ended == len(request.choices):
+            self._events.append(self._end_of(request))
+
+    def _end_of(self, request: Request) -> Event:
+        self._requests.pop(request.id, None)
+        self._beams.pop(request.id, None)
+        return {
+            "id": request.id,
+            "end": True,
+            "prompt_tokens": len(request.prompt),
+            "new_tokens": request.new_tokens,
+        }
+
+    def _leave(self, choices: list[Choice]) -> None:
+        """Free the slots of some choices; the last ones move into them."""
+        slots = sorted((slot for slot, choice in enumerate(self.running) if choice in choices), reverse=True)
+        for slot in slots:
+            last = len(self.running) - 1
+            if slot != last:
+                # What the freed slot held stays known where the moved one was.
+                length = len(self._past[last])
+                if length:
+                    self.runner.copy([slot], [last], [length])
+                self._past[slot] = list(self._past[last])
+                self.running[slot] = self.running[last]
+            self.running.pop()
+
+
+def _common(past: list[int], wanted: list[int], more_than: int) -> int:
+    """How many tokens both begin with, if it can be more than so many."""
+    most = min(len(past), len(wanted))
+    if most <= more_than or past[: more_than + 1] != wanted[: more_than + 1]:
+        return 0
+    return next((place for place in range(more_than + 1, most) if past[place] != wanted[place]), most)

@@ -1,0 +1,79 @@
+"""Whether a model fits this machine's memory, over how many GPUs it is cut, and for how many texts at once.
+
+Each GPU, or the machine's memory, holds its part of the weights and, for each text, its part of the keys and
+values of all positions. A tenth is left for activations and the allocator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from nbtrain.base.amounts import size
+from nbtrain.base.errors import ConfigError
+from nbtrain.model.gpt_config import GPTConfig
+
+USED_SHARE = 0.9
+# Texts at once, unless the user names a number.
+MOST_SLOTS_ON_CPU = 16
+MOST_SLOTS_ON_GPU = 64
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes of a model while it generates, over all ranks."""
+
+    weights: int
+    slot: int
+    """Of one text."""
+
+    @classmethod
+    def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
+        """What a model of so many parameters takes."""
+        numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
+        return cls(num_parameters * bytes_per_number, numbers * bytes_per_number)
+
+
+def fit(
+    needs: Needed,
+    free: Sequence[int],
+    sizes: Sequence[int],
+    slots: int | None = None,
+    most_slots: int = MOST_SLOTS_ON_CPU,
+) -> tuple[int, int]:
+    """(ranks, slots): the fewest of the possible `sizes` that hold the model, and how many texts at once.
+
+    free: bytes of each device. `slots` is what the user asked for, or None for at most most_slots. Raises
+    ConfigError if the model does not fit, with the numbers.
+    """
+    for ranks in sizes:
+        if ranks > len(free):
+            continue
+        room = USED_SHARE * min(free[:ranks]) * ranks - needs.weights
+        if room >= needs.slot * (slots or 1):
+            return ranks, slots or int(min(room // needs.slot, most_slots))
+    raise ConfigError(
+        f"the model takes {size(needs.weights)} and each text at once {size(needs.slot)}, of which "
+        f"{slots or 1} must fit: free are {' and '.join(size(one) for one in free)}. Ask for fewer texts at "
+        "once, end what else uses the memory, or take a machine with more of it."
+    )
+
+
+def cuts_of(config: GPTConfig, most: int) -> list[int]:
+    """The numbers of tensor-parallel ranks, up to `most`, over which a model can be cut."""
+    heads, groups = config.num_attention_heads, config.query_groups
+    return [
+        ranks
+        for ranks in range(1, most + 1)
+        if heads % ranks == 0
+        and (groups % ranks == 0 or ranks % groups == 0)
+        and config.ffn_hidden_size % ranks == 0
+    ]
+
+
+def free_memory() -> list[int]:
+    """Free bytes of each GPU or, without one, of this machine."""
+    if torch.cuda.is_available():
+        return [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
+    return [psutil.virtual_memory().available]

@@ -1,0 +1,123 @@
+"""A run's model, loaded to generate: from a checkpoint of any layout, cut to the ranks that there are here.
+
+Each rank reads its own part of every weight by canonical name (checkpoint/store.py), whatever layout wrote
+it. On a CPU the weights are fp32 unless bf16 is asked for, and are packed for few rows (packed.py); on a GPU
+they are in the format they were trained in.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference.packed import pack
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.initialization import Unset
+from nbtrain.model.names import OF_VOCABULARY
+from nbtrain.parallel.groups import ALONE, Group
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.tensor import partition_dim
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What text is generated with."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    step: int
+    dtype: str
+    passed_over: list[tuple[int, str]]
+    """Newer checkpoints that are not whole, each with its reason."""
+
+
+def load(
+    run: RunDir,
+    step: int | None = None,
+    dtype: str = "auto",
+    group: Group = ALONE,
+    device: torch.device | str = "cpu",
+    is_checked: bool = False,
+) -> Loaded:
+    """The model of a run's checkpoint, or this rank's part of it; step None is the newest whole one.
+
+    dtype: fp32, bf16, fp16, or auto, which is fp32 on a CPU and the training's format on a GPU. A step that
+    is_checked is not read once more to compare its sums. Raises
+    CheckpointError if no checkpoint is whole, DataError if the tokenizer is another one than in training,
+    and ConfigError if the model cannot be cut over the ranks of `group`.
+    """
+    config = load_resolved(run.config_yaml)
+    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    passed_over: list[tuple[int, str]] = []
+    if step is None or not is_checked:
+        step, passed_over = whole_step(run, step)
+    store = CheckpointStore(run.checkpoint(step))
+    _check_tokenizer(store, tokenizer)
+    name = dtype
+    if dtype == "auto":
+        name = "fp32" if torch.device(device).type == "cpu" else config.precision.dtype
+    model = model_of(config, group)
+    fill(model, store)
+    model = model.to(device=device, dtype=DTYPES[name]).eval().requires_grad_(False)
+    pack(model)
+    return Loaded(model, tokenizer, step, name, passed_over)
+
+
+def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
+    """The GPT of a run without its weights, cut over `group`, for passes without gradients."""
+    plain = GPTConfig.of(config)
+    rows = -(-plain.padded_vocab_size // group.size) * group.size
+    plain = dataclasses.replace(
+        plain,
+        padded_vocab_size=rows,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_backend="auto",
+        autocast=False,
+        checkpoint_interval_layers=0,
+        selective_recompute=False,
+        fp8=False,
+        fpdt_chunk_tokens=0,
+    )
+    try:
+        return GPT(plain, ModelParallel(tensor=group), Unset())
+    except ValueError as error:
+        raise ConfigError(f"tensor_parallel_size = {group.size}: {error}") from None
+
+
+@torch.no_grad()
+def fill(model: GPT, store: CheckpointStore) -> None:
+    """Put a checkpoint's weights, or this rank's part of them, into the model."""
+    group = model.parallel.tensor
+    for name, parameter in model.named_parameters():
+        weight = store.weights(name)
+        if name in OF_VOCABULARY:
+            # A layout pads the vocabulary by its number of tensor ranks.
+            rows = model.config.padded_vocab_size
+            weight = weight[:rows]
+            if len(weight) < rows:
+                weight = torch.cat([weight, weight.new_zeros(rows - len(weight), *weight.shape[1:])])
+        if (dim := partition_dim(parameter)) is not None and group.size > 1:
+            size = weight.shape[dim] // group.size
+            weight = weight.narrow(dim, group.rank * size, size)
+        parameter.copy_(weight)
+
+
+def _check_tokenizer(store: CheckpointStore, tokenizer: Tokenizer) -> None:
+    trained_with = store.manifest.get("tokenizer_sha256")
+    if trained_with not in (None, tokenizer.sha256):
+        raise DataError(
+            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "
+            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
+        )

@@ -1,0 +1,85 @@
+"""Weights laid out for a CPU that multiplies them with a few rows, as decoding does, in fp32.
+
+    one row       wide matrices lie by columns: they are read once, and quicker (gemv)
+    some rows     a second copy in oneDNN's own order, 1.1 to 1.4 times as quick as torch's product, and twice
+                  as quick for the output matrix
+
+Measured by tests/benchmarks/generate_cpu.py. torch has these products for its compiler (torch.ops.mkldnn);
+without them, and if memory is short, weights stay as they are.
+"""
+
+import logging
+from collections.abc import Callable
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nbtrain.model.gpt import GPT
+from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLinear, RowParallelLinear
+
+logger = logging.getLogger(__name__)
+
+# How many rows the order is chosen for: of 1, 8 and 64 the one that serves 2 to 64 rows well.
+ROWS = 8
+# Of the memory that is free; the copy is as large as the weights.
+MOST_SHARE = 0.25
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+def pack(model: GPT) -> bool:
+    """Lay out the weights of a model on the CPU that is not trained further; whether it was done."""
+    weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    is_plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+    needed = sum(weight.nbytes for weight in weights)
+    if not is_plain or not _can_pack() or needed > MOST_SHARE * psutil.virtual_memory().available:
+        return False
+    for module in model.modules():
+        # Over several ranks, products are sums of parts (parallel/tensor.py).
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.group.size == 1:
+            linear = _packed(module.weight, module.bias)
+            if isinstance(module, GatedColumnParallelLinear):
+                gate = _packed(module.gate_weight, module.gate_bias)
+                module.forward = _both(gate, linear)  # type: ignore[method-assign,assignment]
+            else:
+                module.forward = linear  # type: ignore[method-assign,assignment]
+    tied = not model.config.untie_embeddings_and_output_weights
+    output = _packed((model.word_embeddings if tied else model.output_layer).weight, None)
+    model.output_product = _without_weight(output)
+    return True
+
+
+def _without_weight(linear: Linear) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda x, weight: linear(x)
+
+
+def _both(gate: Linear, linear: Linear) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda x: (gate(x), linear(x))
+
+
+def _packed(weight: nn.Parameter, bias: torch.Tensor | None) -> Linear:
+    """x W^T + b."""
+    outputs, inputs = weight.shape
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+    if outputs > inputs:
+        weight.data = weight.data.t().contiguous().t()
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() <= inputs:
+            return F.linear(x, weight, bias)
+        return product(x, packed, bias, "none", [], "")
+
+    return linear
+
+
+def _can_pack() -> bool:
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(4, 4), ROWS)
+        product = torch.ops.mkldnn._linear_pointwise(torch.ones(1, 2, 4), weight, None, "none", [], "")
+        return bool((product == 4).all())
+    except (AttributeError, RuntimeError, TypeError) as error:
+        logger.info("weights are not packed: %s", error)
+        return False

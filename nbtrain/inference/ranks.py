@@ -1,0 +1,130 @@
+"""Tensor-parallel ranks of one engine: the first one is the engine's process, and starts the others.
+
+    python -m nbtrain.inference.ranks      one of the others: {"rank", "size", "store", ...} on stdin
+
+What is done next goes from the first rank to the others over gloo; activations go over NCCL on GPUs. The
+others end with the first one, and the first one with any of them. All are on this machine: collectives use
+the loopback, and the ranks find each other by a file in a folder that only this user can enter.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.rundir import RunDir
+from nbtrain.inference.loaded import load
+from nbtrain.inference.runner import Runner
+from nbtrain.parallel.groups import Group
+
+# Ranks wait for the next order as long as nobody asks for text.
+WAIT = timedelta(days=3650)
+NOT_ENDED = "a tensor-parallel rank of the model has ended: its last words are above."
+
+
+class GlooOrders:
+    """Lists of integers, from the first rank to all others."""
+
+    def send(self, numbers: list[int]) -> None:
+        """Only by the first rank."""
+        dist.broadcast(torch.tensor([len(numbers)]), 0)
+        dist.broadcast(torch.tensor(numbers), 0)
+
+    def receive(self) -> list[int]:
+        """By all others."""
+        length = torch.empty(1, dtype=torch.long)
+        dist.broadcast(length, 0)
+        numbers = torch.empty(int(length), dtype=torch.long)
+        dist.broadcast(numbers, 0)
+        return numbers.tolist()
+
+
+class Ranks:
+    """The other ranks, started by the first one."""
+
+    def __init__(self, size: int, request: dict[str, Any]):
+        """`request`: what each of them loads, as `follow` reads it."""
+        self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-ranks-")
+        store = str(Path(self._folder.name) / "store")
+        self._is_ending = False
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "nbtrain.inference.ranks"], stdin=subprocess.PIPE, stdout=sys.stderr
+            )
+            for _ in range(1, size)
+        ]
+        for rank, process in enumerate(self.processes, 1):
+            asked = {**request, "rank": rank, "size": size, "store": store}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asked).encode())
+            process.stdin.close()
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        self.group = join(0, size, store)
+
+    def _watch(self, process: subprocess.Popen) -> None:
+        process.wait()
+        if not self._is_ending:
+            # The others may wait in a collective for ever.
+            print(NOT_ENDED, file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def will_end(self) -> None:
+        """The ranks are about to be told to end."""
+        self._is_ending = True
+
+    def wait(self) -> None:
+        """Until they have ended."""
+        leave()
+        for process in self.processes:
+            process.wait()
+        self._folder.cleanup()
+
+
+def join(rank: int, size: int, store: str) -> Group:
+    """The group of all ranks; called by each."""
+    # Gloo else looks up the host's name, which may wait for DNS.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=WAIT)
+    return Group(tuple(range(size)), rank, dist.group.WORLD)
+
+
+def leave() -> None:
+    """In step with the others: else gloo's threads abort some exits."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def device_of(rank: int) -> torch.device:
+    """What a rank computes on."""
+    return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def main() -> int:
+    """The life of a rank that follows the first one."""
+    die_with_parent(signal.SIGKILL)
+    request = json.load(sys.stdin)
+    if request.get("threads"):
+        torch.set_num_threads(request["threads"])
+    group = join(request["rank"], request["size"], request["store"])
+    device = device_of(request["rank"])
+    loaded = load(
+        RunDir(request["run_dir"]), request["step"], request["dtype"], group, device, is_checked=True
+    )
+    Runner(loaded.model, request["slots"], request["positions"], GlooOrders()).follow()
+    leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A model with its cache: reads tokens of many sequences and gives logits, on every tensor-parallel rank.
+
+    runner.read([Reading(slot=0, start=5, tokens=[17])], wanted=[0])     logits [1, v], fp32
+    runner.copy([2], [0], [9])                                           slot 2 begins with 9 tokens of slot 0
+
+Over several ranks the first one says what is done next (`Orders`), and the others do it too (`follow`). All
+hold the same tokens; only the first one needs the logits.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from nbtrain.model.gpt import GPT
+
+
+class Reading(NamedTuple):
+    """Tokens of one sequence in a pass."""
+
+    slot: int
+    start: int
+    """Tokens of the slot that they follow; those after it are forgotten."""
+    tokens: list[int]
+
+
+class Orders(Protocol):
+    """Sends integers from the first rank to the others."""
+
+    def send(self, numbers: list[int]) -> None: ...
+
+    def receive(self) -> list[int]: ...
+
+
+READ, COPY, END = range(3)
+
+
+class Runner:
+    """Passes of one model over one cache."""
+
+    def __init__(self, model: GPT, slots: int, positions: int | None = None, orders: Orders | None = None):
+        self.model = model.eval()
+        self.device = model.word_embeddings.weight.device
+        self.slots, self.positions = slots, positions or model.config.max_position_embeddings
+        self.cache = model.new_cache(slots, self.positions)
+        self.orders = orders
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in use."""
+        return self.model.config.vocab_size or self.model.config.padded_vocab_size
+
+    def read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
+        """Logits [wanted, v] in fp32 of the tokens at these places among all that are read.
+
+        Readings of one token come first.
+        """
+        if self.orders is not None:
+            numbers = [READ, len(wanted), *wanted]
+            for slot, start, tokens in readings:
+                numbers += [slot, start, len(tokens), *tokens]
+            self.orders.send(numbers)
+        return self._read(readings, wanted)
+
+    @torch.inference_mode()
+    def _read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
+        cache = self.cache
+        for slot, start, _ in readings:
+            cache.lengths[slot] = start
+        cache.place([reading.slot for reading in readings], [len(reading.tokens) for reading in readings])
+        tokens = torch.tensor([[token for reading in readings for token in reading.tokens]])
+        at = torch.tensor([*wanted], dtype=torch.long)
+        if self.device.type != "cpu":
+            tokens, at = tokens.to(self.device), at.to(self.device)
+        return self.model(tokens, cache=cache, logits_at=at)[0, :, : self.vocab_size].float()
+
+    @torch.inference_mode()
+    def copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
+        """Have each target hold the first tokens of a source; all sources are taken first."""
+        if self.orders is not None:
+            self.orders.send([COPY, *targets, *sources, *lengths])
+        self._copy(targets, sources, lengths)
+
+    def _copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
+        self.cache.reorder(targets, sources, lengths)
+
+    def follow(self) -> None:
+        """Do what the first rank does, until its end."""
+        assert self.orders is not None
+        while (numbers := self.orders.receive())[0] != END:
+            if numbers[0] == COPY:
+                third = len(numbers) // 3
+                self._copy(*(numbers[1 + part * third :][:third] for part in range(3)))
+                continue
+            count = numbers[1]
+            wanted, rest = numbers[2 : 2 + count], numbers[2 + count :]
+            readings = []
+            while rest:
+                slot, start, length = rest[:3]
+                readings.append(Reading(slot, start, rest[3 : 3 + length]))
+                rest = rest[3 + length :]
+            self._read(readings, wanted)
+
+    def end(self) -> None:
+        """Let the other ranks end."""
+        if self.orders is not None:
+            self.orders.send([END])

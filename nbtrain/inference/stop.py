@@ -1,0 +1,39 @@
+"""Stop strings in a text that comes in pieces: nothing of one is given out, wherever the pieces are cut."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """`add(piece)` gives the text that no stop string can reach back into."""
+
+    def __init__(self, stops: Sequence[str] = ()):
+        self.stops = tuple(stops)
+        self.found: str | None = None
+        """The one that ended the text."""
+        self._held = ""
+
+    def add(self, piece: str) -> str:
+        """What can be given out; after a stop string nothing more."""
+        if not self.stops:
+            return piece
+        text = self._held + piece
+        ends = [(place + len(stop), place, stop) for stop in self.stops if (place := text.find(stop)) >= 0]
+        if ends:
+            # The one that is complete first, however the text is cut; of two, the longer one.
+            _, place, self.found = min(ends)
+            self._held = ""
+            return text[:place]
+        kept = max(_overlap(text, stop) for stop in self.stops)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def rest(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Of the end of `text`, how many characters are the beginning of `stop`."""
+    longest = min(len(stop) - 1, len(text))
+    return next((count for count in range(longest, 0, -1) if text.endswith(stop[:count])), 0)

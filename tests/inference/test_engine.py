@@ -1,0 +1,231 @@
+"""Texts that are made together are those that are made alone, however they join, leave, share and wait."""
+
+import random
+
+import pytest
+import torch
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.generation import Generation
+from nbtrain.inference.choice import Request
+from nbtrain.model import kv_cache
+from tests.inference import made
+from tests.inference.made import POSITIONS, VOCAB_SIZE, engine_of, greedy, requests_of, run, tokens_of
+
+chance = random.Random(5)
+PROMPTS = [chance.choices(range(1, VOCAB_SIZE), k=length) for length in (3, 40, 7, 19, 1, 33, 12, 26, 5, 60)]
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return made.tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made.model()
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Greedy tokens of each prompt, without cache and without company."""
+    found = [made.without_cache(model, prompt, COUNT) for prompt in PROMPTS]
+    distinct = len({token for tokens in found for token in tokens})
+    # A model that repeats itself would pass whatever the batch does.
+    assert distinct > 60 and sum(len(set(tokens)) for tokens in found) > COUNT * len(found) / 2
+    return found
+
+
+def together(engine, joining: int = 10**9) -> list[list[int]]:
+    found = run(engine, requests_of(PROMPTS, greedy(max_new_tokens=COUNT)), joining)
+    return [tokens_of(found[str(number), 0]) for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("slots", [1, 4, 16])
+@pytest.mark.parametrize("joining", [10**9, 2])
+def test_texts_of_a_batch_are_those_of_each_prompt_alone(model, tokenizer, alone, slots, joining):
+    """Prompts of unequal length, in parts of 16 tokens; more of them than slots, or one after the other."""
+    assert together(engine_of(model, tokenizer, slots, prefill_tokens=16), joining) == alone
+
+
+def test_padded_keys_are_masked_and_the_test_would_notice_if_not(model, tokenizer, alone, monkeypatch):
+    """All single tokens in one call, as on a GPU; without the mask the same comparison fails."""
+    monkeypatch.setattr(kv_cache, "PADDED_SHARE", 1.0)
+    engine = engine_of(model, tokenizer, 16)
+    # Keys of others lie where a row has none.
+    engine.runner.cache.tensor.normal_(generator=torch.Generator().manual_seed(1))
+    assert together(engine) == alone
+    monkeypatch.setattr(kv_cache.Singles, "mask", lambda self, window: None)
+    engine = engine_of(model, tokenizer, 16)
+    engine.runner.cache.tensor.normal_(generator=torch.Generator().manual_seed(1))
+    unmasked = together(engine)
+    assert sum(found == expected for found, expected in zip(unmasked, alone)) < len(PROMPTS) / 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "position_embedding_type": "rope",
+            "rotary_size": 8,
+            "num_query_groups": 2,
+            "normalization": "RMSNorm",
+        },
+        {"windows": (8, None), "activation": "swiglu", "add_bias_linear": False},
+    ],
+    ids=["rope and groups", "windows"],
+)
+def test_other_models_too(tokenizer, changes):
+    model = made.model(**changes)
+    expected = [made.without_cache(model, prompt, COUNT) for prompt in PROMPTS]
+    assert together(engine_of(model, tokenizer, 4)) == expected
+
+
+def test_draws_do_not_depend_on_the_batch(model, tokenizer):
+    """Each choice has its own chance, by the seed and its number."""
+    how = {"temperature": 1.0, "top_k": 0, "max_new_tokens": 15, "ignore_eod": True}
+    generation = Generation(**how, n=3, seed=7)
+    many = run(engine_of(model, tokenizer, 5), requests_of(PROMPTS, generation))
+    few = run(engine_of(model, tokenizer, 1), requests_of(PROMPTS[2:3], generation))
+    texts = [tokens_of(few["0", index]) for index in range(3)]
+    assert [tokens_of(many["2", index]) for index in range(3)] == texts
+    assert len({tuple(text) for text in texts}) == 3
+    other = run(engine_of(model, tokenizer, 1), requests_of(PROMPTS[2:3], Generation(**how, seed=8)))
+    assert tokens_of(other["0", 0]) != texts[0]
+    unseeded = Generation(**how, seed=None, n=2)
+    found = run(engine_of(model, tokenizer, 2), requests_of(PROMPTS[2:3], unseeded))
+    assert tokens_of(found["0", 0]) != tokens_of(found["0", 1])
+
+
+def test_a_common_beginning_is_read_once(model, tokenizer, alone, monkeypatch):
+    """By the texts of one prompt, and by a prompt that goes on after an earlier text."""
+    engine, read = engine_of(model, tokenizer, 4), []
+    plain = engine.runner.read
+    monkeypatch.setattr(
+        engine.runner,
+        "read",
+        lambda readings, wanted: (
+            read.append(sum(len(one.tokens) for one in readings)) or plain(readings, wanted)
+        ),
+    )
+    found = run(engine, [Request("a", PROMPTS[1], greedy(n=3), False)])
+    assert all(tokens_of(found["a", index]) == alone[1] for index in range(3))
+    # 40 tokens of the prompt once, its last one again for two more texts, and 19 of each text.
+    assert sum(read) == 40 + 2 + 3 * 19
+    del read[:]
+    longer = [*PROMPTS[1], *alone[1][:10], 9, 8]
+    found = run(engine, [Request("b", longer, greedy(), False)])
+    assert tokens_of(found["b", 0]) == made.without_cache(model, longer, COUNT)
+    assert sum(read) == 2 + 19
+
+
+def test_a_text_goes_on_past_the_window(model, tokenizer):
+    """After position 96 the newest 48 tokens are read again; a prompt that is too long is cut on the left."""
+    prompt = PROMPTS[9] * 2
+    engine = engine_of(model, tokenizer, 2)
+    found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True)])
+    tokens = [*prompt, *tokens_of(found["a", 0])]
+    assert len(tokens) == 120 + 60
+    assert tokens[120] == made.without_cache(model, prompt[-POSITIONS:], 1)[0]
+    # Token 120 finds no room: the window begins anew, 48 tokens before it, and has room for 48 more.
+    assert tokens[121:169] == made.without_cache(model, tokens[73:121], 48)
+
+
+def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
+    """It is no part of the text, and is not counted."""
+    last_id = alone[0][5]
+    count = alone[0].index(last_id)
+    tokenizer.eod_id, kept = last_id, tokenizer.eod_id
+    try:
+        found = run(engine_of(model, tokenizer), requests_of(PROMPTS[:1], greedy(ignore_eod=False)))
+    finally:
+        tokenizer.eod_id = kept
+    (*_, last), (end,) = found["0", 0], found["0", -1]
+    assert tokens_of(found["0", 0]) == alone[0][:count]
+    assert last["finish_reason"] == "stop" and last["new_tokens"] == count > 0
+    assert end == {"id": "0", "end": True, "prompt_tokens": 3, "new_tokens": count}
+
+
+def test_a_stop_string_ends_a_text_before_it(model, tokenizer, alone):
+    """No piece of it is given out, though it is cut over tokens."""
+    whole = "".join(event["text"] for event in run_one(model, tokenizer, 0, greedy()))
+    stop = whole[7:10]
+    assert len(stop) == 3
+    events = run_one(model, tokenizer, 0, greedy(stop=("never there", stop)))
+    assert "".join(event["text"] for event in events) == whole[: whole.index(stop)]
+    assert events[-1]["finish_reason"] == "stop" and events[-1]["stop"] == stop
+
+
+def run_one(model, tokenizer, number: int, generation: Generation) -> list[dict]:
+    return run(engine_of(model, tokenizer), requests_of([PROMPTS[number]], generation))["0", 0]
+
+
+def test_log_probabilities_are_the_models(model, tokenizer, alone):
+    """Of the new tokens before temperature and cuts, and of the prompt's by echo, as one pass gives them."""
+    prompt = PROMPTS[3]
+    generation = greedy(logprobs=2, echo=True, n=2, max_new_tokens=6)
+    found = run(engine_of(model, tokenizer, prefill_tokens=8), [Request("a", prompt, generation, False)])
+    events = found["a", -1]
+    assert events[0]["prompt"]["text"] == tokenizer.decode(prompt)
+    of_prompt = [entry for event in events for entry in event.get("prompt_logprobs", [])]
+    with torch.no_grad():
+        values = model(torch.tensor([[*prompt, *alone[3][:6]]]))[0].log_softmax(-1)
+    assert [entry["id"] for entry in of_prompt] == prompt[1:]
+    tokens = [*prompt, *alone[3][:6]]
+    for index in range(2):
+        own = [entry for event in found["a", index] for entry in event["logprobs"]]
+        for place, entry in enumerate([*of_prompt, *own]):
+            assert entry["id"] == tokens[place + 1]
+            assert entry["logprob"] == pytest.approx(float(values[place, entry["id"]]), abs=1e-4)
+            best = values[place].topk(2)
+            assert [one["id"] for one in entry["top"]] == best.indices.tolist()
+            assert bytes(entry["bytes"]) == tokenizer.bytes_of(entry["id"])
+
+
+def test_a_prompt_can_be_scored_alone(model, tokenizer):
+    """No token is made."""
+    generation = greedy(logprobs=0, echo=True, max_new_tokens=0)
+    found = run(engine_of(model, tokenizer), [Request("a", PROMPTS[2], generation, False)])
+    assert len([e for event in found["a", -1] for e in event.get("prompt_logprobs", [])]) == 6
+    assert found["a", 0][-1]["finish_reason"] == "length" and found["a", -1][-1]["new_tokens"] == 0
+
+
+def test_a_cancelled_request_gives_its_slots_back(model, tokenizer, alone):
+    """The others go on as if it had not been there."""
+    engine = engine_of(model, tokenizer, 3)
+    for request in requests_of(PROMPTS[:5], greedy(max_new_tokens=COUNT)):
+        engine.add(request)
+    found: dict[str, list[int]] = {}
+    for step in range(200):
+        for event in engine.step():
+            found.setdefault(event["id"], []).extend(event.get("tokens", []))
+        if step == 4:
+            engine.cancel("0")
+            engine.cancel("3")
+            engine.cancel("never there")
+    assert engine.is_idle and engine.running == []
+    assert [found[str(number)] for number in (1, 2, 4)] == [alone[1], alone[2], alone[4]]
+    assert "3" not in found and len(found["0"]) < COUNT
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ([], {}, "the prompt has no token: give at least one."),
+        ([1, 320], {}, "token 320 of the prompt must be from 0 to 319."),
+        (
+            [1] * 80,
+            {},
+            "the prompt has 80 tokens, and 20 more are asked for: the model has 96 positions. Shorten the "
+            "prompt or ask for at most 16.",
+        ),
+        ([1], {"logit_bias": ((400, 1.0),)}, "logit_bias of token 400: must be from 0 to 319."),
+        ([1], {"num_beams": 5}, "num_beams = 5 must be at most 4, the slots of the batch."),
+    ],
+)
+def test_what_the_model_has_no_room_for_is_refused(model, tokenizer, prompt, changes, message):
+    engine = engine_of(model, tokenizer)
+    with pytest.raises(ConfigError) as error:
+        engine.add(Request("a", prompt, greedy(**changes), False))
+    assert str(error.value) == message and engine.is_idle

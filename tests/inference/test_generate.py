@@ -1,0 +1,185 @@
+"""What loads a model once and answers in lines of JSON: in this process, and as one of its own."""
+
+import json
+import queue
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference import generate
+from nbtrain.inference.fit import Needed, cuts_of, fit
+from nbtrain.inference.loaded import load
+from nbtrain.inference.packed import pack
+from tests.inference import made, saved
+from tests.parallel.small import gpt_config
+
+GREEDY = made.greedy(max_new_tokens=12).to_dict()
+
+
+@pytest.fixture
+def run(workspace):
+    return saved.save_run()
+
+
+def asked(run, **changes) -> dict:
+    return {"run_dir": str(run.path), "step": None, **changes}
+
+
+def answers_to(service, *commands) -> list[dict]:
+    taken: queue.SimpleQueue = queue.SimpleQueue()
+    for command in commands:
+        taken.put({"kind": "generate", **GREEDY, **command})
+    found = []
+    talk = generate.answers(service.engine, taken)
+    for message in talk:
+        found += message["events"]
+        if sum("end" in event or "error" in event for event in found) == len(commands):
+            break
+    taken.put(None)
+    assert list(talk) == []
+    return found
+
+
+def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
+    """Requests that cannot be met are refused by themselves, and the others are answered."""
+    service = generate.Service(asked(run, max_batch=3))
+    ready = {"kind": "ready", "step": saved.STEP, "dtype": "fp32", "device": "CPU", "positions": 96}
+    ready |= {"tensor_parallel_size": 1, "max_batch": 3, "vocab_size": 320, "eod": "<|endoftext|>"}
+    assert service.ready == ready
+    tokenizer = Tokenizer.load(tokenizer_dir("small"))
+    # A merge lies across the cut.
+    text = max((tokenizer.decode([token]) for token in range(260, 320)), key=len)
+    halves = [text[:1], text[1:]]
+    ids = [int(token) for token in tokenizer.encode(text)]
+    pieces = [int(token) for half in halves for token in tokenizer.encode(half)]
+    assert ids != pieces
+    found = answers_to(
+        service,
+        {"id": "text", "prompt": text},
+        {"id": "ids", "prompt": ids},
+        {"id": "pieces", "prompt": halves},
+        {"id": "wrong", "prompt": [1000]},
+        {"id": "long", "prompt": [1] * 90},
+        {"id": "empty", "prompt": ""},
+    )
+    model = load(run).model
+    tokens = {
+        key: [token for event in found if event["id"] == key for token in event.get("tokens", [])]
+        for key in ("text", "ids", "pieces", "empty")
+    }
+    assert tokens["text"] == tokens["ids"] == made.without_cache(model, ids, 12)
+    assert tokens["pieces"] == made.without_cache(model, pieces, 12)
+    # An empty prompt starts a document.
+    assert tokens["empty"] == made.without_cache(model, [tokenizer.eod_id], 12)
+    refused = {event["id"]: event["message"] for event in found if "error" in event}
+    assert refused["wrong"] == "token 1000 of the prompt must be from 0 to 319."
+    assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are asked for")
+
+
+def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):
+    saved.damage(run, 20)
+    service = generate.Service(asked(run))
+    (note,) = service.notes
+    assert note.startswith("checkpoint global_step20 is not used: mp_rank_00_model_states.pt does not have")
+    with pytest.raises(CheckpointError, match="global_step20"):
+        generate.Service(asked(run, step=20))
+
+
+def test_another_tokenizer_is_refused(run):
+    """Its ids would mean other text."""
+    path = run.checkpoint_manifest(saved.STEP)
+    files.write_json(path, {**files.read_json(path), "tokenizer_sha256": "a" * 64})
+    with pytest.raises(DataError, match=r"but this run was trained with aaaaaaaaaaaa...: ids would mean"):
+        load(run)
+
+
+def test_weights_in_bf16(run):
+    """Products of 8 bits of mantissa: close to fp32, and not equal."""
+    wide, narrow = load(run).model, load(run, dtype="bf16").model
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        expected, found = wide(tokens), narrow(tokens)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.1 * float(expected.std()))
+    events = answers_to(generate.Service(asked(run, dtype="bf16")), {"id": "a", "prompt": "The"})
+    assert events[-1]["new_tokens"] == 12
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_packed_weights_give_the_same_logits(activation):
+    """One row, some and many."""
+    packed, plain = made.model(activation=activation), made.model(activation=activation)
+    assert pack(packed), "weights were not packed"
+    for shape in ((1, 1), (1, 5), (3, 40)):
+        tokens = torch.randint(320, shape, generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_how_many_gpus_and_texts_at_once():
+    """The fewest GPUs that hold weights and one text; then as many texts as there is room for."""
+    gigabyte = 1 << 30
+    needs = Needed(weights=30 * gigabyte, slot=gigabyte)
+    assert fit(needs, [80 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (1, 42)
+    assert fit(needs, [24 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (2, 13)
+    assert fit(needs, [24 * gigabyte] * 4, [1, 4], slots=20) == (4, 20)
+    with pytest.raises(ConfigError) as error:
+        fit(needs, [24 * gigabyte] * 2, [1, 2], slots=64)
+    assert str(error.value) == (
+        "the model takes 30.0 GiB and each text at once 1.0 GiB, of which 64 must fit: free are 24.0 GiB and "
+        "24.0 GiB. Ask for fewer texts at once, end what else uses the memory, or take a machine with more "
+        "of it."
+    )
+    assert cuts_of(gpt_config(num_query_groups=2, ffn_hidden_size=24), 8) == [1, 2, 4]
+    assert cuts_of(gpt_config(num_attention_heads=6, num_query_groups=3, ffn_hidden_size=24), 8) == [1, 3, 6]
+
+
+def test_a_model_that_cannot_be_cut_is_refused(run):
+    from nbtrain.parallel.groups import Group
+
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size = 3: .* cannot be cut over 3"):
+        load(run, group=Group((0, 1, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_process_and_its_ranks(run, ranks):
+    """Log-probabilities are those of one process to 1e-5; the process ends with its stdin."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nbtrain.inference.generate"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    prompt = [9, 200, 31, 4]
+    request = {"kind": "generate", "id": "a", "prompt": prompt, **GREEDY, "logprobs": 5, "echo": True}
+    more = {**request, "id": "b", "logprobs": None, "echo": False, "num_beams": 3}
+    lines = [asked(run, tensor_parallel_size=ranks, threads=1), request, more]
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("".join(json.dumps(line) + "\n" for line in lines))
+    process.stdin.flush()
+    ready = json.loads(process.stdout.readline())
+    assert (ready["kind"], ready["tensor_parallel_size"]) == ("ready", ranks)
+    events: list[dict] = []
+    while sum("end" in event for event in events) < 2:
+        events += json.loads(process.stdout.readline())["events"]
+    with process:
+        process.stdin.close()
+        assert process.wait(120) == 0
+    entries = [entry for event in events for entry in event.get("prompt_logprobs", [])]
+    entries += [entry for event in events for entry in event.get("logprobs", [])]
+    model = load(run).model
+    tokens = [*prompt, *made.without_cache(model, prompt, 12)]
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens]))[0].log_softmax(-1)
+    assert [entry["id"] for entry in entries] == tokens[1:]
+    for place, entry in enumerate(entries):
+        for one in [entry, *entry["top"]]:
+            assert one["logprob"] == pytest.approx(float(expected[place, one["id"]]), abs=1e-5)
+    assert [event["id"] for event in events if "score" in event] == ["b"]

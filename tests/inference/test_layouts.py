@@ -1,0 +1,44 @@
+"""Text straight from the checkpoint of any layout: logits are those of the run that one process trained."""
+
+import pytest
+import torch
+
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.load import load_resolved
+from nbtrain.inference.loaded import fill, model_of
+from tests.inference import made
+from tests.train import launch
+from tests.train.layouts import HALF, Place
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = ["t2 z1", "p2 z1", "p2 t2 z1", "d2 z3", "s2 z1"]
+TOKENS = torch.randint(launch.VOCAB_SIZE, (2, 32), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, data_home, fork_server) -> Place:
+    return Place(tmp_path_factory.mktemp("layouts"), data_home, fork_server)
+
+
+def model_from(place: Place, layout: str):
+    run = place.source(layout)
+    model = model_of(load_resolved(run.config_yaml)).eval().requires_grad_(False)
+    fill(model, CheckpointStore(run.checkpoint(HALF)))
+    return model
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_are_those_of_one_process(place, layout):
+    """To 1e-5 in fp32, of the vocabulary without its padding; and with a cache the text is the same."""
+    one, model = model_from(place, "z1"), model_from(place, layout)
+    with torch.inference_mode():
+        expected, found = (each(TOKENS)[..., : launch.VOCAB_SIZE] for each in (one, model))
+    assert float((found - expected).abs().max()) < 1e-5
+    assert float(expected.std()) > 1e-2
+    cache, tokens = model.new_cache(1), [3, 1, 4]
+    with torch.inference_mode():
+        for _ in range(5):
+            logits = model(torch.tensor([tokens[cache.length :]]), cache=cache, last_token_only=True)
+            tokens.append(int(logits[0, -1].argmax()))
+    assert tokens[3:] == made.without_cache(model, [3, 1, 4], 5)

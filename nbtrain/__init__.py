@@ -29,6 +29,7 @@
     nb.scalars(run)               the newest value of everything that is measured
     nb.advise(run)                what to change after a failed or slow run; writes the YAML
     nb.generate(run, prompt)      text from the newest checkpoint
+    nb.serve(run)                 the model behind OpenAI's interface, as long as this kernel runs
     nb.check_parameters()         refuse a parameter that the notebook does not have
 
 A run is a YAML's path, an example's name, a preset (13B), a loaded configuration or a Run; `data` is a run or
@@ -72,6 +73,7 @@ __all__ = [
     "runs",
     "scalars",
     "search",
+    "serve",
     "submit",
     "tensorboard",
     "twin",

@@ -38,6 +38,7 @@ ORDER = [
     "train",
     "inference",
     "proof",
+    "serving",
     "lab",
     "api",
     "cli",
@@ -55,6 +56,7 @@ NOTEBOOK_BOXES = {
     "foreign",
     "jobs",
     "proof",
+    "serving",
     "lab",
 }
 
@@ -81,6 +83,10 @@ ALLOWED = {
         {"psutil", "yaml", "kubernetes", "urllib3", "huggingface_hub"},
     ),
     "proof": ({"config", "dataset", "jobs"}, set()),
+    "serving": (
+        {"config", "corpus", "jobs"},
+        {"starlette", "uvicorn", "prometheus_client", "orjson", "pydantic", "jinja2"},
+    ),
     "lab": (
         {"monitor", "jobs", "planner", "config", "dataset"},
         {
@@ -106,7 +112,10 @@ ALLOWED = {
         {"checkpoint", "model", "parallel", "config", "dataset"},
         {"torch", "deepspeed", "numpy", "tensorboard"},
     ),
-    "inference": ({"checkpoint", "model", "parallel", "config", "corpus", "dataset"}, {"torch"}),
+    "inference": (
+        {"checkpoint", "model", "parallel", "config", "corpus", "dataset"},
+        {"torch", "orjson", "psutil"},
+    ),
 }
 
 # (box, module in a string): the only names of modules in strings that cross from one box to another.
@@ -116,7 +125,7 @@ DOORS = {
     ("jobs", "nbtrain.train.calibration"),
     ("proof", "nbtrain.train.twin.export"),
     ("proof", "nbtrain.train.twin.fork_server"),
-    ("api", "nbtrain.inference.generate"),
+    ("serving", "nbtrain.inference.generate"),
     ("cli", "nbtrain.checkpoint.universal"),
     ("jobs", "nbtrain.checkpoint.pretrained"),
     # Not GPU-side: `nbtrain twin`, which the form starts as a process.
@@ -431,7 +440,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
     assert " ".join(sorted(answer)) == (
         "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config export "
         "export_run generate import_model import_run largest launch launcher load open_run plan "
-        "plan_picture prepare queue runs scalars search submit tensorboard twin verify what_if"
+        "plan_picture prepare queue runs scalars search serve submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (
@@ -440,6 +449,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         "submit",
         "launch",
         "generate",
+        "serve",
         "twin",
         "search",
         "largest",

@@ -10,13 +10,14 @@ nb.generate(run, "def ")
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
+from nbtrain.api.arguments import misused, number, text
 from nbtrain.api.check import check as check
 from nbtrain.api.compare import compare as compare
+from nbtrain.api.generate import generate as generate
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search
 from nbtrain.api.layouts import what_if as what_if
@@ -25,6 +26,7 @@ from nbtrain.api.models import export_run as export_run
 from nbtrain.api.models import import_model as import_model
 from nbtrain.api.not_launched import NotLaunched, not_launched
 from nbtrain.api.run import Run, RunLike, open_run
+from nbtrain.api.serve import serve as serve
 from nbtrain.api.twin_run import TwinRun
 from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
@@ -286,58 +288,6 @@ def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
 
     return TensorBoardPanel(open_run(run).view if run is not None else None)
-
-
-def generate(
-    run: RunLike,
-    prompt: str,
-    max_new_tokens: int = 100,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 1.0,
-    seed: int | None = 1234,
-    step: int | None = None,
-) -> str:
-    """`prompt`, continued by the newest checkpoint (or by the one of `step`).
-
-    temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text.
-    """
-    pieces = generate_stream(run, prompt, max_new_tokens, temperature, top_k, top_p, seed, step)
-    return prompt + "".join(pieces)
-
-
-def generate_stream(
-    run: RunLike,
-    prompt: str,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    step: int | None,
-) -> Iterator[str]:
-    """The new text of `generate`, piece by piece as it is made."""
-    from nbtrain.jobs.gpu_side import stream
-
-    prompt = text("prompt", prompt)
-    max_new_tokens = whole("max_new_tokens", max_new_tokens)
-    if max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 0.")
-    request = {
-        "run_dir": str(open_run(run).directory.path),
-        "prompt": prompt,
-        "max_new_tokens": max_new_tokens,
-        "temperature": number("temperature", temperature),
-        "top_k": whole("top_k", top_k),
-        "top_p": number("top_p", top_p),
-        "seed": whole_or_none("seed", seed, "another text each time"),
-        "step": whole_or_none("step", step, "the newest checkpoint"),
-    }
-    for answer in stream("nbtrain.inference.generate", request):
-        if answer["kind"] == "text":
-            yield answer["text"]
-        elif answer["kind"] == "note":
-            logger.warning("%s", answer["message"])
 
 
 def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":

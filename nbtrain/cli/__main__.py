@@ -10,7 +10,7 @@
     nbtrain twin RUN [key=value ...]     a small run of the same shape, on this machine's CPU
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
     nbtrain advise RUN                   what to change after a failed or slow run
-    nbtrain generate RUN -p TEXT         text from the newest checkpoint
+    nbtrain generate RUN -p TEXT         text from the newest checkpoint; serve RUN: to OpenAI's clients
     nbtrain export RUN DIR               its model for transformers, vLLM, SGLang; --to megatron-lm: its flags
     nbtrain import-model DIR NAME        a run that starts from a model's folder
 
@@ -40,9 +40,10 @@ VERBS = {
     "nbtrain.cli.twin": "twin",
     "nbtrain.cli.runs": (
         "submit runs queue status job logs wait cancel pause save resume clone label notes "
-        "archive clean delete curves profile generate"
+        "archive clean delete curves profile"
     ),
     "nbtrain.cli.models": "export import-model",
+    "nbtrain.cli.serve": "generate serve",
     "nbtrain.cli.compare": "compare",
     "nbtrain.cli.checkpoint": "checkpoint",
     "nbtrain.cli.tensorboard": "tensorboard",

@@ -1,4 +1,4 @@
-"""Verbs about runs, from submit to generate."""
+"""Verbs about runs, from submit to profile."""
 
 import argparse
 import json
@@ -98,14 +98,6 @@ def add_verbs(under: Any) -> None:
     one.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=PICTURE_HELP)
     text = "What the profiler saw of a run: a page each, and where its pictures are."
     run_verb(under, "profile", profile, text)
-    one = run_verb(under, "generate", generate, "Text from a run's newest checkpoint.")
-    one.add_argument("-p", "--prompt", required=True)
-    one.add_argument("-n", "--max-new-tokens", type=int, default=100)
-    one.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    one.add_argument("--top-k", type=int, default=40, help="0 does not cut")
-    one.add_argument("--top-p", type=float, default=1.0)
-    one.add_argument("--seed", type=int, default=1234)
-    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
 
 
 def submit(options: argparse.Namespace) -> int:
@@ -391,15 +383,3 @@ def profile(options: argparse.Namespace) -> None:
             f"{one}picture: {display(one.picture)}\n"
             f"timeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"
         )
-
-
-def generate(options: argparse.Namespace) -> None:
-    from nbtrain.api import verbs as api
-
-    sampling = (options.temperature, options.top_k, options.top_p, options.seed, options.step)
-    pieces = api.generate_stream(options.run, options.prompt, options.max_new_tokens, *sampling)
-    # An error comes before the first piece: then nothing is printed but its message.
-    print(options.prompt + next(pieces, ""), end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()

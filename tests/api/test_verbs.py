@@ -32,7 +32,7 @@ from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs import gpu_side
+from nbtrain.serving.resident import RESIDENT
 from tests.monitor.test_tfevents import EventFile
 
 pytestmark = pytest.mark.usefixtures("workspace")
@@ -52,11 +52,13 @@ def asked(monkeypatch):
     """The requests that the generating process would get."""
     requests = []
 
-    def answer(package, request):
-        requests.append(request)
-        yield {"kind": "text", "text": "!"}
+    def answer(loading, *wanted):
+        requests.extend({**request, "step": loading.step} for request in wanted)
+        for number in range(len(wanted)):
+            yield number, {"index": 0, "text": "!", "tokens": [7], "finish_reason": "length"}
+            yield number, {"end": True}
 
-    monkeypatch.setattr(gpu_side, "stream", answer)
+    monkeypatch.setattr(RESIDENT, "stream", answer)
     return requests
 
 
@@ -85,11 +87,16 @@ def test_what_is_no_run(value, kind, asked):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"prompt": 5}, "prompt = 5 (int) must be text."),
-        ({"prompt": None}, "prompt = None (NoneType) must be text."),
+        ({"prompt": 5}, "prompt = 5 (int) must be text, or a list of texts."),
+        ({"prompt": None}, "prompt = None (NoneType) must be text, or a list of texts."),
         ({"max_new_tokens": "5"}, "max_new_tokens = '5' (str) must be a whole number."),
         ({"max_new_tokens": True}, "max_new_tokens = True (bool) must be a whole number."),
-        ({"max_new_tokens": -1}, "max_new_tokens = -1 must be at least 0."),
+        ({"max_new_tokens": -1}, "max_new_tokens = -1 must be from 0 to 1,000,000."),
+        ({"prompt": ["a", 5]}, "prompt = 5 (int) must be text."),
+        ({"prompt": []}, "prompt = [] must be a text, or a list with at least one."),
+        ({"stop": [""]}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),
+        ({"dtype": "int8"}, "dtype = 'int8' must be auto, fp32, bf16 or fp16."),
+        ({"stream": True, "n": 2}, "stream = True is for one prompt, n = 1 and num_beams = 1."),
         ({"temperature": None}, "temperature = None (NoneType) must be a number."),
         ({"top_k": 1.5}, "top_k = 1.5 (float) must be a whole number."),
         ({"top_p": "x"}, "top_p = 'x' (str) must be a number."),
@@ -121,6 +128,31 @@ def test_generate_takes_the_numbers_of_numpy(run, asked):
         "top_p": (int, 1),
     }
     assert (request["seed"], request["step"]) == (1234, None)
+
+
+def test_generate_gives_strings_that_a_cell_shows(run, asked):
+    """One for a prompt, a list for several; the prompt apart, and nothing of it as markup."""
+    text = nb.generate(run, "<b>a")
+    assert (text, text.prompt, text.new_text, text.tokens) == ("<b>a!", "<b>a", "!", [7])
+    assert (
+        "&lt;b&gt;a</span>!" in text._repr_html_() and "1 token, all that was asked for" in text._repr_html_()
+    )
+    both = nb.generate(run, ["a", "b"])
+    assert both == ["a!", "b!"] and both._repr_html_().count("1 token") == 2
+    assert list(nb.generate(run, "a", stream=True)) == ["!"]
+    assert len(asked) == 4 and all(request["slides"] for request in asked)
+
+
+def test_serve_refuses_an_option_before_a_process_is_started(run):
+    for options, message in (
+        ({"no_such": 1}, "no_such: no such option. There are: chat_template, dtype, grace_seconds, host, "),
+        ({"port": -1}, "port = -1 must be from 0 (a free one) to 65535."),
+        ({"max_batch": 0}, "max_batch = 0 must be at least 1."),
+        ({"max_queue": "x"}, "an option has a value of another kind."),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            nb.serve(run, **options)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
     assert cli.main(["generate", "no-such-run", "-p", "def "]) == 5
     assert capsys.readouterr().out == ""
     for wrong, message in (
-        (["-p", "a", "-n", "-1"], "max_new_tokens = -1 must be at least 0."),
+        (["-p", "a", "-n", "-1"], "max_new_tokens = -1 must be from 0 to 1,000,000."),
         (["-p", "\udcff"], "the prompt is not Unicode text: character 0 is half of one."),
     ):
         assert cli.main(["generate", "no-such-run", *wrong]) == 2

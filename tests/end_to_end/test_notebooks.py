@@ -82,10 +82,10 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_seven():
+def test_there_are_eight():
     """The numbered notebooks of the README."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
-    names.append("06_cluster")
+    names += ["06_cluster", "10_serve"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 

@@ -1,0 +1,113 @@
+"""nb.generate: text from a run's checkpoint; serving/resident.py keeps the model for the next call."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
+from nbtrain.api.run import RunLike, open_run
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.generation import Generation
+
+if TYPE_CHECKING:
+    from nbtrain.serving.texts import Text, Texts
+
+WHAT_SUITS = "what suits the machine"
+
+
+@overload
+def generate(run: RunLike, prompt: str, *, stream: Literal[True], **how: Any) -> Iterator[str]: ...
+
+
+@overload
+def generate(run: RunLike, prompt: str, *arguments: Any, **how: Any) -> "Text": ...
+
+
+@overload
+def generate(run: RunLike, prompt: Sequence[str], *arguments: Any, **how: Any) -> "Texts": ...
+
+
+def generate(  # type: ignore[misc]  # the overloads leave out what decides nothing
+    run: RunLike,
+    prompt: str | Sequence[str],
+    max_new_tokens: int = Generation.max_new_tokens,
+    temperature: float = Generation.temperature,
+    top_k: int = Generation.top_k,
+    top_p: float = Generation.top_p,
+    seed: int | None = Generation.seed,
+    step: int | None = None,
+    *,
+    min_p: float = Generation.min_p,
+    repetition_penalty: float = Generation.repetition_penalty,
+    num_beams: int = Generation.num_beams,
+    length_penalty: float = Generation.length_penalty,
+    n: int = Generation.n,
+    stop: str | Sequence[str] = (),
+    logprobs: int | None = Generation.logprobs,
+    dtype: str = "auto",
+    tensor_parallel_size: int | None = None,
+    stream: bool = False,
+) -> "Text | Texts | Iterator[str]":
+    """`prompt`, continued by the newest checkpoint (or by the one of `step`); several prompts are one batch.
+
+    The result is a string that a cell shows with its prompt apart; for several prompts, or n above 1, a list
+    of them. temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text,
+    whatever is generated beside it. `logprobs` gives the log-probability of each token, and of so many others
+    in its place. With `stream`, the result is an iterator of the new text, piece by piece.
+    docs/generation.md describes every argument.
+    """
+    generation = Generation(
+        max_new_tokens=whole("max_new_tokens", max_new_tokens),
+        temperature=number("temperature", temperature),
+        top_k=whole("top_k", top_k),
+        top_p=number("top_p", top_p),
+        min_p=number("min_p", min_p),
+        repetition_penalty=number("repetition_penalty", repetition_penalty),
+        num_beams=whole("num_beams", num_beams),
+        length_penalty=number("length_penalty", length_penalty),
+        n=whole("n", n),
+        stop=_texts("stop", stop),
+        logprobs=whole_or_none("logprobs", logprobs, "none"),
+        seed=whole_or_none("seed", seed, "another text each time"),
+    )
+    prompts = _texts("prompt", prompt)
+    if not prompts:
+        raise ConfigError("prompt = [] must be a text, or a list with at least one.")
+    is_one = isinstance(prompt, str) and generation.n == 1
+    if stream and not (is_one and generation.num_beams == 1):
+        raise ConfigError("stream = True is for one prompt, n = 1 and num_beams = 1.")
+    # Unlike a server, a notebook may go on past the model's positions.
+    asked = {**generation.to_dict(), "slides": True}
+    events = _events(run, [{**asked, "prompt": one} for one in prompts], step, dtype, tensor_parallel_size)
+    if stream:
+        return (event["text"] for _, event in events if event.get("text"))
+    from nbtrain.serving.texts import Texts, collected
+
+    found = collected(list(prompts), generation.n, events)
+    if is_one:
+        return found[0][0]
+    return Texts(one for several in found for one in several)
+
+
+def _events(
+    run: RunLike, requests: list[dict[str, Any]], step: int | None, dtype: str, ranks: int | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    from nbtrain.serving.engine_process import Loading
+    from nbtrain.serving.resident import RESIDENT
+
+    if dtype not in ("auto", "fp32", "bf16", "fp16"):
+        raise ConfigError(f"dtype = {dtype!r} must be auto, fp32, bf16 or fp16.")
+    loading = Loading(
+        str(open_run(run).directory.path),
+        whole_or_none("step", step, "the newest checkpoint"),
+        dtype,
+        whole_or_none("tensor_parallel_size", ranks, WHAT_SUITS),
+    )
+    return RESIDENT.stream(loading, *requests)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (text(name, value),)
+    if not isinstance(value, Sequence):
+        raise misused(name, value, "text, or a list of texts")
+    return tuple(text(name, one) for one in value)

@@ -1,0 +1,34 @@
+"""nb.serve: a run's model behind OpenAI's interface, in a process that ends with this one."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.api.run import RunLike, open_run
+from nbtrain.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nbtrain.serving.launched import Server
+
+
+def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) -> "Server":
+    """Start a server of the newest checkpoint (or of the one of `step`) and wait until it answers.
+
+    Shown in a cell it says its base_url and api_key, which any OpenAI client takes; `.stop()` ends it, and so
+    does the end of this kernel. port 0 takes a free one. `options` are those of `nbtrain serve`, such as
+    host, max_batch, max_queue or chat_template: docs/serving.md.
+    """
+    from nbtrain.serving.launched import Server
+    from nbtrain.serving.options import ServeOptions
+
+    known = {field.name for field in fields(ServeOptions)} - {"run", "uds", "idle_seconds"}
+    if unknown := sorted(set(options) - known):
+        raise ConfigError(f"{', '.join(unknown)}: no such option. There are: {', '.join(sorted(known))}.")
+    folder = str(open_run(run).directory.path)
+    try:
+        asked = ServeOptions(run=folder, port=port, step=step, **options)
+    except TypeError:
+        # A comparison with a value of another kind.
+        raise ConfigError(
+            f"{options | {'port': port, 'step': step}}: an option has a value of another kind."
+        ) from None
+    return Server(asked)

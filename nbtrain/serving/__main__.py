@@ -1,0 +1,42 @@
+"""`python -m nbtrain.serving`: the server that nb.serve starts; it ends with whoever holds its stdin.
+
+One JSON object on stdin, {"options": fields of ServeOptions, "token"}; on stdout one line:
+
+    {"kind": "ready", "url", "name", "facts"}
+    {"kind": "error", "error", "message"}
+"""
+
+import json
+import sys
+from dataclasses import asdict
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.serving.options import ServeOptions
+from nbtrain.serving.server import Ready, serve
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    request = json.loads(sys.stdin.readline())
+
+    def say(kind: str, **more: object) -> None:
+        print(json.dumps({"kind": kind, **more}), flush=True)
+
+    def when_ready(ready: Ready) -> None:
+        say("ready", **asdict(ready))
+
+    def until() -> None:
+        sys.stdin.read()
+
+    def note(message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    try:
+        return serve(ServeOptions(**request["options"]), request["token"], when_ready, note, until)
+    except NbtrainError as error:
+        say("error", error=type(error).__name__, message=str(error))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

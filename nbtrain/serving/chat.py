@@ -1,0 +1,189 @@
+"""A conversation as the model was trained on it: the prompt that the next answer follows.
+
+The template is that of the run's `data.sources` (kind: chat, or alpaca for a single question), or a file's:
+text with {role} and {content}, as in a run YAML, or Jinja as in Hugging Face's chat_template. What was learnt
+in training is encoded apart from what was not (docs/finetuning-data.md), and so are earlier answers here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import AlpacaSource, ChatSource
+from nbtrain.corpus.sources.chat import ROLES
+from nbtrain.corpus.sources.instructions import joined
+from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
+from nbtrain.corpus.tokenizer.folder import ONE_FILE
+from nbtrain.serving.refusals import Refusal
+
+ASSISTANT = "assistant"
+JINJA = re.compile(r"\{[{%]")
+
+Message = Mapping[str, str]
+"""{"role", "content"}"""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What the model is asked with."""
+
+    pieces: list[str | int]
+    """Texts that are encoded one by one, and ids of special tokens."""
+    stop: tuple[str, ...] = ()
+    """Texts that begin the next message."""
+    suffix: str = ""
+    """What the template puts after an answer."""
+
+
+class ChatTemplate(Protocol):
+    """Makes the prompt of a conversation. Raises Refusal for messages that it has no place for."""
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt: ...
+
+
+class RunTemplate:
+    """The template of a run's chat data."""
+
+    def __init__(self, template: str, learn_roles: Sequence[str] = (ASSISTANT,), names: Sequence[str] = ()):
+        header, content, rest = template.partition("{content}")
+        self._header = Template(header, ("role",))
+        self._body = Template(content + rest, ("role", "content"))
+        self._rest = Template(rest, ("role",))
+        self._learnt = tuple(learn_roles)
+        self._roles = tuple(dict.fromkeys((*ROLES, *self._learnt, *names)))
+        self._answers = ASSISTANT if ASSISTANT in self._learnt else self._learnt[0]
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        pieces: list[tuple[str, bool]] = []
+        for number, message in enumerate(messages):
+            if message["role"] not in self._roles:
+                known = ", ".join(self._roles)
+                raise Refusal(
+                    400, f"messages[{number}].role = {message['role']!r} must be one of {known}.", "messages"
+                )
+            is_learnt = message["role"] in self._learnt
+            pieces += [(self._header.render(message), False), (self._body.render(message), is_learnt)]
+        answer = {"role": self._answers}
+        pieces.append((self._header.render(answer), False))
+        texts = [text for text, _ in joined(pieces).pieces]
+        headers = dict.fromkeys(self._header.render({"role": role}).rstrip() for role in self._roles)
+        stop = tuple(header for header in headers if len(header) > 1 and "role" in self._header.fields)
+        return ChatPrompt([*texts], stop, self._rest.render(answer))
+
+
+class AlpacaTemplate:
+    """Alpaca's prompt for a single question."""
+
+    def __init__(self, template: str | None):
+        self._template = Template(template or ALPACA_WITHOUT_INPUT, ("instruction", "input"))
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        if [message["role"] for message in messages] != ["user"]:
+            raise Refusal(
+                400,
+                "this run was trained on single instructions: send one message, of the role user.",
+                "messages",
+            )
+        return ChatPrompt([self._template.render({"instruction": messages[0]["content"], "input": ""})])
+
+
+class JinjaTemplate:
+    """A chat_template of Hugging Face, whose special tokens are those of the run's tokenizer."""
+
+    def __init__(self, source: str, tokenizer: Path, eod_token: str, where: str):
+        from jinja2.exceptions import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        self._error = TemplateError
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
+        self._eod_token = eod_token
+        document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
+        added = document.get("added_tokens", ())
+        self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        try:
+            text = self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                bos_token="",
+                eos_token=self._eod_token,
+                tools=None,
+            )
+        except (self._error, TypeError, ValueError) as error:
+            raise Refusal(400, f"the chat template refuses these messages: {error}", "messages") from None
+        if not self._special:
+            return ChatPrompt([text])
+        longest_first = sorted(self._special, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+        pieces: list[str | int] = [self._special.get(part, part) for part in parts if part]
+        return ChatPrompt(pieces)
+
+
+class NoTemplate:
+    """Of a run that has seen no conversation."""
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        raise Refusal(
+            400,
+            "this run has no chat template: its data.sources hold no conversations. Use /v1/completions, or "
+            "serve it with --chat-template FILE.",
+            code="no_chat_template",
+        )
+
+
+def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
+    """The template of a file, or else of a run's data. Raises ConfigError for a file that is none."""
+    if file is not None:
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise ConfigError(f"--chat-template {file}: cannot be read ({reason}).") from None
+        if JINJA.search(source):
+            return JinjaTemplate(source, tokenizer, eod_token, f"--chat-template {file}")
+        if "{content}" not in source:
+            raise ConfigError(
+                f"--chat-template {file}: has no {{content}}. Write it as in a run YAML, for example "
+                "<|{role}|>\\n{content}\\n with its line ends, or in Jinja."
+            )
+        return RunTemplate(source)
+    for chat in config.data.sources:
+        if isinstance(chat, ChatSource):
+            return RunTemplate(chat.template, chat.learn_roles, [*chat.roles.values()])
+    for alpaca in config.data.sources:
+        if isinstance(alpaca, AlpacaSource):
+            return AlpacaTemplate(alpaca.template)
+    return NoTemplate()
+
+
+class Suffix:
+    """Takes what the template puts after an answer off the end of a text that comes in pieces."""
+
+    def __init__(self, suffix: str):
+        self._suffix, self._held = suffix, ""
+
+    def add(self, piece: str, is_last: bool) -> str:
+        """What can be given out."""
+        text = self._held + piece
+        if is_last:
+            self._held = ""
+            return text.removesuffix(self._suffix)
+        longest = min(len(self._suffix), len(text))
+        kept = next((count for count in range(longest, 0, -1) if text.endswith(self._suffix[:count])), 0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]

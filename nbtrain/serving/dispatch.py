@@ -1,0 +1,198 @@
+"""Requests on their way to one engine process and back, inside the server's event loop.
+
+    answer = dispatcher.submit(requests)        Refusal 429 if too many wait, 503 if the server is ending
+    async for number, event in answer: ...      events of engine.py; Refusal if one is refused
+    answer.cancel()                             if the client has gone
+
+An engine never waits for a client: events of one answer are joined once MOST_EVENTS of them have not been
+taken, so that a slow reader costs a bounded number of events and nothing else.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.serving.engine_process import EngineProcess, Event, Loading
+from nbtrain.serving.metrics import Metrics
+from nbtrain.serving.refusals import Refusal
+
+MOST_EVENTS = 256
+ENDING = "the server is shutting down."
+
+
+class Answer:
+    """The events of one HTTP request, which may be several requests to the engine."""
+
+    def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]]):
+        self._dispatcher = dispatcher
+        self.texts = sum(request["n"] for request in requests)
+        self.numbers = {dispatcher.process.new_id(): number for number, request in enumerate(requests)}
+        self._running = set(self.numbers)
+        self._waiting = set(self.numbers)
+        """Not taken by the engine."""
+        self._events: deque[Event] = deque()
+        self._failure: Refusal | None = None
+        self._there = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """From the dispatcher."""
+        if "accepted" in event:
+            self._waiting.discard(event["id"])
+            self._there.set()
+            return
+        if "end" in event or "error" in event:
+            self._running.discard(event["id"])
+        if len(self._events) < MOST_EVENTS or not self._joined(event):
+            self._events.append(event)
+        self._there.set()
+
+    def _joined(self, event: Event) -> bool:
+        """Whether the event became a part of the newest one of its text."""
+        if "text" not in event:
+            return False
+        for held in reversed(self._events):
+            if held["id"] == event["id"] and held.get("index") == event["index"]:
+                held["text"] += event["text"]
+                held["tokens"] = held["tokens"] + event["tokens"]
+                if "logprobs" in event:
+                    held["logprobs"] = held.get("logprobs", []) + event["logprobs"]
+                held.update({key: event[key] for key in ("finish_reason", "new_tokens") if key in event})
+                return True
+        return False
+
+    async def accepted(self) -> None:
+        """Returns once the engine has taken all requests. Raises Refusal if one is refused."""
+        while self._waiting and self._failure is None:
+            if refusal := next((event for event in self._events if "error" in event), None):
+                self.cancel()
+                raise refused(refusal)
+            self._there.clear()
+            await self._there.wait()
+        if self._failure is not None and self._waiting:
+            self.cancel()
+            raise self._failure
+
+    def fail(self, refusal: Refusal) -> None:
+        """End it; what has come before is still given out."""
+        self._failure = self._failure or refusal
+        self._there.set()
+
+    def cancel(self) -> None:
+        """Nothing more of it is wanted."""
+        for request_id in self._running:
+            self._dispatcher.process.send({"kind": "cancel", "id": request_id})
+        self._running.clear()
+        self._dispatcher.forget(self)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                if "error" in event:
+                    self.cancel()
+                    raise refused(event)
+                yield self.numbers[event["id"]], event
+            if self._failure is not None:
+                self.cancel()
+                raise self._failure
+            if not self._running:
+                self._dispatcher.forget(self)
+                return
+            self._there.clear()
+            await self._there.wait()
+
+
+class Dispatcher:
+    """One engine process behind the server."""
+
+    def __init__(self, loading: Loading, max_queue: int, metrics: Metrics):
+        self.max_queue, self.metrics = max_queue, metrics
+        self.notes: list[str] = []
+        self._answers: dict[str, Answer] = {}
+        self._loop = asyncio.get_running_loop()
+        self._ended: Refusal | None = None
+        self.ended = asyncio.Event()
+        """The process has ended."""
+        self.process = EngineProcess(loading, self._from_thread, self.notes.append)
+
+    async def wait_until_ready(self) -> dict[str, Any]:
+        """What the engine says of its model. Raises the NbtrainError it ends with."""
+        return await asyncio.to_thread(self.process.wait_until_ready)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self._answers)
+
+    def submit(self, requests: Sequence[Mapping[str, Any]]) -> Answer:
+        """Send requests to the engine. Raises Refusal if too many wait already, or if it has ended."""
+        if self._ended is not None:
+            raise self._ended
+        answer = Answer(self, requests)
+        present = sum(one.texts for one in set(self._answers.values()))
+        slots = self.process.ready["max_batch"]
+        if present + answer.texts > slots + self.max_queue and (
+            present or answer.texts > slots + self.max_queue
+        ):
+            raise Refusal(
+                429,
+                f"{present} texts are being made or wait, and {answer.texts} are asked for: at most "
+                f"{slots + self.max_queue} may. Try again later.",
+                code="queue_full",
+            )
+        for request_id, request in zip(answer.numbers, requests):
+            self._answers[request_id] = answer
+            self.process.send({"kind": "generate", **request, "id": request_id})
+        return answer
+
+    def forget(self, answer: Answer) -> None:
+        """An answer is over."""
+        for request_id in answer.numbers:
+            self._answers.pop(request_id, None)
+
+    def fail_all(self, refusal: Refusal) -> None:
+        """End all answers, and take no more requests."""
+        self._ended = self._ended or refusal
+        for answer in set(self._answers.values()):
+            answer.fail(refusal)
+
+    async def close(self) -> None:
+        """End the process."""
+        self.fail_all(Refusal(503, ENDING, code="shutting_down"))
+        await asyncio.to_thread(self.process.close)
+
+    def _from_thread(self, message: dict[str, Any]) -> None:
+        # The loop is closed once the server has ended.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take, message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if not message:
+            words = str(self.process.error or "it was unloaded")
+            self.fail_all(Refusal(500, f"the model's process has ended: {words}", code="engine_ended"))
+            self.ended.set()
+            return
+        self.metrics.running.set(message["running"])
+        self.metrics.waiting.set(message["waiting"])
+        for event in message["events"]:
+            if (answer := self._answers.get(event["id"])) is not None:
+                if "new_tokens" in event and "end" in event:
+                    self.metrics.prompt_tokens.inc(event["prompt_tokens"])
+                    self.metrics.new_tokens.inc(event["new_tokens"])
+                answer.put(event)
+
+
+def refused(event: Mapping[str, Any]) -> Refusal:
+    """The answer to a request that the engine has refused."""
+    is_request = event["error"] == ConfigError.__name__
+    return Refusal(
+        400 if is_request else 500, str(event["message"]), code="invalid_value" if is_request else None
+    )
+
+
+def status_of(error: NbtrainError) -> int:
+    """The status for a model that cannot be loaded."""
+    return 400 if isinstance(error, ConfigError) else 500

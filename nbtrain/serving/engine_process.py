@@ -1,0 +1,194 @@
+"""A process that has a model and generates with it; this side of its pipes, for any number of threads.
+
+    engine = EngineProcess(Loading(run_dir))
+    engine.wait_until_ready()
+    for _, event in engine.stream({"prompt": "def ", **generation.to_dict()}): ...
+    engine.close()
+
+The other side, and what the lines say: nbtrain/inference/generate.py. The pipes are the only way to it: there
+is no port. It ends with this process, however this one ends: then its stdin ends.
+"""
+
+import contextlib
+import itertools
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from nbtrain.base import errors
+from nbtrain.base.errors import NbtrainError
+from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.gpu_side import last_words
+
+Event = dict[str, Any]
+MODULE = "nbtrain.inference.generate"
+END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What is loaded, and how; None is for what suits the machine."""
+
+    run_dir: str
+    step: int | None = None
+    """The checkpoint; None: the newest whole one."""
+    dtype: str = "auto"
+    tensor_parallel_size: int | None = None
+    max_batch: int | None = None
+    """Texts at once."""
+    threads: int | None = None
+    """On a CPU."""
+
+
+class EngineProcess:
+    """One model in a process of its own. Its events come to `receive`, on a thread of this object."""
+
+    def __init__(
+        self,
+        loading: Loading,
+        receive: "Callable[[dict[str, Any]], None] | None" = None,
+        note: Callable[[str], None] = lambda message: None,
+    ):
+        """`receive` gets each line of events, and None once the process has ended; without it `stream` works.
+
+        `note` is told of checkpoints that are passed over.
+        """
+        self.loading = loading
+        self.ready: dict[str, Any] = {}
+        """What the process says of the model, once it is loaded."""
+        self.error: NbtrainError | None = None
+        """Why it has ended, unless it was closed."""
+        self._receive, self._note = receive, note
+        self._streams: dict[str, queue.SimpleQueue[Event | None]] = {}
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._is_ready, self._is_closed = threading.Event(), False
+        # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            # Threads that spin while they wait hold up whoever has the core.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **supervisor_environment()},
+            # An interrupt is for this process, which says what is not wanted any more.
+            start_new_session=True,
+        )
+        self.send(asdict(loading))
+        self._thread = threading.Thread(target=self._listen, name="nbtrain-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests, or will once it is loaded."""
+        return self.error is None and not self._is_closed and self._process.poll() is None
+
+    def wait_until_ready(self) -> dict[str, Any]:
+        """What the process says of its loaded model. Raises the NbtrainError that it ends with."""
+        self._is_ready.wait()
+        if self.error is not None:
+            raise self.error
+        return self.ready
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """One line for the process. What is sent to one that has ended is lost."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+            stdin.write(orjson.dumps(message) + b"\n")
+            stdin.flush()
+
+    def new_id(self) -> str:
+        """An id that no other request has."""
+        return str(next(self._ids))
+
+    def stream(self, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
+        """(number of the request, event) of some requests at once, up to the last end.
+
+        Closing the iterator cancels what has not ended. Raises the NbtrainError with which a request is
+        refused, or the process has ended.
+        """
+        numbers = {self.new_id(): number for number in range(len(requests))}
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._streams.update(dict.fromkeys(numbers, events))
+        for request_id, request in zip(numbers, requests):
+            self.send({"kind": "generate", **request, "id": request_id})
+        running = set(numbers)
+        try:
+            while running:
+                if self.error is not None and events.empty():
+                    raise self.error
+                if (event := events.get()) is None:
+                    raise self.error or NbtrainError("the model was unloaded while it generated.")
+                if "end" in event or "error" in event:
+                    running.remove(event["id"])
+                if "error" in event:
+                    raise named_error(event)
+                yield numbers[event["id"]], event
+        finally:
+            for request_id in numbers:
+                del self._streams[request_id]
+            for request_id in running:
+                self.send({"kind": "cancel", "id": request_id})
+
+    def close(self) -> None:
+        """End the process."""
+        self._is_closed = True
+        with contextlib.suppress(BrokenPipeError, OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(END_SECONDS)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._take(orjson.loads(line))
+        code = self._process.wait()
+        if self.error is None and not self._is_closed:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            self.error = NbtrainError(f"python -m {MODULE} {how}. Its last words:\n{last_words(self._said)}")
+        self._said.close()
+        self._is_ready.set()
+        for events in list(self._streams.values()):
+            events.put(None)
+        if self._receive is not None:
+            self._receive({})
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "events" if self._receive is not None:
+                self._receive(message)
+            case "events":
+                for event in message["events"]:
+                    if (events := self._streams.get(event["id"])) is not None:
+                        events.put(event)
+            case "ready":
+                self.ready = message
+                self._is_ready.set()
+            case "note":
+                self._note(message["message"])
+            case "error":
+                self.error = named_error(message)
+
+
+def named_error(answer: Mapping[str, Any]) -> NbtrainError:
+    """The NbtrainError that {"error", "message"} names."""
+    kind = getattr(errors, str(answer.get("error")), None)
+    if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
+        kind = NbtrainError
+    return kind(str(answer.get("message")))

@@ -1,0 +1,154 @@
+"""A server that a notebook has started: where it is, its token, how to ask it and how to end it."""
+
+import contextlib
+import html
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.html_table import html_table
+from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.gpu_side import last_words
+from nbtrain.serving.engine_process import named_error
+from nbtrain.serving.options import ServeOptions
+from nbtrain.serving.tokens import new_token
+
+MODULE = "nbtrain.serving"
+END_SECONDS = 60.0
+
+
+class Server:
+    """A server of models; it ends with `stop()`, and with the process that started it."""
+
+    def __init__(self, options: ServeOptions):
+        """Start it, and wait until it answers. Raises the NbtrainError that it ends with."""
+        self.token = new_token()
+        """What every request brings."""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=supervisor_environment(),
+            text=True,
+            # An interrupt of the kernel is not meant for it.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"options": asdict(options), "token": self.token}) + "\n")
+            self._process.stdin.flush()
+        try:
+            line = self._process.stdout.readline()
+        except BaseException:
+            self.stop()
+            raise
+        if not line:
+            code = self._process.wait()
+            raise NbtrainError(
+                f"the server ended with code {code}. Its last words:\n{last_words(self._said)}"
+            )
+        answer = json.loads(line)
+        if answer["kind"] == "error":
+            self._process.wait()
+            raise named_error(answer)
+        self.url: str = answer["url"]
+        """http://127.0.0.1:PORT"""
+        self.name: str | None = answer["name"]
+        """The run, which is the `model` of a request."""
+        self.facts: dict[str, Any] = answer["facts"]
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI's client is given."""
+        return f"{self.url}/v1"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it answers."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it: running requests get their grace, then the model is unloaded."""
+        with contextlib.suppress(BrokenPipeError, OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._said.close()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request, such as post("/completions", {"prompt": "def "}).
+
+        For more than a look, give OpenAI's client base_url and token. Raises NbtrainError if it is refused.
+        """
+        with self._request(path, body) as answer:
+            return json.loads(answer.read())
+
+    def post_all(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The answers to several requests at once, as of so many clients."""
+        with ThreadPoolExecutor(max(len(bodies), 1)) as clients:
+            return list(clients.map(lambda body: self.post(path, body), bodies))
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of an answer, as they come."""
+        with self._request(path, {**body, "stream": True}) as answer:
+            for line in answer:
+                content = line.decode().removeprefix("data: ").strip()
+                if line.startswith(b"data: ") and content != "[DONE]":
+                    chunk = json.loads(content)
+                    if "error" in chunk:
+                        raise NbtrainError(chunk["error"]["message"])
+                    yield chunk
+
+    def _request(self, path: str, body: Mapping[str, Any]) -> Any:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), headers)
+        try:
+            return urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NbtrainError(json.loads(error.read())["error"]["message"]) from None
+        except urllib.error.URLError as error:
+            raise NbtrainError(f"{self.url} does not answer: {error.reason}.") from None
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if not self.is_running:
+            return [("server", "ended")]
+        facts = self.facts
+        model = f"{self.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}"
+        return [
+            ("model", model),
+            ("base_url", self.base_url),
+            ("api_key", self.token),
+            ("at once", f"{facts['max_batch']} texts of {facts['positions']:,} tokens at most"),
+            ("a page to try it", f"{self.url}/?token={self.token}"),
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self._facts())
+
+    def _repr_html_(self) -> str:
+        if not self.is_running:
+            return html.escape("the server has ended")
+        return html_table(("", ""), self._facts())

@@ -1,0 +1,179 @@
+"""Which models a server has: that of one run, or any run's under the output root, one at a time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, output_root, tokenizer_dir
+from nbtrain.config.load import load_resolved
+from nbtrain.serving.chat import ChatTemplate, template_of
+from nbtrain.serving.dispatch import Dispatcher, status_of
+from nbtrain.serving.engine_process import Loading
+from nbtrain.serving.metrics import Metrics
+from nbtrain.serving.options import ServeOptions
+from nbtrain.serving.refusals import Refusal
+
+LOOK_SECONDS = 5.0
+
+
+@dataclass
+class Served:
+    """A model that is loaded."""
+
+    name: str
+    step: int
+    dispatcher: Dispatcher
+    template: ChatTemplate
+    ready: dict[str, Any]
+    """What its process says of it: positions, max_batch, dtype, device."""
+    used: float = field(default_factory=time.monotonic)
+    """When it was last asked for."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.ready["positions"]
+
+
+class Models:
+    """The models of one server."""
+
+    def __init__(self, options: ServeOptions, metrics: Metrics, say: Callable[[str], None]):
+        self.options, self.metrics, self._say = options, metrics, say
+        self.loaded: Served | None = None
+        self.is_ending = False
+        self._loading = asyncio.Lock()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one run alone, which stays loaded."""
+        return self.options.run is not None
+
+    def names(self) -> dict[str, int]:
+        """{run: the step that is served}."""
+        if self.is_single:
+            return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
+        found = {}
+        for folder in sorted(output_root().glob("*")):
+            if (folder / "run.json").is_file() and (
+                step := newest_checkpoint_step(RunDir(folder))
+            ) is not None:
+                found[folder.name] = step
+        return found
+
+    async def get(self, name: str | None) -> Served:
+        """The model that a request names, loaded; None means the one there is. Raises Refusal."""
+        if self.is_ending:
+            raise Refusal(503, "the server is shutting down.", code="shutting_down")
+        if self.is_single:
+            served = self.loaded
+            if served is None:
+                raise Refusal(503, "the model is being loaded.", code="loading")
+            if name is not None and name != served.name:
+                raise Refusal(
+                    404, f"model {name!r} is not served here: {served.name} is.", "model", "model_not_found"
+                )
+        else:
+            served = await self._of_any(name)
+        served.used = time.monotonic()
+        return served
+
+    async def _of_any(self, name: str | None) -> Served:
+        async with self._loading:
+            served = self.loaded
+            if name is None and served is not None:
+                return served
+            known = self.names()
+            if name is None or name not in known:
+                listed = ", ".join(known) or "none has a checkpoint yet"
+                raise Refusal(
+                    404, f"model {name!r} is no run with a checkpoint: {listed}.", "model", "model_not_found"
+                )
+            if served is not None:
+                is_it = served.name == name and (served.step >= known[name] or served.dispatcher.is_busy)
+                if is_it and not served.dispatcher.ended.is_set():
+                    return served
+                if served.dispatcher.is_busy:
+                    raise Refusal(
+                        503, f"{served.name} is answering, and one model is loaded at a time.", code="busy"
+                    )
+                await self._unload()
+            try:
+                return await self.load(output_root() / name)
+            except NbtrainError as error:
+                raise Refusal(status_of(error), str(error), "model", "not_loaded") from None
+
+    async def load(self, folder: Path) -> Served:
+        """Load a run's model. Raises NbtrainError if it cannot be."""
+        options, run = self.options, RunDir(folder)
+        if not run.exists():
+            raise JobError(f"{display(folder)} is no run directory: it has no run.json.")
+        config = load_resolved(run.config_yaml)
+        loading = Loading(
+            str(folder),
+            options.step,
+            options.dtype,
+            options.tensor_parallel_size,
+            options.max_batch,
+            options.threads,
+        )
+        dispatcher = Dispatcher(loading, options.max_queue, self.metrics)
+        try:
+            ready = await dispatcher.wait_until_ready()
+            folder_of_tokens = tokenizer_dir(config.tokenizer.name)
+            template = template_of(config, options.chat_template, folder_of_tokens, ready["eod"])
+        except (NbtrainError, asyncio.CancelledError):
+            await dispatcher.close()
+            raise
+        for note in dispatcher.notes:
+            self._say(f"warning: {note}")
+        self.loaded = Served(run.name, ready["step"], dispatcher, template, ready)
+        self.metrics.loaded.set(1)
+        return self.loaded
+
+    async def unload_when_idle(self) -> None:
+        """As long as the server runs: of any run, a model that nobody asks for gives its memory back."""
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self.options.idle_seconds / 2))
+            served = self.loaded
+            if self.is_single or served is None or served.dispatcher.is_busy:
+                continue
+            if time.monotonic() - served.used >= self.options.idle_seconds and not self._loading.locked():
+                async with self._loading:
+                    await self._unload()
+
+    async def _unload(self) -> None:
+        served, self.loaded = self.loaded, None
+        self.metrics.loaded.set(0)
+        if served is not None:
+            await served.dispatcher.close()
+
+    def end_answers(self) -> None:
+        """Take no more requests, and end those that are being answered."""
+        self.is_ending = True
+        if self.loaded is not None:
+            self.loaded.dispatcher.fail_all(
+                Refusal(503, "the server is shutting down.", code="shutting_down")
+            )
+
+    async def close(self) -> None:
+        """Unload all."""
+        self.is_ending = True
+        await self._unload()
+
+
+def check_run(options: ServeOptions) -> None:
+    """Before anything is started: raises CheckpointError if the run has no checkpoint to serve."""
+    if options.run is None:
+        return
+    run = RunDir(options.run)
+    if options.step is None and newest_checkpoint_step(run) is None:
+        raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
+    if options.chat_template is not None and not Path(options.chat_template).is_file():
+        raise ConfigError(f"--chat-template {options.chat_template}: no such file.")

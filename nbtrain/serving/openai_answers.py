@@ -1,0 +1,176 @@
+"""OpenAI's answers: whole ones, and the chunks of a stream, out of the engine's events."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.serving.chat import Suffix
+from nbtrain.serving.dispatch import Answer
+from nbtrain.serving.event_stream import DONE, event
+from nbtrain.serving.refusals import Refusal
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Piece:
+    """New text of one choice."""
+
+    index: int
+    text: str
+    logprobs: list[Object]
+    finish_reason: str | None
+    prompt: Object | None = None
+    """Before the first text, if the prompt is asked for: {"text", "first", "tokens", "logprobs"}."""
+
+
+@dataclass
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_dict(self) -> Object:
+        """As OpenAI has it."""
+        return {**vars(self), "total_tokens": self.prompt_tokens + self.completion_tokens}
+
+
+async def pieces_of(
+    answer: Answer, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
+) -> AsyncIterator[Piece]:
+    """The pieces of a request's choices: n of each prompt, numbered through."""
+    prompts: dict[int, Object] = {}
+    endings: dict[int, Suffix] = {}
+    seen: set[int] = set()
+    async for number, one in answer:
+        if "prompt" in one:
+            prompts[number] = {**one["prompt"], "logprobs": []}
+        elif "prompt_logprobs" in one:
+            prompts[number]["logprobs"] += one["prompt_logprobs"]
+        elif "end" in one:
+            usage.prompt_tokens += one["prompt_tokens"]
+            usage.completion_tokens += one["new_tokens"]
+        else:
+            index = number * n + one["index"]
+            reason = one.get("finish_reason")
+            text = endings.setdefault(index, Suffix(suffix)).add(one["text"], reason is not None)
+            if not seen:
+                first_text()
+            prompt = prompts.get(number) if index not in seen else None
+            seen.add(index)
+            yield Piece(index, text, one.get("logprobs", []), reason, prompt)
+
+
+@dataclass
+class Form:
+    """What tells the two kinds of answers apart."""
+
+    model: str
+    is_chat: bool
+    wants_logprobs: bool
+    id: str = ""
+    created: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Characters of each choice so far."""
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.is_chat else "cmpl-") + uuid.uuid4().hex
+        self.created = int(time.time())
+
+    def whole(self, choices: list[Object], usage: Usage) -> Object:
+        """An answer at once."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage.to_dict()}
+
+    def chunk(self, choices: list[Object], usage: Object | None = None) -> Object:
+        """A part of a stream."""
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        return {**self._head(kind), "choices": choices, **({"usage": usage} if usage is not None else {})}
+
+    def _head(self, kind: str) -> Object:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def choice(self, piece: Piece, is_chunk: bool) -> Object:
+        """One choice of a chunk, or a whole one."""
+        text, logprobs = self._text_and_logprobs(piece)
+        if not self.is_chat:
+            body: Object = {"text": text}
+        elif is_chunk:
+            body = {"delta": {"content": text} if text or not piece.finish_reason else {}}
+        else:
+            body = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"index": piece.index, **body, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+
+    def role(self, index: int) -> Object:
+        """What opens each choice of a chat's stream."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _text_and_logprobs(self, piece: Piece) -> tuple[str, Object | None]:
+        prompt = piece.prompt
+        text = piece.text if prompt is None else prompt["text"] + piece.text
+        if not self.wants_logprobs:
+            return text, None
+        if self.is_chat:
+            return text, {"content": [_chat_entry(entry) for entry in piece.logprobs], "refusal": None}
+        found: Object = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        offset = 0
+        if prompt is not None:
+            first = {"token": prompt["first"], "logprob": None, "top": None}
+            for entry in [first, *prompt["logprobs"]]:
+                _add(found, entry, offset)
+                offset += len(entry["token"])
+            self.lengths[piece.index] = len(prompt["text"])
+        begin = self.lengths.get(piece.index, 0)
+        for entry in piece.logprobs:
+            _add(found, entry, begin + entry["offset"])
+        return text, found
+
+
+def _add(found: Object, entry: Mapping[str, Any], offset: int) -> None:
+    top = entry["top"]
+    found["tokens"].append(entry["token"])
+    found["token_logprobs"].append(entry["logprob"])
+    found["top_logprobs"].append(None if top is None else {one["token"]: one["logprob"] for one in top})
+    found["text_offset"].append(offset)
+
+
+def _chat_entry(entry: Mapping[str, Any]) -> Object:
+    plain = {key: entry[key] for key in ("token", "logprob", "bytes")}
+    top = [{key: one[key] for key in ("token", "logprob", "bytes")} for one in entry["top"]]
+    return {**plain, "top_logprobs": top}
+
+
+async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -> Object:
+    """All pieces as one answer."""
+    found: dict[int, Piece] = {}
+    async for piece in pieces:
+        if (held := found.get(piece.index)) is None:
+            found[piece.index] = piece
+        else:
+            held.text += piece.text
+            held.logprobs += piece.logprobs
+            held.finish_reason = piece.finish_reason
+    choices = [form.choice(found[index], is_chunk=False) for index in sorted(found)]
+    return form.whole(choices, usage)
+
+
+async def streamed_answer(
+    form: Form, pieces: AsyncIterator[Piece], usage: Usage, count: int, with_usage: bool
+) -> AsyncIterator[bytes]:
+    """All pieces as events. An error is an event too, or clients would take a cut answer for a whole one."""
+    none: Object = {"usage": None} if with_usage else {}
+    try:
+        if form.is_chat:
+            for index in range(count):
+                yield event({**form.chunk([form.role(index)]), **none})
+        async for piece in pieces:
+            yield event({**form.chunk([form.choice(piece, is_chunk=True)]), **none})
+        if with_usage:
+            yield event(form.chunk([], usage.to_dict()))
+    except Refusal as refusal:
+        yield event(refusal.body())
+    yield DONE

@@ -1,0 +1,239 @@
+"""OpenAI's requests: which fields are known, what they mean to the engine, which are refused and why.
+
+Besides OpenAI's own, /v1/completions and /v1/chat/completions take vLLM's names for what OpenAI lacks: top_k,
+min_p, repetition_penalty, ignore_eos.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.generation import MOST_CHOICES, Generation
+from nbtrain.serving.refusals import Refusal, not_supported
+
+# Accepted, for they change nothing about the text.
+WITHOUT_EFFECT = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    ]
+)
+MOST_PROMPTS = 128
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's, if max_tokens is not given."""
+
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside its text."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    include_usage: bool = False
+
+
+class Common(BaseModel):
+    """What both kinds of requests have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+
+    def check(self) -> None:
+        """Refuse what means nothing here."""
+
+    def generation(self, max_new_tokens: int, **more: Any) -> Generation:
+        """As the engine takes it. Raises Refusal for a value out of range."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        top_k = self.top_k or 0
+        try:
+            return Generation(
+                max_new_tokens=max_new_tokens,
+                temperature=_or(self.temperature, 1.0),
+                # vLLM's word for no cut.
+                top_k=0 if top_k == -1 else top_k,
+                top_p=_or(self.top_p, 1.0),
+                min_p=_or(self.min_p, 0.0),
+                repetition_penalty=_or(self.repetition_penalty, 1.0),
+                presence_penalty=_or(self.presence_penalty, 0.0),
+                frequency_penalty=_or(self.frequency_penalty, 0.0),
+                logit_bias=tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items()),
+                n=self.n or 1,
+                stop=(*stop, *more.pop("also_stop", ())),
+                ignore_eod=bool(self.ignore_eos),
+                seed=self.seed,
+                **more,
+            )
+        except ConfigError as error:
+            name = str(error).partition(" ")[0]
+            raise Refusal(400, str(error), name, "invalid_value") from None
+        except ValueError:
+            raise Refusal(
+                400, "logit_bias: its keys must be token ids.", "logit_bias", "invalid_value"
+            ) from None
+
+
+class CompletionRequest(Common):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | Tokens | list[Tokens] = Field(union_mode="left_to_right")
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        """Refuse what means nothing here."""
+        if self.suffix:
+            raise not_supported("suffix", "the model continues text and inserts none")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise not_supported(
+                "best_of", "ask for n texts, or use beam search by `nbtrain generate --num-beams`"
+            )
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        found = list(self.prompt)
+        if not 1 <= len(found) <= MOST_PROMPTS:
+            raise Refusal(
+                400,
+                f"prompt has {len(found)} entries: must be from 1 to {MOST_PROMPTS}.",
+                "prompt",
+                "invalid_value",
+            )
+        return found  # type: ignore[return-value]
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str
+    text: str = ""
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+    def as_text(self, number: int) -> dict[str, str]:
+        """{"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
+        if self.tool_calls or self.function_call:
+            raise not_supported(f"messages[{number}].tool_calls", "the model calls no tools")
+        content = self.content if self.content is not None else ""
+        if not isinstance(content, str):
+            for part in content:
+                if part.type != "text":
+                    what = f"the model reads text, and no {part.type}"
+                    raise not_supported(f"messages[{number}].content", what)
+            content = "".join(part.text for part in content)
+        return {"role": self.role, "content": content}
+
+
+class ResponseFormat(BaseModel):
+    """Which form an answer has."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str
+
+
+class ChatRequest(Common):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    def check(self) -> None:
+        """Refuse what means nothing here."""
+        for name in ("tools", "functions"):
+            if getattr(self, name):
+                raise not_supported(name, "the model calls no tools")
+        if self.response_format is not None and self.response_format.type != "text":
+            what = f"{self.response_format.type} cannot be promised; text is what the model writes"
+            raise not_supported("response_format", what)
+        if (self.modalities and "audio" in self.modalities) or self.audio is not None:
+            raise not_supported("audio", "the model writes text")
+        for name in ("prediction", "reasoning_effort", "verbosity", "web_search_options"):
+            if getattr(self, name) is not None:
+                raise not_supported(name, "the model has nothing like it")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """New tokens at most, by either name."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def read(kind: type[Common], body: Any) -> Any:
+    """A request of JSON. Raises Refusal 400, which names the field."""
+    if not isinstance(body, dict):
+        raise Refusal(400, "the body must be a JSON object.")
+    body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
+    try:
+        found = kind.model_validate(body)
+    except ValidationError as error:
+        # Of a union, each alternative has its own complaint: the first field says enough.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else None
+        where = ".".join(
+            str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))
+        )
+        if first["type"] == "extra_forbidden":
+            raise not_supported(str(name), "no such field is known here") from None
+        words = first["msg"][0].lower() + first["msg"][1:]
+        raise Refusal(400, f"{where}: {words}.", name, "invalid_value") from None
+    found.check()
+    return found

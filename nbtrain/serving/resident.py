@@ -1,0 +1,96 @@
+"""The model that a notebook generates with: loaded by the first call, kept for the next ones.
+
+It ends with this process, after ten minutes without a call, when another run, checkpoint or format is asked
+for, and when a newer checkpoint has been saved. One model is kept: two might not fit the memory.
+"""
+
+import atexit
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.rundir import RunDir
+from nbtrain.serving.engine_process import EngineProcess, Event, Loading
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 600.0
+
+
+class Resident:
+    """The one engine of this process."""
+
+    def __init__(self, idle_seconds: float = IDLE_SECONDS):
+        self.idle_seconds = idle_seconds
+        self.engine: EngineProcess | None = None
+        self._wanted: Loading | None = None
+        self._lock = threading.RLock()
+        self._users = 0
+        self._timer: threading.Timer | None = None
+
+    def stream(self, loading: Loading, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
+        """The events of some requests to the model of `loading`, which is loaded if it is not there."""
+        with self._used(loading) as engine:
+            yield from engine.stream(*requests)
+
+    @contextlib.contextmanager
+    def _used(self, loading: Loading) -> Iterator[EngineProcess]:
+        with self._lock:
+            engine = self._engine_of(loading)
+            self._users += 1
+            self._stop_timer()
+        try:
+            engine.wait_until_ready()
+            yield engine
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not engine.is_alive:
+                    self._drop(engine)
+                elif self._users == 0 and self.engine is engine:
+                    self._timer = threading.Timer(self.idle_seconds, self._end_if_idle, [engine])
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def _engine_of(self, loading: Loading) -> EngineProcess:
+        # What "the newest" means now: a run may have saved since.
+        newest = newest_checkpoint_step(RunDir(loading.run_dir))
+        wanted = replace(loading, step=newest) if loading.step is None else loading
+        kept = self.engine
+        if kept is not None and kept.is_alive and self._wanted == wanted:
+            return kept
+        self.close()
+        # `loading` itself: of the newest checkpoints, the process passes over those that are torn.
+        self.engine = EngineProcess(loading, note=logger.warning)
+        self._wanted = wanted
+        return self.engine
+
+    def _end_if_idle(self, engine: EngineProcess) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._drop(engine)
+
+    def _drop(self, engine: EngineProcess) -> None:
+        if self.engine is engine:
+            self.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Unload the model, if one is loaded."""
+        with self._lock:
+            self._stop_timer()
+            if self.engine is not None:
+                self.engine.close()
+                self.engine = None
+
+
+RESIDENT = Resident()
+atexit.register(RESIDENT.close)

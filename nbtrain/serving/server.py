@@ -1,0 +1,217 @@
+"""The process of a server: it listens, loads, answers, and ends in order.
+
+SIGTERM or Ctrl-C    no new connections; running requests go on for grace_seconds, then each stream gets an
+                     error event and its end, each other request 503; then the model is unloaded
+a second Ctrl-C      ends at once
+the model's process ends by itself: every request is answered with its last words, and so does the server
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.serving.app import Routes
+from nbtrain.serving.dispatch import Dispatcher
+from nbtrain.serving.metrics import Metrics
+from nbtrain.serving.models import Models, check_run
+from nbtrain.serving.options import ServeOptions
+
+# For requests that do not end though they were told to.
+LAST_SECONDS = 5.0
+# Open connections, idle ones included; more of them are answered with 503.
+MOST_CONNECTIONS = 1024
+BACKLOG = 512
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a server says once it answers."""
+
+    url: str
+    """Without the token; of a Unix socket, its path."""
+    name: str | None
+    """Of the run; None: any run."""
+    facts: dict[str, Any]
+    """Of the model: step, dtype, device, max_batch, positions."""
+
+
+def serve(
+    options: ServeOptions,
+    token: str | None,
+    when_ready: Callable[[Ready], None],
+    say: Callable[[str], None] = print,
+    until: Callable[[], None] | None = None,
+) -> int:
+    """Serve until the process is told to end; returns its exit code.
+
+    `until` is run in a thread: if it returns, that is an order to end. Raises NbtrainError if the model
+    cannot be loaded, ConfigError if the port is taken.
+    """
+    check_run(options)
+    listening = _socket(options)
+    try:
+        return asyncio.run(_serve(options, token, listening, when_ready, say, until))
+    finally:
+        listening.close()
+        if options.uds is not None:
+            Path(options.uds).unlink(missing_ok=True)
+
+
+async def _serve(
+    options: ServeOptions,
+    token: str | None,
+    listening: socket.socket,
+    when_ready: Callable[[Ready], None],
+    say: Callable[[str], None],
+    until: Callable[[], None] | None,
+) -> int:
+    metrics = Metrics()
+    models = Models(options, metrics, say)
+    failure: list[NbtrainError] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await models.close()
+
+    app = Routes(options, models, metrics).app(token, lifespan)
+    config = uvicorn.Config(
+        app,
+        # Tokens may be in addresses.
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(options.grace_seconds + LAST_SECONDS),
+        lifespan="on",
+    )
+    server = OrderlyServer(config, models, options.grace_seconds)
+    watching = [asyncio.ensure_future(models.unload_when_idle())]
+    if until is not None:
+        threading.Thread(
+            target=server.end_after, args=(until, asyncio.get_running_loop()), daemon=True
+        ).start()
+    answering = asyncio.ensure_future(server.serve(sockets=[listening]))
+    try:
+        ready = Ready(_url(options, listening), None, {})
+        if options.run is not None:
+            loading = asyncio.ensure_future(models.load(Path(options.run)))
+            # Told to end while it loads: uvicorn has heard it.
+            await asyncio.wait({loading, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait({loading})
+                return 0
+            served = loading.result()
+            ready = Ready(ready.url, served.name, served.ready)
+            watching.append(asyncio.ensure_future(_end_with_engine(served.dispatcher, server, failure)))
+        when_ready(ready)
+        await answering
+    finally:
+        server.should_exit = True
+        for task in watching:
+            task.cancel()
+        await asyncio.wait({answering})
+        await models.close()
+    if failure:
+        raise failure[0]
+    return 0
+
+
+async def _end_with_engine(
+    dispatcher: Dispatcher, server: "OrderlyServer", failure: list[NbtrainError]
+) -> None:
+    await dispatcher.ended.wait()
+    if not server.should_exit and dispatcher.process.error is not None:
+        failure.append(dispatcher.process.error)
+        server.should_exit = True
+
+
+class OrderlyServer(uvicorn.Server):
+    """uvicorn, which by itself waits for streams without end, or cuts them without a word."""
+
+    def __init__(self, config: uvicorn.Config, models: Models, grace_seconds: float):
+        super().__init__(config)
+        self._models, self._grace = models, grace_seconds
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again at the end, before the model is unloaded."""
+        loop = asyncio.get_running_loop()
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in SIGNALS if is_main else ():
+            loop.add_signal_handler(number, self._told, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS if is_main else ():
+                loop.remove_signal_handler(number)
+
+    def _told(self, number: int) -> None:
+        first = not self.should_exit
+        self.handle_exit(number, None)
+        if first:
+            self._begin_to_end()
+
+    def _begin_to_end(self) -> None:
+        self._models.is_ending = True
+        asyncio.get_running_loop().call_later(self._grace, self._models.end_answers)
+
+    def end_after(self, until: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        """End in order once `until` has returned."""
+        until()
+
+        def begin() -> None:
+            if not self.should_exit:
+                self.should_exit = True
+                self._begin_to_end()
+
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(begin)
+
+
+def _socket(options: ServeOptions) -> socket.socket:
+    """Bound before the model is loaded, which may take minutes."""
+    if options.uds is not None:
+        path = Path(options.uds)
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            listening.close()
+            raise ConfigError(f"--uds {path}: {error.strerror or error}.") from None
+        return listening
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((options.host, options.port))
+    except OSError as error:
+        listening.close()
+        where = f"{options.host}, port {options.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"{where}: in use by another program. `--port 0` takes a free one.") from None
+        raise ConfigError(f"{where}: {error.strerror or error}.") from None
+    return listening
+
+
+def _url(options: ServeOptions, listening: socket.socket) -> str:
+    if options.uds is not None:
+        return options.uds
+    port = listening.getsockname()[1]
+    host = "127.0.0.1" if options.host in ("0.0.0.0", "") else options.host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

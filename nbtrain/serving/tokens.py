@@ -1,0 +1,78 @@
+"""The token that every request brings: made at start, or the user's; compared in constant time.
+
+Accepted as OpenAI's clients send it (Authorization: Bearer TOKEN), as Jupyter's do (Authorization: token
+TOKEN), and as ?token=TOKEN for pages and clients that cannot set a header.
+"""
+
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.serving.refusals import Refusal
+
+VARIABLE = "NBTRAIN_SERVE_TOKEN"
+LEAST_CHARS = 16
+# Says only that the server is there, for what watches it.
+OPEN_PATHS = ("/health",)
+
+
+def new_token() -> str:
+    """One of 192 bits."""
+    return secrets.token_hex(24)
+
+
+def token_of(file: str | None) -> tuple[str, str | None]:
+    """(the token, where it is from): of a file, else of NBTRAIN_SERVE_TOKEN, else a new one (None).
+
+    Raises ConfigError for a file that is not there, that others may read, or whose token is short.
+    """
+    if file is None:
+        if not (token := os.environ.get(VARIABLE, "")):
+            return new_token(), None
+        place = VARIABLE
+    else:
+        path, place = Path(file), f"--token-file {file}"
+        try:
+            mode = path.stat().st_mode
+            token = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise ConfigError(
+                f"{place}: cannot be read ({reason}): name a file that holds the token."
+            ) from None
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            raise ConfigError(f"{place}: others may read it: `chmod 600 {file}`.")
+    if len(token) < LEAST_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{place}: the token has {len(token)} characters: must be at least {LEAST_CHARS}, of visible "
+            "ASCII. `openssl rand -hex 24` makes one."
+        )
+    return token, place
+
+
+class TokenRequired:
+    """Lets through what brings the token."""
+
+    def __init__(self, app: ASGIApp, token: str):
+        self.app, self.token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._brings_token(scope):
+            await self.app(scope, receive, send)
+            return
+        message = "no token, or a wrong one: send the header `Authorization: Bearer TOKEN`."
+        await Refusal(401, message, code="invalid_api_key").response()(scope, receive, send)
+
+    def _brings_token(self, scope: Scope) -> bool:
+        brought = [value for name, value in scope["headers"] if name == b"authorization"]
+        given = [value.partition(b" ")[2].strip() for value in brought]
+        given += [
+            value.encode() for value in parse_qs(scope["query_string"].decode("latin-1")).get("token", ())
+        ]
+        return any(hmac.compare_digest(one, self.token) for one in given)

@@ -1,0 +1,35 @@
+"""A server of a small run that has seen conversations, and one request to it."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.serving.launched import Server
+from nbtrain.serving.options import ServeOptions
+from tests.inference import saved
+
+CHAT = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk.jsonl"}]}
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """(server, run): the server's own process, with 4 texts at once and 8 that may wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("served workspace")
+        patch.setenv("NBTRAIN_WORKSPACE", str(folder))
+        patch.setenv("NBTRAIN_QUEUE", str(folder / "queue"))
+        run = saved.save_run("talks", CHAT)
+        options = ServeOptions(
+            run=str(run.path),
+            port=0,
+            max_batch=4,
+            max_queue=8,
+            max_new_tokens=200,
+            max_body_bytes=20_000,
+            request_seconds=60.0,
+            write_seconds=3.0,
+            threads=1,
+        )
+        with Server(options) as server:
+            yield SimpleNamespace(server=server, run=run, folder=folder)

@@ -47,7 +47,6 @@ ESSENTIALS = (
     "precision.dtype",
     "backend.kind",
     "resources.device",
-    "resources.nodes",
     "resources.gpus_per_node",
     "parallel.data_parallel_size",
 )

@@ -49,7 +49,7 @@ def test_a_yaml_is_described(workspace: Path) -> None:
     }
     assert at(found["fields"], "model.num_layers")["default"] is None
     assert at(found["fields"], "backend.kind")["choices"] == ["local", "hosts", "slurm", "kubernetes"]
-    assert len(found["essentials"]) == 13
+    assert len(found["essentials"]) == 12
     assert set(found["essentials"]) < {one["key"] for one in found["fields"]}
     keys = [key for group in found["groups"] for section in group["sections"] for key in section["keys"]]
     assert ["name", *keys] == [one["key"] for one in found["fields"]]

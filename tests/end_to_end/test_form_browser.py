@@ -239,7 +239,9 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     form.type("lr_schedule.lr", "0.003")
     form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
     form.button("Submit").click()
-    form.shows(".nbf-answer", "Submitted: job")
+    form.shows(".nbf-answer", "It is shown below the form.")
+    # A panel out of sight asks for nothing.
+    page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert kernel_busy(lab)
     page.locator(".nbtrain-panel .nbt-stop").first.click()
@@ -257,6 +259,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     assert form.field("lr_schedule.lr").locator("input").input_value() == "0.003"
     form.button("Submit").click()
     form.shows(".nbf-answer", "Submitted: job")
+    page.locator(".nbtrain-panel").first.scroll_into_view_if_needed()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert len(list((lab.output / "submitted" / "jobs").iterdir())) == 2
     page.locator(".nbtrain-panel .nbt-stop").first.click()

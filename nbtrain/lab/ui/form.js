@@ -302,8 +302,8 @@ class Form extends FormFrame {
     this.answer.say("Submitting\u2026");
     try {
       const found = await this.ask("submit", { name: this.text("name") });
-      this.answer.took(found, this.asks.source === "server" ? this.server : null);
-      this.showRun(found.name);
+      const shown = this.showRun(found.name);
+      this.answer.took(found, this.asks.source === "server" ? this.server : null, shown);
     } catch (error) {
       this.answer.say(error.message, "error");
     } finally {
@@ -311,14 +311,15 @@ class Form extends FormFrame {
     }
   }
 
-  /** The run below the form, in a notebook. */
+  /** The run below the form, in a notebook; whether it is there. */
   showRun(name) {
     if (this.endRun) this.endRun();
     this.endRun = null;
-    if (!this.below || this.asks.source !== "server") return;
+    if (!this.below || this.asks.source !== "server") return false;
     const place = element("div");
     this.result.replaceChildren(place);
     this.endRun = mountRun(place, { server: this.server, name, host: this.host });
+    return true;
   }
 
   // --- the kernel ---

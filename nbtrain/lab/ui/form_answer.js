@@ -29,10 +29,11 @@ export class FormAnswer {
     this.node.textContent = text;
   }
 
-  /** The answer of the route submit; with a server, the run is followed. */
-  took(found, server) {
+  /** The answer of the route submit; with a server, the run is followed. `below`: the form's foot shows it. */
+  took(found, server, below = false) {
     const { name } = found, { text, toast, kind } = submitted(found);
-    this.say(`${text} In a cell: nb.open_run("${name}")`, kind === "warning" ? kind : "good");
+    const where = below ? "It is shown below the form." : `In a cell: nb.open_run("${name}")`;
+    this.say(`${text} ${where}`, kind === "warning" ? kind : "good");
     if (this.host.openRun) this.node.append(" ", button("Open", "", () => this.host.openRun(name)));
     if (this.host.notify) this.host.notify(toast, kind);
     if (server) this.follow(server, name);

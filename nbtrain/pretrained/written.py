@@ -226,11 +226,14 @@ def _windows(model: ModelConfig, family: Family) -> dict[str, Any]:
         return {"sliding_window": window}
     if family.windows != "some":
         return {}
+    has = [one is not None for one in model.windows]
     return {
         "use_sliding_window": window is not None,
         "sliding_window": window,
-        "max_window_layers": model.num_layers,
-        "layer_types": [LAYER_TYPES[one is not None] for one in model.windows],
+        # Readers without layer_types give windows to all layers from this one on. vLLM's Qwen2 and Qwen3 give
+        # them to all layers, and refuse other models by this number: not num_layers if some have one.
+        "max_window_layers": has.index(True) if True in has else model.num_layers,
+        "layer_types": [LAYER_TYPES[one] for one in has],
     }
 
 

@@ -7,6 +7,7 @@ import torch
 
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.export import write_folder
+from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
@@ -60,7 +61,7 @@ def test_a_family_is_read_and_written_exactly(kind, tmp_path):
     (again / "config.json").write_text(json.dumps(config_json(config, "fp32", ids, vocab_size)))
     weights = WholeWeights(read)
     list(write_folder(weights, config, again, 10**9))
-    assert list(compare(again, weights, config))[-1] < 1e-5
+    assert list(compare(PlainModel(again), weights, config))[-1] < 1e-5
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     written, told = type(theirs).from_pretrained(again, output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
@@ -84,6 +85,10 @@ def _same_config(ours, theirs):
     }
     ours, theirs = ours.to_dict(), theirs.to_dict()
     differing = {key for key in theirs if ours.get(key) != theirs[key]} - said
+    kinds = ours.get("layer_types", [])
+    if len(set(kinds)) > 1:
+        # vLLM's Qwen2 and Qwen3 refuse a model with windows in some layers by this number alone.
+        assert ours["max_window_layers"] == kinds.index("sliding_attention") < len(kinds)
     # Without a window its layers are not looked at, and 4h is written as a number.
     assert differing <= {"max_window_layers", "n_inner", "no_rope_layer_interval"}, differing
 

@@ -1,8 +1,7 @@
 """A run's model as one GGUF file for llama.cpp, written a tensor at a time by the package gguf.
 
-Names, keys and orders of rows are those of llama.cpp's converter (convert_hf_to_gguf.py,
-conversion/{gpt2,llama,
-qwen,smollm3}.py), which this file takes the place of:
+Names, keys and orders of rows are those of llama.cpp's converter (convert_hf_to_gguf.py and its folder
+conversion/), which this file takes the place of:
 
     llama, smollm3    rotary positions turn pairs of neighbours there, so that the rows of query and key are
                       put in that order; llama3's scaling is the tensor rope_freqs

@@ -1,0 +1,75 @@
+"""docs/serving-elsewhere.md: its commands have only flags that the programs' own parsers have."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nbtrain.cli import __main__ as cli
+
+PAGE = Path(__file__).parents[2] / "docs" / "serving-elsewhere.md"
+# Read in the argument parsers of vllm-0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and
+# sglang-0.5.23 (srt/arg_groups/fields), and in tools/server/README.md of llama.cpp at 00dc805.
+FLAGS = {
+    "vllm": {
+        "--data-parallel-address",
+        "--data-parallel-rpc-port",
+        "--data-parallel-size",
+        "--data-parallel-size-local",
+        "--data-parallel-start-rank",
+        "--dtype",
+        "--headless",
+        "--master-addr",
+        "--nnodes",
+        "--node-rank",
+        "--pipeline-parallel-size",
+        "--port",
+        "--served-model-name",
+        "--tensor-parallel-size",
+    },
+    "python": {
+        "--dist-init-addr",
+        "--dp-size",
+        "--dtype",
+        "--host",
+        "--model-path",
+        "--nnodes",
+        "--node-rank",
+        "--port",
+        "--served-model-name",
+        "--tp-size",
+    },
+    "llama-server": {
+        "--ctx-size",
+        "--model",
+        "--n-gpu-layers",
+        "--port",
+        "--split-mode",
+        "--tensor-split",
+    },
+}
+
+
+def commands() -> list[list[str]]:
+    """Of all console blocks, as words."""
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    lines = [line.split("$ ", 1)[1] for block in blocks for line in block.splitlines() if "$ " in line]
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("program", FLAGS)
+def test_flags_are_the_programs_own(program):
+    """Each of the page, and none is listed that the page does not use."""
+    used = {word for words in commands() if words[0] == program for word in words if word.startswith("--")}
+    used |= {"--dtype"} & FLAGS[program]  # in the table
+    assert used == FLAGS[program]
+
+
+def test_our_own_commands_are_accepted():
+    """By our parser."""
+    ours = [words[1:] for words in commands() if words[0] == "nbtrain"]
+    assert ours
+    for words in ours:
+        cli.parse(words)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from nbtrain.api.arguments import misused, text, whole, whole_or_none
+from nbtrain.api.arguments import misused, whole, whole_or_none
+from nbtrain.api.arguments import text as as_text
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
@@ -77,7 +78,7 @@ def export_weights(
         Path(folders[0]).expanduser().absolute(),
         target=to,
         step=whole_or_none("step", step, "the newest checkpoint"),
-        dtype=None if dtype is None else text("dtype", dtype),
+        dtype=None if dtype is None else as_text("dtype", dtype),
         max_shard_bytes=MAX_SHARD_BYTES
         if max_shard_bytes is None
         else whole("max_shard_bytes", max_shard_bytes),
@@ -122,14 +123,18 @@ def import_model(
     onto: str | None = None,
     path: str | Path | None = None,
     overwrite: bool = False,
+    qkv_order: str | None = None,
+    text: str | Path | None = None,
 ) -> "ImportedModel":
     """A run that starts from a model's folder: writes its run YAML and takes its tokenizer over.
 
-    `source` is a folder with config.json and safetensors, a consolidated file, or hf://ORGANISATION/MODEL,
-    which huggingface_hub fetches. `onto` is the run whose data, batch, schedule and layout are taken; `path`
-    is the YAML, NAME.yaml without it. Shown in a cell, it says what was found. Every tensor is checked first;
-    if one is missing, damaged or not known, nothing is written.
+    `source` is a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, which
+    huggingface_hub fetches, or a checkpoint tree of Megatron. `onto` is the run whose data, batch, schedule
+    and layout are taken; `path` is the YAML, NAME.yaml without it. Of a tree of Megatron-DeepSpeed,
+    `qkv_order` is "groups" or "thirds", or it is chosen by the losses of the file `text`. Shown in a cell, it
+    says what was found. Every tensor is checked first; if one is missing, damaged or not known, nothing is
+    written.
     """
     from nbtrain.jobs.import_model import import_model as make
 
-    return make(source, text("name", name), overrides, onto, path, overwrite)
+    return make(source, as_text("name", name), overrides, onto, path, overwrite, qkv_order, text)

@@ -33,12 +33,19 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--overwrite", action="store_true", help="flags and JSON: replace the file if it exists")
     one.set_defaults(overrides=[])
     one = add_verb(under, "import-model", import_model, "Make a run YAML that starts from a model's folder.")
-    text = "a folder with config.json and safetensors, a consolidated file, or hf://ORGANISATION/MODEL"
+    text = (
+        "a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, or a "
+        "checkpoint tree of Megatron-LM or Megatron-DeepSpeed"
+    )
     one.add_argument("model", metavar="DIR", help=text)
     one.add_argument("name", metavar="NAME", help="the run's name, and that of its tokenizer and dataset")
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.seq_length=4096")
     one.add_argument("--onto", metavar="RUN", help="take data, batch, schedule and layout of this run")
     one.add_argument("-o", "--output", type=Path, metavar="YAML", help="NAME.yaml without it")
+    text = "of a tree of Megatron-DeepSpeed: how the rows of query, key and value lie"
+    one.add_argument("--qkv-order", choices=("groups", "thirds"), help=text)
+    text = "a text that the model of such a tree knows: the order with the lower loss is taken"
+    one.add_argument("--text", type=Path, metavar="FILE", help=text)
     one.add_argument("--overwrite", action="store_true", help="replace the YAML if it exists")
 
 
@@ -79,5 +86,7 @@ def import_model(options: argparse.Namespace) -> None:
             onto=options.onto,
             path=options.output,
             overwrite=options.overwrite,
+            qkv_order=options.qkv_order,
+            text=options.text,
         )
     )

@@ -14,27 +14,23 @@ What stands under its own name is whole and compared.
 
 import contextlib
 import math
-import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError
-from nbtrain.base.locks import flock_folder
+from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
-from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.exported import is_as_given, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.model_card import model_card
+from nbtrain.jobs.new_place import new_place
 from nbtrain.pretrained.folder import CONFIG, GENERATION_CONFIG, SINGLE
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
@@ -126,51 +122,6 @@ def export_model(
             card = model_card(run, config, exported.step, family, count, dtype, exported.difference)
             files.write_text(made / "README.md", card)
     return exported
-
-
-@contextlib.contextmanager
-def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[Path]:
-    """A temporary folder beside `to`. At the end it, or the one `file` of it, gets that name.
-
-    It is removed if anything goes wrong. Raises CheckpointError if `to` exists, or if its disk has less than
-    `needed_bytes` free.
-    """
-    if to.exists() or to.is_symlink():
-        raise CheckpointError(
-            f"{display(to)}: is there already, and is not written over. Name another place."
-        )
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(to.parent).free
-        if free < needed_bytes + SPARE_BYTES:
-            raise CheckpointError(
-                f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, and {amounts.size(free)} "
-                "are free. Free space, or name a place on another disk."
-            )
-        _remove_leftovers(to)
-        made = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
-        made.mkdir()
-    except OSError as error:
-        raise CheckpointError(
-            f"{display(to)}: cannot be written: {error.strerror}. Name another place."
-        ) from None
-    held = flock_folder(made, blocking=False)
-    try:
-        yield made
-        (made if file is None else made / file).rename(to)
-        files.fsync_directory(to.parent)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        if held is not None:
-            os.close(held)
-
-
-def _remove_leftovers(to: Path) -> None:
-    """What killed exports to this folder have left; one that still writes holds its lock."""
-    for leftover in to.parent.glob(f".{to.name}.*.tmp"):
-        if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
-            shutil.rmtree(leftover, ignore_errors=True)
-            os.close(held)
 
 
 def _write_tokenizer(

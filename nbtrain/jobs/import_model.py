@@ -22,9 +22,12 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text
 from nbtrain.corpus.tokenizer.exported import CONFIG as TOKENIZER_CONFIG
 from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer, token_text
+from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.prepare import take_over
+from nbtrain.jobs.from_megatron import converted
 from nbtrain.planner.run_file import not_written, path_of, run_text
 from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.values import check_values
 
@@ -86,27 +89,49 @@ def import_model(
     onto: str | None = None,
     path: str | Path | None = None,
     overwrite: bool = False,
+    qkv_order: str | None = None,
+    text: str | Path | None = None,
 ) -> ImportedModel:
     """Make a run YAML of the model at `source`, and take its tokenizer over.
 
-    `source` is a folder, a consolidated file or hf://ORGANISATION/MODEL; `onto` is the run whose data, batch,
-    schedule and layout are taken; `path` is the YAML, NAME.yaml in the current folder without it. Raises
-    CheckpointError, DataError or ConfigError, in one sentence, if something does not fit; nothing is written
-    then.
+    `source` is a folder, a consolidated file, hf://ORGANISATION/MODEL, or a checkpoint tree of Megatron,
+    which becomes data/model/NAME.safetensors; `qkv_order` and `text` are for a tree (from_megatron.py).
+    `onto` is the run whose data, batch, schedule and layout are taken; `path` is the YAML, NAME.yaml in the
+    current folder without it. Raises CheckpointError, DataError or ConfigError, in one sentence, if something
+    does not fit; nothing is written then.
     """
     check_name(name, "name")
     target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)
-    folder = _folder_of(source)
-    model = open_model(folder)
-    layer = override_layer(overrides)
-    tokenizer = find_tokenizer(model, layer.value.get("tokenizer") or {})
-    values = Located(_values(name, model, tokenizer), {})
-    if onto is not None:
-        values = _onto(onto, name).merged_with(values)
-    else:
-        values = Located(SCHEDULE, {}).merged_with(values)
+    folder, layer = _folder_of(source), override_layer(overrides)
+    section = layer.value.get("tokenizer") or {}
+    tree = find_tree(folder)
+    if tree is None:
+        if qkv_order is not None or text is not None:
+            raise ConfigError(
+                f"--qkv-order and --text are for a tree of Megatron; {display(folder)} is none."
+            )
+        return _import(folder, folder, name, layer, onto, target, section, [])
+    with converted(tree, name, qkv_order, text, section) as (made, kept, notes):
+        return _import(made, kept, name, layer, onto, target, section, notes)
+
+
+def _import(
+    place: Path,
+    kept: Path,
+    name: str,
+    layer: Located,
+    onto: str | None,
+    target: Path,
+    section: dict[str, Any],
+    notes: list[str],
+) -> ImportedModel:
+    """The model that lies at `place`, and will be kept at `kept`, as a run."""
+    model = open_model(place)
+    tokenizer = find_tokenizer(model, section)
+    values = Located(_values(name, model, tokenizer, display(kept)), {})
+    values = (Located(SCHEDULE, {}) if onto is None else _onto(onto, name)).merged_with(values)
     located = values.merged_with(layer)
-    config = validate(located, display(folder))
+    config = validate(located, display(kept))
     config._run = onto
     check_config(config)
     found = fit(model, config)
@@ -114,12 +139,12 @@ def import_model(
         key, words = found.problems[0]
         raise ConfigError(f"{config.where(key)}: {key} {words}.")
     _read_all(model)
-    notes = [*model.described.notes, *found.notes]
+    notes = [*notes, *model.described.notes, *found.notes]
     if tokenizer.folder is not None:
         take_over(config, tokenizer.folder)
-    else:
+    elif not section:
         notes.append(
-            f"{display(folder)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or bring "
+            f"{display(kept)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or bring "
             "data of token ids."
         )
     note = f"Made by nbtrain import-model from {config.init_from} ({model.title})."
@@ -143,14 +168,14 @@ def _target(path: Path, overwrite: bool) -> Path:
     return path
 
 
-def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer") -> dict[str, Any]:
+def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:
     """What the folder decides of the run."""
     described = model.described
     section = model_section(described, model.path).model_dump(exclude_unset=True)
     sequence = min(described.positions, SEQUENCE_TOKENS)
     found: dict[str, Any] = {
         "name": name,
-        "init_from": display(model.path),
+        "init_from": init_from,
         "model": {**section, "seq_length": sequence},
         "tokenizer": {"name": name, "vocab_size": described.vocab_size},
         "data": {"name": name},
@@ -225,7 +250,9 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
     Raises DataError if it has more entries than the model has rows.
     """
     folder = model.path
-    if given.get("path") or given.get("name") or not folder.is_dir() or not holds_tokenizer(folder):
+    name = given.get("name")
+    is_there = name is not None and read_manifest(tokenizer_dir(name)) is not None
+    if given.get("path") or is_there or not folder.is_dir() or not holds_tokenizer(folder):
         return FoundTokenizer(None)
     entries = entries_of(folder)
     rows = given.get("vocab_size") or model.described.vocab_size

@@ -30,7 +30,7 @@ SIZES = {
 
 def layout(name: str) -> tuple[int, dict]:
     """ "d2 t2 z1 bf16": the ranks of a layout and its overrides; offload puts the optimizer on the CPU;
-    llama has the layers of LLAMA, muon the optimizer Muon."""
+    llama has the layers of LLAMA, squared another activation, muon the optimizer Muon."""
     ranks, found = 1, dict(BASE)
     for word in name.split():
         if word[0] in SIZES and word[1:].isdigit():
@@ -49,6 +49,8 @@ def layout(name: str) -> tuple[int, dict]:
             found |= LLAMA
         elif word == "muon":
             found["optimizer.type"] = "Muon"
+        elif word == "squared":
+            found["model.activation"] = "squared_relu"
         elif word == "pad":
             found["model.make_vocab_size_divisible_by"] = 8
         else:

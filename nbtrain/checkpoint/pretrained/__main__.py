@@ -3,8 +3,11 @@
 request   {"target": "hf" | "consolidated" | "gguf", "run_dir", "step", "dtype", "to", "max_shard_bytes"}
               writes the weights of a checkpoint into the folder `to`, beside the config.json and the
               tokenizer that are there, and compares what was written with the run
+          {"target": "megatron", "tree", "to", "order", "tokens"}
+              joins a tree of Megatron into the file `to`; order and tokens may be null
 answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
           {"kind": "end", "step", "bytes", "difference", "seconds"}
+          {"kind": "end", "order", "notes"}       of a tree
           {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
 
@@ -17,6 +20,7 @@ from typing import Any
 from nbtrain.base.answers import answer_request
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.pretrained.compare import compare
+from nbtrain.checkpoint.pretrained.convert import convert
 from nbtrain.checkpoint.pretrained.export import (
     check_consolidated,
     open_weights,
@@ -28,6 +32,7 @@ from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.plain_gguf import PlainGGUF
 from nbtrain.config.load import load_resolved
 from nbtrain.pretrained.folder import SINGLE
+from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.written import GGUF_FILE
 
 
@@ -37,6 +42,11 @@ def main() -> int:
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Everything one request is answered with."""
+    if request["target"] == "megatron":
+        tree = find_tree(Path(request["tree"]))
+        assert tree is not None, "the asking side has found it"
+        yield from convert(tree, Path(request["to"]), request["order"], request["tokens"])
+        return
     started = time.monotonic()
     run, folder, target = RunDir(request["run_dir"]), Path(request["to"]), request["target"]
     config = load_resolved(run.config_yaml)

@@ -1,5 +1,4 @@
-"""Whole parameters in the format that they are written in: of a checkpoint of any layout, or of a model's
-folder.
+"""Whole parameters in the format that they are written in: of a checkpoint, a folder or a tree.
 
     weights = WholeWeights(CheckpointStore(folder), torch.bfloat16)
     weights.whole("layers.0.attention.dense.weight")    [h, h], bf16; the vocabulary without padding
@@ -12,6 +11,7 @@ from collections import OrderedDict
 
 import torch
 
+from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
 from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.store import MASTER, CheckpointStore
 from nbtrain.model.names import OF_VOCABULARY
@@ -24,7 +24,11 @@ KEPT = 2
 class WholeWeights:
     """The parameters of `source`, each whole and in `dtype`; None is the format that it was trained in."""
 
-    def __init__(self, source: CheckpointStore | FolderWeights, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        source: CheckpointStore | FolderWeights | MegatronWeights,
+        dtype: torch.dtype | None = None,
+    ):
         self.source = source
         self.trained_in = source.dtype
         self.dtype = dtype or source.dtype

@@ -7,16 +7,23 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.plain import PlainModel
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.jobs import export_model as exporting
 from nbtrain.jobs.export_model import export_model
+from nbtrain.jobs.import_model import import_model
+from nbtrain.jobs.initial_weights import record_initial
 from nbtrain.model.gpt import build_model
+from nbtrain.pretrained.model import open_model
 from tests.dataset.dataset_maker import make_tokenizer
 from tests.inference.made import without_cache
+from tests.pretrained import made
 from tests.train import launch
 from tests.train.layouts import HALF, Place, layout
 
@@ -244,3 +251,93 @@ def test_another_tokenizer_is_refused(place, tmp_path):
     finally:
         files.write_text(run.config_yaml, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def folder_of_transformers(folder, kind, dtype):
+    """A model and its tokenizer as save_pretrained writes them: with a chat template and an added token."""
+    import transformers
+
+    made.write_model(folder, kind, dtype)
+    source = make_tokenizer("test", TEXTS).directory / "tokenizer.json"
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(source), eos_token="<|endoftext|>", pad_token="<|endoftext|>", model_max_length=40
+    )
+    tokenizer.add_tokens(["<|tool|>"], special_tokens=True)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("words", ["bf16 z1", "bf16 t2 z1"])
+def test_a_round_trip_changes_nothing(words, place, tmp_path, monkeypatch):
+    """Imported, put through an engine and its checkpoint without a step, exported: every tensor, every file.
+
+    config.json is written anew, and means the same; README.md is the run's.
+    """
+    monkeypatch.chdir(tmp_path)
+    folder = folder_of_transformers(tmp_path / "theirs", "qwen3", torch.bfloat16)
+    name = f"trip-{words.replace(' ', '-')}"
+    imported = import_model(folder, name, path=tmp_path / "trip.yaml")
+    assert (
+        imported.config.precision.dtype == "bf16" and imported.config.tokenizer.eod_token == "<|endoftext|>"
+    )
+    ranks, overrides = layout(words)
+    own = {key: value for key, value in overrides.items() if not key.startswith("model.")}
+    run = launch.make_run(
+        tmp_path,
+        {**own, "data.name": "test", "resources.device": "cpu", "model.seq_length": 32, "name": name},
+        name,
+        str(tmp_path / "trip.yaml"),
+    )
+    config = load_resolved(run.config_yaml)
+    assert record_initial(run, config) == []
+    exported = export_model(run, tmp_path / "before")
+    assert exported.step == 0 and exported.dtype == "bf16"
+    # The dataset was made with another tokenizer, which no step reads.
+    saved = place.resave(run, ranks, step=0)
+    saved.parent.rename(run.model)
+    manifest = run.checkpoint_manifest(0)
+    kept = read_manifest(tokenizer_dir(name))
+    files.write_json(manifest, {**files.read_json(manifest), "tokenizer_sha256": kept["sha256"]})
+    export_model(run, tmp_path / "after", step=None)
+    for made_folder in ("before", "after"):
+        written = {path.name for path in (tmp_path / made_folder).iterdir()}
+        given = {path.name for path in folder.iterdir()}
+        assert written == given | {"README.md"}
+        for file in given - {"config.json"}:
+            assert (tmp_path / made_folder / file).read_bytes() == (folder / file).read_bytes(), file
+    theirs, ours = (json.loads((one / "config.json").read_text()) for one in (folder, tmp_path / "after"))
+    anew = {
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "max_window_layers",
+        "rope_theta",
+    }
+    differing = {key for key in theirs if ours.get(key) != theirs[key]} - anew
+    assert differing <= {"initializer_range"}, differing
+
+
+def test_one_file_by_our_names_of_a_model_that_no_family_has(place, tmp_path, monkeypatch):
+    """Written, read again, and a start for another run: the same weights, whatever the layout."""
+    run = place.source("d2 z3 squared")
+    export_model(run, tmp_path / "own.safetensors", "consolidated")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.safetensors"]
+    model = open_model(tmp_path / "own.safetensors")
+    assert model.title == "nbtrain" and model.described.fields["activation"] == "squared_relu"
+    read = FolderWeights(model, launch.VOCAB_SIZE)
+    weights = load_model_weights(run.path, unpadded=True, masters=True)
+    for name, weight in weights.items():
+        assert torch.equal(read.read(name).view(weight.shape), weight), name
+    monkeypatch.chdir(tmp_path)
+    again = import_model("own.safetensors", "again", {"tokenizer.name": "test"})
+    assert again.config.model.activation == "squared_relu"
+    with pytest.raises(ConfigError, match=r"writes one file, whose name ends in \.safetensors"):
+        export_model(run, tmp_path / "folder", "consolidated")
+
+
+def test_gguf_of_a_run(place, tmp_path):
+    """By the same way: a file, compared."""
+    exported = export_model(place.source("t2 z1 bf16 llama"), tmp_path / "own.gguf", "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.gguf"] and exported.difference < 1e-5

@@ -1,0 +1,96 @@
+"""A tree of Megatron as one consolidated file, from which a run can start.
+
+The order of query, key and value, where the files leave it open, is the one that is given, or the one with
+the lower loss on a text that the model should know.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.pretrained.compare import OurModel
+from nbtrain.checkpoint.pretrained.export import write_consolidated
+from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.megatron import ORDERS, MegatronTree, is_gelu_of_erf
+
+# In nats a token: an order that is wrong costs a trained model more.
+LEAST_DIFFERENCE = 0.1
+
+
+def convert(
+    tree: MegatronTree, to: Path, order: str | None, tokens: list[int] | None
+) -> Iterator[dict[str, Any]]:
+    """Write a tree's weights to the file `to`; answers of "progress", and one of "order".
+
+    `tokens` are ids of a text. Raises CheckpointError if the order is open and neither is given.
+    """
+    weights = MegatronWeights(tree, order or ORDERS[0])
+    notes = []
+    if is_gelu_of_erf(weights.args):
+        notes.append(
+            "bias_gelu_fusion was off: the model was trained with GELU by erf, and here it is computed in "
+            "the tanh form; outputs differ by about 0.001."
+        )
+    config = run_of(weights)
+    if weights.is_ambiguous and order is None:
+        chosen, words = _choose(tree, config, tokens)
+        weights = MegatronWeights(tree, chosen)
+        notes.append(words)
+    iteration = int(weights.args.get("iteration", 0) or 0)
+    for done, total in write_consolidated(WholeWeights(weights), config, to, iteration):
+        yield {"kind": "progress", "stage": "write", "done": done, "total": total}
+    yield {"kind": "end", "order": weights.order, "notes": notes}
+
+
+def run_of(weights: MegatronWeights) -> RunConfig:
+    """A run with the model of a tree; nothing else of it is meant."""
+    return RunConfig.model_validate(
+        {
+            "name": "megatron",
+            "model": weights.model.model_dump(),
+            "tokenizer": {"name": "megatron", "vocab_size": weights.vocab_size},
+            "data": {"name": "megatron"},
+            "batch": {"micro_batch_size": 1, "global_batch_size": 1, "train_tokens": 1},
+            "lr_schedule": {"lr": 1e-4},
+        }
+    )
+
+
+def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
+    """(the order with the lower loss, what to say of it)."""
+    where = display(tree.folder)
+    if not tokens:
+        raise CheckpointError(
+            f"{where}: nothing in its files says in which order the rows of query, key and value lie: "
+            "Megatron-DeepSpeed changed it in December 2024 (676a482c). Name it, --qkv-order groups "
+            "(before) or thirds (after), or give a text that the model knows, --text FILE: the order with "
+            "the lower loss is taken."
+        )
+    ids = torch.tensor(tokens)
+    losses = {order: loss_of(MegatronWeights(tree, order), config, ids) for order in ORDERS}
+    words = ", ".join(f"{order} {loss:.3f}" for order, loss in losses.items())
+    better, worse = sorted(losses, key=lambda order: losses[order])
+    if not losses[worse] - losses[better] >= LEAST_DIFFERENCE:
+        raise CheckpointError(
+            f"{where}: both orders of query, key and value give the text the same loss ({words}), so that it "
+            "does not decide. Give another text, or name the order: --qkv-order groups or thirds."
+        )
+    return better, f"query, key and value are read in the order {better}: mean loss of the text is {words}."
+
+
+@torch.no_grad()
+def loss_of(weights: MegatronWeights, config: RunConfig, tokens: torch.Tensor) -> float:
+    """Mean loss of a text, in nats a token; one layer is in memory at a time."""
+    model = OurModel(WholeWeights(weights, torch.float32), config)
+    hidden = model.hidden(tokens)
+    for index in range(config.model.num_layers):
+        hidden = model.layer(index, hidden)
+    logits = model.logits(model.final(hidden[:-1]), 0, weights.vocab_size)
+    return float(F.cross_entropy(logits, tokens[1:]))

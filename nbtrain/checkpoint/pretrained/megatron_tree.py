@@ -1,0 +1,259 @@
+"""The weights of a checkpoint tree of Megatron-LM or Megatron-DeepSpeed, joined over its ranks.
+
+    column-parallel (query_key_value, dense_h_to_4h)   rows of rank 0, then of rank 1, ...
+    row-parallel (dense, dense_4h_to_h)                columns likewise
+    SwiGLU                                             each rank has the gate's rows, then those of up
+
+The rows of query, key and value have changed their order without a word in the files. By checkpoint_version:
+0 [3, heads, d], 1 [heads, d, 3], from 2 on by group, our order. But Megatron-DeepSpeed's forward pass has
+taken all queries of a rank, then all keys, then all values since December 2024 (676a482c), and it still
+writes 3.0. For such a tree the order is asked for, or the order with the lower loss on a text is taken.
+
+Files are read by torch's reader of weights alone, with the few classes that such files hold allowed by name.
+What Megatron's enums are, is not looked at: an empty class stands for each.
+"""
+
+import argparse
+import codecs
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.store import MASTER, StoredParameter
+from nbtrain.checkpoint.torch_files import load_file
+from nbtrain.config.schema import ModelConfig
+from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments
+from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+
+# Names of classes of which a stand-in is enough.
+ENUMS = re.compile(r"megatron\.(core\.|model\.|[\w.]*\.)?enums\.\w+")
+CORES = ("core", "_core")
+# What numpy's random state is made of, by the names that its versions have for it.
+NUMPY = {
+    **{f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0] for core in CORES},
+    **{f"numpy.{core}.multiarray.scalar": np.float64(0).__reduce__()[0] for core in CORES},
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "_codecs.encode": codecs.encode,
+    "argparse.Namespace": argparse.Namespace,
+}
+# {a name in some versions: ours}
+RENAMED = {
+    "self_attention.": "attention.",
+    "input_norm.": "input_layernorm.",
+    "post_attention_norm.": "post_attention_layernorm.",
+    "final_norm.": "final_layernorm.",
+    "lm_head.": "output_layer.",
+}
+# Of arrays: their classes stand in no file, and torch's reader asks for them.
+NUMBERS = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
+ROW_PARALLEL = ("attention.dense.weight", "mlp.dense_4h_to_h.weight")
+COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
+
+
+class MegatronWeights:
+    """The parameters of a tree by canonical name, whole, with all rows of its padded vocabulary.
+
+    `order` of query, key and value, "groups" or "thirds", is read where the files leave it open.
+    """
+
+    def __init__(self, tree: MegatronTree, order: str = "groups"):
+        self.tree, self.order = tree, order
+        self.folder = tree.folder
+        self._loaded: dict[Path, Any] = {}
+        first = self._load(next(iter(tree.files.values())))
+        if "args" not in first:
+            raise CheckpointError(
+                f"{display(tree.folder)}: holds no arguments (args), so that nothing says what the model is."
+            )
+        args = first["args"]
+        self.args: dict[str, Any] = dict(args) if isinstance(args, dict) else vars(args)
+        self.version = float(first.get("checkpoint_version", 0))
+        where = display(tree.folder)
+        self.model = ModelConfig(**fields_of_arguments(self.args, where))
+        self.vocab_size = int(self.args["padded_vocab_size"])
+        self.sizes = Sizes.of(self.model, self.vocab_size)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether nothing in the files says in which order query, key and value lie."""
+        # With one group on each rank both orders are one. Megatron-LM's arguments know no DeepSpeed.
+        groups = self.sizes.num_query_groups // self.tree.tensor_parallel_size
+        return self.version >= 2 and groups > 1 and "deepspeed" in self.args
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the weights; fp32 if there are several."""
+        kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
+
+    @cached_property
+    def parameters(self) -> dict[str, StoredParameter]:
+        shapes = parameter_shapes(self.sizes)
+        return {name: StoredParameter(name, shape, None, 0) for name, shape in shapes.items()}
+
+    def read(self, name: str, state: str = MASTER) -> torch.Tensor:
+        """A whole parameter, flat, fp32. Raises CheckpointError if a rank lacks it, or has another shape."""
+        assert state == MASTER, "of a tree the weights are read"
+        shape = self.parameters[name].shape
+        found = self._joined(name).float()
+        if found.shape != shape:
+            raise CheckpointError(
+                f"{display(self.folder)}: {name} has the shape {list(found.shape)}, and {list(shape)} by its "
+                "arguments."
+            )
+        if not bool(torch.isfinite(found).all()):
+            raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Take another step.")
+        return found.reshape(-1)
+
+    def _joined(self, name: str) -> torch.Tensor:
+        gate = ".gate_" in name
+        stored = name.replace(".gate_", ".") if gate else name
+        parts = [self._part(rank, stored) for rank in range(self.tree.tensor_parallel_size)]
+        if ".query_key_value." in name:
+            return torch.cat([self._by_group(part) for part in parts])
+        if ".dense_h_to_4h." in name:
+            if self.sizes.is_gated:
+                parts = [part.chunk(2)[0 if gate else 1] for part in parts]
+            return torch.cat(parts)
+        if name in COLUMN_PARALLEL:
+            return torch.cat(parts)
+        if name.endswith(ROW_PARALLEL):
+            return torch.cat(parts, dim=1)
+        return parts[0]
+
+    def _part(self, rank: int, name: str) -> torch.Tensor:
+        try:
+            return self._ranks[rank][name]
+        except KeyError:
+            raise CheckpointError(
+                f"{display(self.folder)}: tensor rank {rank} has no {name}, which its arguments ask for."
+            ) from None
+
+    def _by_group(self, rows: torch.Tensor) -> torch.Tensor:
+        """A rank's rows of query, key and value as [queries of a group|key|value] of each group."""
+        ranks, sizes = self.tree.tensor_parallel_size, self.sizes
+        heads, groups = sizes.num_attention_heads // ranks, sizes.num_query_groups // ranks
+        size, rest = sizes.head_size, rows.shape[1:]
+        if self.version < 1:
+            return rows.view(3, heads, size, *rest).transpose(0, 1).reshape(rows.shape)
+        if self.version < 2:
+            return rows.view(heads, size, 3, *rest).transpose(1, 2).reshape(rows.shape)
+        if self.order == "groups":
+            return rows
+        query, key, value = rows.split([heads * size, groups * size, groups * size])
+        by_group = (part.unflatten(0, (groups, -1)) for part in (query, key, value))
+        return torch.cat(list(by_group), dim=1).flatten(0, 1)
+
+    @cached_property
+    def _ranks(self) -> list[dict[str, torch.Tensor]]:
+        """{canonical name: that rank's part} of each tensor rank."""
+        tree = self.tree
+        if tree.layers:
+            return [self._of_layers(rank) for rank in range(tree.tensor_parallel_size)]
+        found = []
+        for rank in range(tree.tensor_parallel_size):
+            own: dict[str, torch.Tensor] = {}
+            first = 0
+            for pipeline in range(tree.pipeline_parallel_size):
+                part = self._of_stage(tree.files[rank, pipeline], first)
+                first += len({name.split(".")[1] for name in part if name.startswith("layers.")})
+                own |= part
+            found.append(own)
+        return found
+
+    def _of_stage(self, path: Path, first: int) -> dict[str, torch.Tensor]:
+        """Of a file without layers of its own; its layers are numbered from 0 in each stage."""
+        state = self._load(path)
+        model = state.get("model") or state.get("module")
+        if "model0" in state or not isinstance(model, dict):
+            raise CheckpointError(
+                f"{display(path)}: holds no model in one piece (interleaved pipeline stages?), which is not "
+                "read."
+            )
+        language = model.get("language_model", model)
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in _flat(language.get("embedding", {})).items():
+            found[name] = tensor
+        for name, tensor in _flat(language.get("encoder", language.get("transformer", {}))).items():
+            ours = _ours(name)
+            if ours.startswith("layers."):
+                _, index, rest = ours.split(".", 2)
+                ours = f"layers.{int(index) + first}.{rest}"
+            found[ours] = tensor
+        for name, tensor in _flat(language.get("output_layer", {})).items():
+            found[f"output_layer.{name}"] = tensor
+        return found
+
+    def _of_layers(self, rank: int) -> dict[str, torch.Tensor]:
+        """Of a pipeline of DeepSpeed, a file for each layer: 1 embeddings, blocks, norm, output."""
+        layers = self.model.num_layers
+        found: dict[str, torch.Tensor] = {}
+        for (tensor, number), path in self.tree.layers.items():
+            if tensor != rank:
+                continue
+            for name, value in self._load(path).items():
+                ours = _ours(name)
+                if number == 1:
+                    found[ours] = value
+                elif 2 <= number < layers + 2:
+                    found[f"layers.{number - 2}.{ours}"] = value
+                elif number == layers + 2:
+                    found[f"final_layernorm.{ours}"] = value
+                elif not self.sizes.is_tied:
+                    found[ours] = value
+        return found
+
+    def _load(self, path: Path) -> Any:
+        if path not in self._loaded:
+            self._loaded[path] = load_allowed(path)
+        return self._loaded[path]
+
+
+def load_allowed(path: Path) -> Any:
+    """A file of a tree, mapped into memory. Raises CheckpointError for any class that is not allowed by
+    name."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except (ValueError, RuntimeError, OSError):
+        raise CheckpointError(
+            f"{display(path)}: is no file that torch.save has written since version 1.6, or a damaged one."
+        ) from None
+    allowed: list[Any] = list(NUMBERS)
+    for name in names:
+        if name in NUMPY:
+            allowed.append((NUMPY[name], name))
+        elif ENUMS.fullmatch(name):
+            allowed.append((type(name.rpartition(".")[2], (_StandIn,), {}), name))
+    with torch.serialization.safe_globals(allowed):
+        return load_file(path, mmap=True)
+
+
+class _StandIn:
+    """In place of a value of an enum, which no weight depends on."""
+
+    def __init__(self, *values: Any):
+        self.values = values
+
+
+def _ours(name: str) -> str:
+    for theirs, ours in RENAMED.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _flat(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    """Tensors of nested dictionaries, by dotted names; what is no tensor (_extra_state) is left out."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, torch.Tensor):
+            found[f"{prefix}{name}"] = value
+    return found

@@ -1,0 +1,80 @@
+"""A checkpoint tree of Megatron becomes one file of ours in the data home, for a run to start from.
+
+The GPU side reads the tree, whose files are pickles, with the reader of weights alone. Where the files leave
+the order of query, key and value open, the user names it, or gives a text by which it is chosen.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.new_place import new_place
+from nbtrain.pretrained.folder import SINGLE
+from nbtrain.pretrained.megatron import ORDERS, MegatronTree
+
+# Enough for a loss that tells; the cost grows with them.
+TEXT_TOKENS = 512
+TEXT_BYTES = 64 << 10
+
+
+@contextlib.contextmanager
+def converted(
+    tree: MegatronTree, name: str, order: str | None, text: str | Path | None, section: dict[str, Any]
+) -> Iterator[tuple[Path, Path, list[str]]]:
+    """(the file as it is written, where it will be kept, what is to be said); kept if all goes well inside.
+
+    `section`: overrides of the run's tokenizer, which encodes `text`. Raises CheckpointError or ConfigError.
+    """
+    if order is not None and order not in ORDERS:
+        raise ConfigError(f"qkv_order = {order!r} must be {' or '.join(ORDERS)}.")
+    tokens = ids_of_text(text, section) if text is not None else None
+    kept = data_home() / "model" / f"{name}.safetensors"
+    with new_place(kept, tree.bytes, SINGLE) as made:
+        request = {
+            "target": "megatron",
+            "tree": str(tree.folder),
+            "to": str(made / SINGLE),
+            "order": order,
+            "tokens": tokens,
+        }
+        done, notes = 0, []
+        with Progress("join", None, "B") as bar:
+            for answer in stream("nbtrain.checkpoint.pretrained", request):
+                if answer["kind"] == "progress":
+                    bar.total = answer["total"]
+                    bar.update(answer["done"] - done)
+                    done = answer["done"]
+                elif answer["kind"] == "end":
+                    notes = answer["notes"]
+        yield made / SINGLE, kept, notes
+
+
+def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
+    """The first token ids of a text file, by the tokenizer that the run will have."""
+    path = Path(text).expanduser()
+    path = path if path.is_file() else resolve(text)
+    try:
+        content = path.read_bytes()[:TEXT_BYTES].decode(errors="ignore")
+    except OSError as error:
+        raise ConfigError(f"{display(path)}: cannot be read: {error.strerror}.") from None
+    given, name = section.get("path"), section.get("name")
+    if given is None and name is None:
+        raise ConfigError(
+            "--text needs the tokenizer that the model was trained with: add tokenizer.path=FOLDER, or "
+            "tokenizer.name=NAME of one in data/tokenizer/."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        if given is not None:
+            manifest = adopt(resolve(given), section.get("eod_token") or EOD_TOKEN, Path(folder))
+            tokenizer = Tokenizer.load(folder, manifest=manifest)
+        else:
+            tokenizer = Tokenizer.load(tokenizer_dir(str(name)))
+        return [int(token) for token in tokenizer.encode(content)[:TEXT_TOKENS]]

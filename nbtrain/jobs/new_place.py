@@ -1,0 +1,58 @@
+"""A folder or file of models that appears when it is whole: written beside its place, and renamed."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.locks import flock_folder
+from nbtrain.base.workspace import display
+from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
+
+
+@contextlib.contextmanager
+def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[Path]:
+    """A temporary folder beside `to`. At the end it, or the one `file` of it, gets that name.
+
+    It is removed if anything goes wrong. Raises CheckpointError if `to` exists, or if its disk has less than
+    `needed_bytes` free.
+    """
+    if to.exists() or to.is_symlink():
+        raise CheckpointError(
+            f"{display(to)}: is there already, and is not written over. Name another place."
+        )
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(to.parent).free
+        if free < needed_bytes + SPARE_BYTES:
+            raise CheckpointError(
+                f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, and {amounts.size(free)} "
+                "are free. Free space, or name a place on another disk."
+            )
+        _remove_leftovers(to)
+        made = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
+        made.mkdir()
+    except OSError as error:
+        raise CheckpointError(
+            f"{display(to)}: cannot be written: {error.strerror}. Name another place."
+        ) from None
+    held = flock_folder(made, blocking=False)
+    try:
+        yield made
+        (made if file is None else made / file).rename(to)
+        files.fsync_directory(to.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _remove_leftovers(to: Path) -> None:
+    """What killed exports to this folder have left; one that still writes holds its lock."""
+    for leftover in to.parent.glob(f".{to.name}.*.tmp"):
+        if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
+            shutil.rmtree(leftover, ignore_errors=True)
+            os.close(held)

@@ -35,8 +35,8 @@ BACKENDS = {
 
 # Fastest of 64, 128 and 256 at 512 tokens and heads of 64.
 BLOCK_ROWS = 128
-# On a GPU few and large products; not measured.
-GPU_BLOCK_ROWS = 1024
+# On a GPU larger products; not measured.
+GPU_BLOCK_ROWS = 256
 
 
 class Documents(NamedTuple):

@@ -162,6 +162,10 @@ class Attention(nn.Module):
         self.selective = config.selective_recompute
         self.tensor, self.ulysses = parallel.tensor, parallel.ulysses
         self.shares_groups = self.groups < self.tensor.size
+        if self.shares_groups and self.tensor.size % self.groups:
+            raise ValueError(
+                f"{name}: {self.tensor.size} tensor-parallel ranks cannot share {self.groups} groups"
+            )
         self.stream = parallel.stream
         self.chunk_tokens = config.fpdt_chunk_tokens
         self.query_key_value = ColumnParallelLinear(
@@ -227,7 +231,8 @@ class Attention(nn.Module):
         query, key, value = packed.split([packed.shape[3] - 2 * size, size, size], dim=-1)
         query = query.unflatten(3, (-1, size))
         if self.q_layernorm is not None and self.k_layernorm is not None:
-            query, key = self.q_layernorm(query), self.k_layernorm(key)
+            # Under autocast a LayerNorm gives fp32.
+            query, key = self.q_layernorm(query).to(value.dtype), self.k_layernorm(key).to(value.dtype)
         elif query.shape[3] > 1 or rotation is not None:
             # Queries of a group, and what rope turns, are copied anyway. Without copies of the rest it would
             # keep the whole packed tensor for the backward pass.

@@ -94,7 +94,8 @@ def _setup(values: dict[str, Any]) -> Setup:
     device = values["device"]
     stages = values["stage_layers"]
     plain = {name: value for name, value in values.items() if name in known}
-    plain["shape"] = Shape(**values["shape"])
+    shape = values["shape"]
+    plain["shape"] = Shape(**{**shape, "window_layers": tuple(shape.get("window_layers", ()))})
     plain["device"] = None if device is None else BY_NAME[device]
     plain["stage_layers"] = None if stages is None else tuple(stages)
     return replace(Setup(plain["shape"]), **plain)

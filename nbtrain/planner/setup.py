@@ -84,6 +84,8 @@ class Setup:
     """Selective recomputation makes the MLP again too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
     """The attention kernel keeps the scores of all pairs of positions (no flash attention)."""
+    masks_windows: bool = False
+    """The kernel of layers with a window is told by a mask, and attends to all pairs of positions."""
     compiled: bool = False
     """torch.compile fuses what lies between the matrix products."""
 
@@ -189,6 +191,7 @@ def setup_of(config: RunConfig) -> Setup:
         recompute=parallel.activation_checkpointing.granularity,
         recompute_interval=parallel.activation_checkpointing.interval_layers,
         keeps_scores=_keeps_scores(config),
+        masks_windows=_masks_windows(config),
         compiled=config.model.compile,
         reduce_bucket_elements=bucket_elements(config, parallel.reduce_bucket_size),
         allgather_bucket_elements=bucket_elements(config, parallel.allgather_bucket_size),
@@ -209,3 +212,13 @@ def _keeps_scores(config: RunConfig) -> bool:
     backend = config.model.attention_backend
     on_cpu = config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
+
+
+def _masks_windows(config: RunConfig) -> bool:
+    """Whether windows are a mask to attention's kernel (model/attention.py, _kernel_of)."""
+    model, on_cpu = config.model, config.resources.device == "cpu"
+    if model.window_size is None or model.attn_logit_softcapping is not None:
+        return False
+    if model.compile or model.attention_dropout > 0 or model.attention_backend in ("math", "efficient"):
+        return True
+    return model.attention_backend == "flash" if on_cpu else config.precision.dtype == "fp32"

@@ -29,7 +29,7 @@ KINDS = (
     ROPE | {"rotary_size": 2},
     {"activation": "swiglu"},
     LLAMA | {"activation": "squared_relu", "add_qkv_bias": True},
-    {"num_query_groups": 1},
+    ROPE | {"num_query_groups": 1, "qk_layernorm": True, "windows": (3, 3)},
     LLAMA | {"num_query_groups": 1, "add_qkv_bias": True, "qk_layernorm": True},
     LLAMA | ROPE | GROUPED | {"unturned": frozenset({1})},
 )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from nbtrain.model.gpt import GPT
+from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
@@ -193,6 +194,14 @@ def check_compiled_layers_are_the_same():
         model(tokens, labels).backward()
     for ours, theirs in zip(compiled.parameters(), plain.parameters()):
         assert_close(ours.grad, theirs.grad, GRADIENT)
+
+
+def test_ranks_that_cannot_share_groups_are_refused():
+    four = Group((0, 1, 2, 3), 0, None)
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.attention: 4 tensor-parallel ranks cannot share 3 groups"
+    ):
+        GPT(gpt_config(num_attention_heads=12, num_query_groups=3, kv_channels=4), ModelParallel(four))
 
 
 def test_more_padding_changes_no_loss():

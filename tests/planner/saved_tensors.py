@@ -29,9 +29,7 @@ def saved(setup: Setup, model: torch.nn.Module, forward: Callable[[], torch.Tens
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     # Autocast's copies of matrices count as weights.
     matrices = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
-    words = next(
-        (weight.shape for name, weight in model.named_parameters() if "word_embeddings" in name), None
-    )
+    words = setup.shape.padded_vocab_size // setup.tensor_parallel_size, setup.shape.hidden_size
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,9 +63,17 @@ def gpt_config(setup: Setup) -> GPTConfig:
         activation="swiglu" if shape.gated else "gelu",
         add_bias_linear=shape.bias,
         add_qkv_bias=shape.add_qkv_bias,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.kv_channels,
+        qk_layernorm=shape.qk_layernorm,
+        windows=tuple(shape.window_size if one else None for one in shape.window_layers),
+        # As large as its argument, so that it changes nothing but the kernel and what it keeps.
+        attn_logit_softcapping=1e4 if shape.attn_softcap else None,
+        final_logit_softcapping=1e4 if shape.logit_softcap else None,
         untie_embeddings_and_output_weights=not shape.tied,
         normalization="RMSNorm" if shape.rmsnorm else "LayerNorm",
-        attention_backend="math" if setup.keeps_scores else "auto",
+        # On a CPU flash is told of windows by a mask.
+        attention_backend="math" if setup.keeps_scores else "flash" if setup.masks_windows else "auto",
         cross_entropy_chunk_tokens=setup.logits_chunk_tokens,
         autocast=setup.autocast,
         checkpoint_interval_layers=setup.recompute_interval if full else 0,

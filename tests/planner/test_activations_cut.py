@@ -32,6 +32,8 @@ from tests.planner.saved_tensors import PRECISIONS, RECOMPUTE, gpt_config, in_fo
 # The stages of a pipeline differ: one layer and two. 480 tokens: no tensor has the shape of a matrix.
 SHAPE = Shape(3, 128, 4, 512, 512, 120, 4, 32, learned_positions=120)
 STAGES = (1, 2)
+GROUPED = {"num_query_groups": 1, "kv_channels": 48, "qk_layernorm": True}
+GROUPED |= {"window_layers": (True, False, True), "window_size": 30}
 MICRO_BATCH, CHUNK_TOKENS = 4, 64
 ALLOWED = 0.02
 
@@ -44,10 +46,14 @@ class Kept(NamedTuple):
     dropout: float
     scores: bool
     gated: bool = False
+    grouped: bool = False
+    """One group, which both ranks need, with norms of heads, heads of another size, and windows."""
 
 
 FEW = [Kept("fp32", recompute, 0.1, True) for recompute in RECOMPUTE]
 FEW += [Kept("fp32", recompute, 0.1, True, gated=True) for recompute in ("none", "selective")]
+FEW += [Kept("fp32", recompute, 0.1, True, gated=True, grouped=True) for recompute in ("none", "selective")]
+FEW += [Kept(precision, "none", 0.0, False, gated=True, grouped=True) for precision in ("fp32", "autocast")]
 ALL = [
     Kept(precision, recompute, dropout, scores)
     for precision, recompute in itertools.product(PRECISIONS, RECOMPUTE)
@@ -96,6 +102,7 @@ def assert_planned(cases: Iterable[Kept], **cut: Any) -> None:
         setup = Setup(
             replace(
                 SHAPE,
+                **(GROUPED if case.grouped else {}),
                 hidden_dropout=case.dropout,
                 attention_dropout=attention,
                 gated=case.gated,

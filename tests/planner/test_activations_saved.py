@@ -22,7 +22,22 @@ SMALL = Shape(3, 128, 4, 512, 512, 112, 4, 32, learned_positions=112)
 # Layers that are not GPT-3's, by the fields of a shape.
 LLAMA = {"rmsnorm": True, "gated": True, "bias": False, "ffn_hidden_size": 384, "tied": False}
 LLAMA["learned_positions"] = 0
-KINDS = {"rmsnorm": {"rmsnorm": True}, "swiglu": {"gated": True}, "llama": LLAMA}
+WINDOWS = {"window_layers": (True, False, True), "window_size": 24}
+KINDS = {
+    "rmsnorm": {"rmsnorm": True},
+    "swiglu": {"gated": True},
+    "llama": LLAMA,
+    "grouped": {"num_query_groups": 2},
+    "multi-query rope": {"num_query_groups": 1, "learned_positions": 0},
+    "wide heads": {"kv_channels": 56},
+    "norms of heads": {"qk_layernorm": True},
+    "norms of heads rope": {"qk_layernorm": True, "learned_positions": 0},
+    "windows": WINDOWS,
+    "caps": {"attn_softcap": True, "logit_softcap": True},
+    "all": LLAMA
+    | WINDOWS
+    | {"num_query_groups": 2, "kv_channels": 48, "qk_layernorm": True, "add_qkv_bias": True},
+}
 LARGE = {
     "125M": (Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048), 16),
     "1.3B": (Shape(24, 2048, 16, 8192, 52096, 2048, 16, 128, learned_positions=2048), 4),
@@ -58,8 +73,13 @@ def test_what_autograd_keeps(precision, recompute):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):
-    setup = small(replace(SMALL, **KINDS[kind]), **PRECISIONS[precision], **RECOMPUTE[recompute])
-    assert planned(setup) == pytest.approx(kept(setup), rel=0.02)
+    """With scores that are kept, and windows that are masks, too."""
+    for ways in ({}, {"keeps_scores": True}, {"masks_windows": True}):
+        shape = replace(SMALL, **KINDS[kind])
+        if (shape.attn_softcap and ways) or ("masks_windows" in ways and not shape.window_layers):
+            continue
+        setup = small(shape, **ways, **PRECISIONS[precision], **RECOMPUTE[recompute])
+        assert planned(setup) == pytest.approx(kept(setup), rel=0.02), ways
 
 
 @pytest.mark.slow

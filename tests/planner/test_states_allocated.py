@@ -51,9 +51,9 @@ BESIDE = [
     Case(dp=2, us=2, zero=2, offload="optimizer"),
     Case(dp=2, zero=2, offload="optimizer", extra={"batch.micro_batch_size": 8}, note="one-micro-batch"),
     # Other parameters: each ZeRO stage pads or cuts them in its own way.
-    *(Case(dp=2, zero=zero, model="llama") for zero in (0, 1, 2, 3)),
-    Case(dp=2, tp=2, zero=2, offload="optimizer", model="llama"),
-    Case(pp=2, model="llama", precision="bf16"),
+    *(Case(dp=2, zero=zero, model="all") for zero in (0, 1, 2, 3)),
+    Case(dp=2, tp=2, zero=2, offload="optimizer", model="all"),
+    Case(pp=2, model="all", precision="bf16"),
     *(Case(dp=2, zero=zero, optimizer="muon") for zero in (0, 1, 2, 3)),
     Case(dp=2, tp=2, zero=3, model="all", optimizer="muon"),
     Case(dp=2, zero=1, precision="bf16", model="llama", optimizer="muon"),

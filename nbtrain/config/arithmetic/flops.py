@@ -7,7 +7,9 @@ Per token and forward pass, a product with an [m, n] matrix costs 2 m n:
     logits     2 h V
 
 The backward pass costs twice the forward one. Causality is not deducted, as in Megatron-LM
-(arXiv:2104.04473, section 5.1), so that MFU compares with published figures. With f = 4 h the sum is
+(arXiv:2104.04473, section 5.1), so that MFU compares with published figures. Nor is a sliding window:
+Megatron-LM's count (training.py, num_floating_point_operations) does not look at --window-size. With f = 4 h
+the sum is
 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 

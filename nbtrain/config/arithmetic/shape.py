@@ -43,12 +43,10 @@ class Shape:
     """Query, key and value have biases even if `bias` is false."""
     qk_layernorm: bool = False
     """Each head's queries and keys are normalized."""
-    window_layers: int = 0
-    """Layers whose queries see a window of the tokens before them."""
+    window_layers: tuple[bool, ...] = ()
+    """By layer: whether its queries see a window of the sequence alone; () for no layer."""
     window_size: int = 0
     """Tokens of that window, the query's own included."""
-    rope_layers: int = 0
-    """Layers with rotary positions."""
     attn_softcap: bool = False
     """Scores of attention are capped."""
     logit_softcap: bool = False
@@ -59,6 +57,19 @@ class Shape:
     """Attention and MLP read one normalised input (GPT-J, GPT-NeoX)."""
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+
+    @property
+    def window_share(self) -> float:
+        """Layers with a window, of all."""
+        return sum(self.window_layers) / self.num_layers
+
+    @property
+    def visible_tokens(self) -> float:
+        """Tokens that a query sees in the mean over positions and layers, its own included."""
+        length, window = self.seq_length, self.window_size
+        whole = (length + 1) / 2
+        in_window = window * (1 - (window - 1) / (2 * length)) if window else whole
+        return whole + self.window_share * (in_window - whole)
 
     @property
     def query_width(self) -> int:
@@ -109,6 +120,8 @@ class Shape:
 def shape_of(config: RunConfig) -> Shape:
     """The shape of a run's model."""
     model = config.model
+    # A window as long as the sequence is none.
+    has_window = [window is not None and window < model.seq_length for window in model.windows]
     return Shape(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -126,9 +139,8 @@ def shape_of(config: RunConfig) -> Shape:
         bias=model.add_bias_linear,
         add_qkv_bias=model.add_qkv_bias,
         qk_layernorm=model.qk_layernorm,
-        window_layers=sum(window is not None and window < model.seq_length for window in model.windows),
-        window_size=model.window_size or 0,
-        rope_layers=model.num_layers - len(model.layers_without_rope),
+        window_layers=tuple(has_window) if any(has_window) else (),
+        window_size=(model.window_size or 0) if any(has_window) else 0,
         attn_softcap=model.attn_logit_softcapping is not None,
         logit_softcap=model.final_logit_softcapping is not None,
         tied=not model.untie_embeddings_and_output_weights,

@@ -1,7 +1,8 @@
 """Activations: what autograd keeps of one micro batch for its backward pass, by kind and by layer.
 
     norms            inputs of the two norms of a layer, which are the residual stream, and their statistics
-    attention        its input; query, key, value; output; with flash attention the log-sum-exp of the scores
+    attention        its input; query, key, value; output; with flash attention the log-sum-exp of the scores;
+                     with norms of heads what was normed; the mask of a window, for kernels that need one
     mlp              its input, the activation's input and output; gated: gate, opening and their product
     dropout_masks    of both branches of a layer, and of the embedding
     scores           softmax, its mask and the dropped-out softmax, for every pair of positions, if the kernel
@@ -15,7 +16,8 @@ and MLP; sequence parallelism cuts the rest; Ulysses and ring attention cut the 
 recomputation drops the scores and, in nbtrain, the MLP's activation (section 5; model/recompute.py).
 
 torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
-value (aten, transformers/attention.cpp). On a CPU a dropout mask has the format of what it masks, on a GPU it
+value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for capped
+scores) keeps query, key and value alone. On a CPU a dropout mask has the format of what it masks, on a GPU it
 has one byte. After the all-to-all of Ulysses attention's output exists twice, if its kernel keeps it. FPDT
 (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
 a time.
@@ -24,6 +26,7 @@ The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/tes
 each of two that share the model (test_activations_cut.py).
 """
 
+import math
 from typing import NamedTuple
 
 from nbtrain.planner.memory.programs import habits_of
@@ -87,8 +90,11 @@ def stream_bytes(setup: Setup) -> int:
     return stream_element(setup) * setup.tokens_per_micro_batch * hidden // stream_cut(setup)
 
 
-def layer(setup: Setup, recompute: str | None = None) -> Kinds:
-    """What one layer keeps of one micro batch, with the setup's recomputation or with another kind."""
+def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> Kinds:
+    """What one layer keeps of one micro batch, with the setup's recomputation or with another kind.
+
+    `window`: of a layer that sees a window of the sequence.
+    """
     recompute = setup.recompute if recompute is None else recompute
     if recompute == "full":
         return Kinds(layer_inputs=stream_bytes(setup) / setup.recompute_interval)
@@ -113,7 +119,8 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
         mlp = element * tokens * hidden / cut
         return Kinds(norms, attention, mlp, masks, scores)
     heads, query = shape.num_attention_heads / tensor, shape.query_width / tensor
-    key = max(shape.kv_width / tensor, shape.kv_channels)
+    groups = _groups(setup)
+    key = groups * shape.kv_channels
     scores = 0.0
     drops_core = recompute == "selective"
     inside = element * (query + 2 * key)
@@ -122,11 +129,20 @@ def layer(setup: Setup, recompute: str | None = None) -> Kinds:
         score = 4 if own else element
         dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
         scores = (score + dropped) * pairs
-        inside = max(score, element) * (query + 2 * key)
-    elif not setup.keeps_scores:
+        # That kernel repeats keys and values of groups.
+        inside = max(score, element) * (query + 2 * (query if groups < heads else key))
+    keeps_output = _kernel_keeps_output(setup, window)
+    if keeps_output:
         inside += 4 * heads
-    outputs = 2 if setup.ulysses_size > 1 and _kernel_keeps_output(setup) else 1
-    inside += element * query * outputs
+    inside += element * query * (2 if setup.ulysses_size > 1 and keeps_output else 1)
+    if own and shape.qk_layernorm:
+        inside += _normed_heads(setup, query, key, heads + groups)
+        if setup.keeps_scores and not drops_core:
+            # The kernel keeps a copy of the value.
+            inside += element * key
+    if window and setup.masks_windows and not setup.keeps_scores:
+        # One for all sequences and heads; s / tokens of it for each token.
+        inside += element * shape.seq_length**2 / tokens
     if kept_input < element:
         inside += kept_input * query
     attention = tokens * (kept_input * hidden / input_cut + inside)
@@ -171,19 +187,26 @@ def in_flight(setup: Setup, index: int) -> float:
 def kept(setup: Setup, stage: Stage) -> Kinds:
     """What a stage keeps at the end of its last forward pass, over the micro batches in flight."""
     layers: float = stage.layers
-    one = layer(setup)
     if setup.recompute == "full":
         # Pieces of whole layers: the last one may be shorter.
         layers = -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
-    return one.times(layers).plus(ends(setup, stage)).times(in_flight(setup, stage.number))
+    found = layer(setup).times(layers - stage.window_layers)
+    if stage.window_layers:
+        found = found.plus(layer(setup, window=True).times(stage.window_layers))
+    return found.plus(ends(setup, stage)).times(in_flight(setup, stage.number))
 
 
 def live(setup: Setup, stage: Stage) -> float:
     """What exists again while one layer, or one piece of layers, is recomputed in the backward pass."""
+    windows = {True} if stage.window_layers == stage.layers else {False, stage.window_layers > 0}
     if setup.recompute == "full":
-        whole = layer(setup, "none").total * min(setup.recompute_interval, stage.layers)
+        largest = max(layer(setup, "none", window).total for window in windows)
+        whole = largest * min(setup.recompute_interval, stage.layers)
     elif setup.recompute == "selective":
-        whole = max(layer(setup, "none").total - layer(setup).total, 0)
+        dropped = (
+            layer(setup, "none", window).total - layer(setup, None, window).total for window in windows
+        )
+        whole = max(*dropped, 0)
     else:
         whole = 0
     return whole + _fpdt_chunks(setup)
@@ -210,10 +233,40 @@ def _fpdt_chunks(setup: Setup) -> float:
     return max(tokens * shape.hidden_size * chunk, tokens * 2 * element * shape.ffn_hidden_size)
 
 
-def _kernel_keeps_output(setup: Setup) -> bool:
-    """Whether attention's kernel keeps its output: neither torch's math kernel nor ours for bf16 on a CPU."""
-    own_kernel = setup.engine == "nbtrain" and not setup.on_gpu and product_element(setup) == 2
-    return not setup.keeps_scores and not own_kernel
+def _groups(setup: Setup) -> float:
+    """Key and value heads that a rank attends with, in heads of a rank's share of the tokens.
+
+    Tensor ranks that share a group have it each. Ulysses ranks repeat groups until each has as many
+    (parallel/query_groups.py).
+    """
+    groups, ulysses = setup.shape.num_query_groups, setup.ulysses_size
+    repeated = groups * (ulysses // math.gcd(groups, ulysses))
+    return max(repeated / setup.tensor_parallel_size, 1)
+
+
+def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float:
+    """Bytes of one token that norms of queries and keys keep: what came in, and its statistics.
+
+    What came in is a part of the packed product, of which the value is the rest. On a GPU autocast's
+    LayerNorm copies it to fp32.
+    """
+    element, statistics = product_element(setup), 4 if setup.shape.rmsnorm else 8
+    copies = 4 if setup.on_gpu and setup.autocast and not setup.shape.rmsnorm else 0
+    return (element + copies) * (query + key) + statistics * heads
+
+
+def own_kernel(setup: Setup, window: bool = False) -> bool:
+    """Whether attention is nbtrain's own kernel, a block of queries at a time (model/attention.py)."""
+    if setup.engine != "nbtrain" or setup.keeps_scores:
+        return False
+    if setup.shape.attn_softcap:
+        return True
+    return not setup.on_gpu and (not setup.masks_windows if window else product_element(setup) == 2)
+
+
+def _kernel_keeps_output(setup: Setup, window: bool) -> bool:
+    """Whether attention's kernel keeps its output: neither torch's math kernel nor ours."""
+    return not setup.keeps_scores and not own_kernel(setup, window)
 
 
 def _mask_bytes(setup: Setup, element: int) -> int:
@@ -232,7 +285,7 @@ def _every_other_product(setup: Setup) -> Kinds:
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, cut = product_element(setup), stream_cut(setup)
-    query, key = shape.query_width / tensor, max(shape.kv_width / tensor, shape.kv_channels)
+    query, key = shape.query_width / tensor, _groups(setup) * shape.kv_channels
     attention = tokens * (element * (2 * query + key) + 4 * shape.num_attention_heads / tensor)
     mlp = tokens * element * (shape.ffn_hidden_size / tensor + shape.hidden_size / cut)
     return Kinds(attention=attention, mlp=mlp, layer_inputs=stream_bytes(setup))

@@ -13,7 +13,13 @@ reserve        memory that torch's allocator holds between its blocks
 """
 
 from nbtrain.config.arithmetic.devices import GIB
-from nbtrain.planner.memory.activations import live, product_element, stream_bytes, stream_element
+from nbtrain.planner.memory.activations import (
+    live,
+    own_kernel,
+    product_element,
+    stream_bytes,
+    stream_element,
+)
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
 from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
@@ -40,6 +46,8 @@ RESERVE_FRACTION = 0.05
 # fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused for it: of the runs that fitted
 # one in ten would be (docs/plan-accuracy.md). A plan that it would fill names the fix, which is free.
 AVERAGE_FRAGMENTATION = 0.15
+# Queries that nbtrain's own kernel attends to at one time (model/attention.py).
+CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
 # A plan that leaves less of the device than this is tight. With the reserve, which is counted, it keeps what
 # torch allocates at 90 % of what CUDA leaves: the field's rule is 90 to 92 % (stas00, ml-engineering).
 SPARE_FRACTION = 0.05
@@ -63,8 +71,9 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
         # The gradient of the weights is made when most of the logits are gone.
         return max((fused or habits.logits) * tokens * vocabulary, loss_gradients(setup, stage))
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
-    # A chunk's logits in the products' format, on a GPU their log-softmax in fp32 beside them.
-    transient = chunk * vocabulary * (product_element(setup) + (4 if setup.on_gpu else 0))
+    # A chunk's logits in the products' format, capped ones twice, on a GPU their log-softmax in fp32 beside.
+    each = product_element(setup) * (2 if shape.logit_softcap else 1) + (4 if setup.on_gpu else 0)
+    transient = chunk * vocabulary * each
     entering = stream_element(setup) * tokens * shape.hidden_size
     return transient + entering + loss_gradients(setup, stage)
 
@@ -181,7 +190,26 @@ def _backward_bytes(setup: Setup) -> float:
     if setup.fp8 and setup.engine == "nbtrain":
         # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
         backward += (8 + 1) * wide
-    return backward
+    return max(backward, _block_bytes(setup) + stream_bytes(setup))
+
+
+def _block_bytes(setup: Setup) -> float:
+    """Inside the backward pass of nbtrain's own attention kernel over capped scores, or over windows.
+
+    Scores, weights and gradients of both for a block of queries, capped scores too; gradients of query, and
+    of key and value in fp32 (model/attention.py).
+    """
+    shape, tensor = setup.shape, setup.tensor_parallel_size
+    if not (shape.attn_softcap or (shape.window_size and own_kernel(setup, window=True))):
+        return 0
+    rows = GPU_BLOCK_ROWS if setup.on_gpu else CPU_BLOCK_ROWS
+    columns = shape.seq_length if shape.attn_softcap else min(shape.window_size + rows, shape.seq_length)
+    # Ulysses ranks have a part of the heads, and all tokens.
+    heads = shape.num_attention_heads / tensor / setup.ulysses_size
+    tensors = 5 if shape.attn_softcap else 4
+    block = tensors * setup.micro_batch_size * heads * min(rows, shape.seq_length) * columns
+    gradients = product_element(setup) * shape.query_width + 8 * shape.kv_width
+    return product_element(setup) * block + setup.tokens_per_micro_batch * gradients / tensor
 
 
 def _step_bytes(setup: Setup, stage: Stage) -> int:

@@ -34,6 +34,8 @@ class Stage(NamedTuple):
     """Elements of the blocks' matrices."""
     tensors: int
     """Number of parameters."""
+    window_layers: int = 0
+    """Layers that see a window of the sequence."""
 
     def groups(self, muon: bool) -> tuple[int, int]:
         """Elements of the two groups that DeepSpeed is given."""
@@ -54,8 +56,11 @@ class Stage(NamedTuple):
 
 def stage_of(setup: Setup, index: int) -> Stage:
     """A stage by its number, from 0."""
-    stages = setup.layers_by_stage
-    return _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
+    stages, pattern = setup.layers_by_stage, setup.shape.window_layers
+    first = sum(stages[:index])
+    windows = sum(pattern[first : first + stages[index]])
+    found = _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
+    return found._replace(window_layers=windows) if windows else found
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,12 @@
 A product of [m, k] and [k, n] takes 2 m n k FLOPs at the rate of large products, and the time to read and
 write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. What
 lies between the products takes the time to move its bytes. Backward costs twice the forward pass, flash
-attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the future half of the scores.
+attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the future half of the scores, and
+what lies before a window.
 
     block    matrices    2 T (attention + MLP weights) / t FLOPs
-             attention   4 s q T / t FLOPs; without flash attention the scores are written and read
+             attention   4 s q T / t FLOPs; without flash attention, and if they are capped, the scores are
+                         written and read
              the rest    norms, activation, dropout, residuals: the bytes that Korthikanti et al. count
                          (arXiv:2205.05198, section 4.1) times the program's `traffic`
     logits   2 T h V / t FLOPs, and the logits themselves
@@ -123,9 +125,16 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
     shape, tensor = setup.shape, setup.tensor_parallel_size
     tokens, seq = setup.tokens_per_micro_batch, shape.seq_length
     flops = 4.0 * seq * shape.query_width / tensor * tokens
-    if not setup.keeps_scores:
-        forward = flops / 2 / rates.attention_flops[engine.flash_generation]
+    # Of all positions: half of them without a window. A kernel that is given a mask takes all.
+    share = (shape.visible_tokens - 0.5) / seq
+    if setup.masks_windows:
+        share = 0.5 + shape.window_share / 2
+    if not setup.keeps_scores and not shape.attn_softcap:
+        forward = share * flops / rates.attention_flops[engine.flash_generation]
         return forward, FLASH_BACKWARD * forward
+    if not setup.keeps_scores:
+        # nbtrain's own kernel leaves out what no query of a block sees.
+        flops, seq = share * flops, share * seq
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 and setup.on_gpu else 1.0
     heads = shape.num_attention_heads / tensor

@@ -14,7 +14,14 @@ from nbtrain.planner.time import compute
 from nbtrain.planner.time.fpdt import chunks_of, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
-from nbtrain.planner.time.traffic import DTYPE_BYTES, Group, group_of, muon_bytes
+from nbtrain.planner.time.traffic import (
+    DTYPE_BYTES,
+    Group,
+    group_of,
+    muon_bytes,
+    shared_groups_bytes,
+    traded_bytes,
+)
 
 _PTD = "arXiv:2104.04473, section 2.2"
 _ZERO = "arXiv:1910.02054, section 7"
@@ -105,12 +112,20 @@ def traffic(setup: Setup) -> list[Term]:
         f"{sent:,} bytes",
         _TENSOR,
     )
+    passes, packed = 3 if full else 2, shared_groups_bytes(setup)
+    term(
+        "shared groups of queries",
+        micro * layers * passes * (tensor - 1) / tensor * packed,
+        f"{micro:,} x {layers:g} x {passes} gathers and scatters x {tensor - 1}/{tensor} x {packed:,.0f} "
+        "bytes of query, key and value",
+        "nbtrain/parallel/query_groups.py",
+    )
     ulysses, ring = setup.ulysses_size, setup.context_parallel_size
-    exchanges = 12 if full else 8
+    exchanges, traded = 12 if full else 8, traded_bytes(setup)
     term(
         "Ulysses",
-        micro * layers * exchanges * (ulysses - 1) / ulysses * sent,
-        f"{micro:,} x {layers:g} x {exchanges} all-to-alls x {ulysses - 1}/{ulysses} x {sent:,} bytes",
+        micro * layers * exchanges * (ulysses - 1) / ulysses * traded,
+        f"{micro:,} x {layers:g} x {exchanges} all-to-alls x {ulysses - 1}/{ulysses} x {traded:,.0f} bytes",
         "arXiv:2309.14509, section 3",
     )
     fpdt = chunks_of(setup)

@@ -30,7 +30,14 @@ from nbtrain.planner.time.compute import (
 )
 from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
-from nbtrain.planner.time.traffic import DTYPE_BYTES, group_of, muon_bytes, ring_latency
+from nbtrain.planner.time.traffic import (
+    DTYPE_BYTES,
+    group_of,
+    muon_bytes,
+    ring_latency,
+    shared_groups_bytes,
+    traded_bytes,
+)
 
 # What a request to hide tensor-parallel traffic achieves: asynchronous tensor parallelism hides 50-70 %
 # (Domino, arXiv:2409.15241).
@@ -106,6 +113,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
         group = group_of(setup, rates, tensor, 1)
         shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else engine.hidden_tensor)
         tensor_wait = (6 if full else 4) * group.seconds(sent, 2) * shown
+        tensor_wait += (3 if full else 2) * group.seconds(shared_groups_bytes(setup)) * shown
     if setup.context_parallel_size > 1:
         ring = setup.context_parallel_size
         group = group_of(setup, rates, ring, tensor)
@@ -115,7 +123,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     if setup.ulysses_size > 1:
         group = group_of(setup, rates, setup.ulysses_size, tensor)
         pieces = number_of_chunks(setup)
-        sequence_wait += (12 if full else 8) * pieces * group.seconds(sent / pieces)
+        sequence_wait += (12 if full else 8) * pieces * group.seconds(traded_bytes(setup) / pieces)
     chunks_wait = 0.0
     if setup.fpdt_chunk_tokens:
         chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))

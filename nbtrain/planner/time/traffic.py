@@ -6,9 +6,10 @@ Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data 
     ZeRO 2     scatters at every micro batch
     ZeRO 3     every micro batch gathers the weights twice and scatters the gradients once: 3 P b
     ZeRO++     qwZ halves the first gather, hpZ keeps the second one inside a machine, qgZ sends a quarter
-    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation
+    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation; ranks that share groups of
+               queries gather query, key and value too, (n + 2 g) d, and scatter their gradients
     ring       keys and values passed on c - 1 times, backward twice as much
-    Ulysses    8 all-to-alls in each block
+    Ulysses    8 all-to-alls in each block, of query, key, value and output
     pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
     Muon       with ZeRO 2 all-to-alls of a rank's part of the blocks' matrices, in the products' format
 
@@ -17,6 +18,7 @@ for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.
 section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
 """
 
+import math
 from dataclasses import dataclass
 
 from nbtrain.planner.setup import Setup
@@ -59,6 +61,25 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
     in_node = max(joined // stride, 1)
     rate = across.bytes_per_second / per_node * in_node
     return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+
+
+def shared_groups_bytes(setup: Setup) -> float:
+    """Query, key and value of a micro batch if tensor ranks share groups (parallel/query_groups.py), or 0."""
+    shape = setup.shape
+    if shape.num_query_groups >= setup.tensor_parallel_size:
+        return 0.0
+    width = shape.query_width + 2 * shape.kv_width
+    return DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * width
+
+
+def traded_bytes(setup: Setup) -> float:
+    """What a Ulysses rank sends in the mean of four all-to-alls: query, key, value and output.
+
+    Groups that the ranks do not divide are repeated (parallel/query_groups.py).
+    """
+    shape, ulysses = setup.shape, setup.ulysses_size
+    keys = shape.kv_width * (ulysses // math.gcd(shape.num_query_groups, ulysses))
+    return DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * (shape.query_width + keys) / 2
 
 
 def muon_bytes(setup: Setup) -> float:

@@ -30,13 +30,16 @@ LAYOUTS = {
     "fpdt": {"ulysses_size": 2, "zero_stage": 1, "fpdt_chunk_tokens": 512},
     "fpdt, recomputed": {"fpdt_chunk_tokens": 256, "recompute": "full"},
     "ring": {"context_parallel_size": 4, "recompute": "selective", "keeps_scores": True},
+    "shared groups": {"tensor_parallel_size": 4, "shape": replace(SHAPE, num_query_groups=2)},
+    "windows": {"shape": replace(SHAPE, window_layers=(True, False) * 4, window_size=256)},
+    "caps": {"shape": replace(SHAPE, attn_softcap=True, logit_softcap=True)},
 }  # fmt: skip
 
 
 def setup(name: str) -> Setup:
     device = find_device("A100-80GB")
     batch = {"micro_batch_size": 2, "global_batch_size": 64, "devices_per_node": 8}
-    return Setup(SHAPE, device=device, **{**batch, **LAYOUTS[name]})
+    return Setup(**{"shape": SHAPE, "device": device, **batch, **LAYOUTS[name]})
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

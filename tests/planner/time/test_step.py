@@ -346,3 +346,59 @@ def test_muons_parts_go_to_the_rank_that_has_the_matrix_and_back():
     assert muon - free == pytest.approx(2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4) / 1e9, rel=1e-6)
     terms = {term.name: term.value for term in traffic(setup(**layout, muon_steps=5))}
     assert terms["traffic / Muon"] == 2 * 3 / 4 * (2 * 8 * 12 * 1024**2 / 4)
+
+
+def test_a_window_leaves_out_what_no_query_sees():
+    """All layers or half of them have w (2 s - w + 1) / 2 pairs a sequence; the model has its FLOPs."""
+    pairs = 2048 * 2049 / 2
+    of_window = 256 * (2 * 2048 - 256 + 1) / 2
+    for pattern, share in (((True,) * 8, 1.0), ((True, False) * 4, 0.5)):
+        shape = replace(SHAPE, window_layers=pattern, window_size=256)
+        seen = share * of_window + (1 - share) * pairs
+        # Without a window half of all positions are counted, half a token less than a query sees.
+        kept = (seen / 2048 - 0.5) / (pairs / 2048 - 0.5)
+        expected = PRODUCT_SECONDS - (1 - kept) * 3.5 * ATTENTION
+        assert step(shape=shape).compute == pytest.approx(expected, rel=1e-12)
+        assert model_flops(shape) == model_flops(SHAPE)
+    # A mask to a kernel that takes all pairs; scores that are kept.
+    masked = step(shape=shape, masks_windows=True).compute
+    assert masked == pytest.approx(PRODUCT_SECONDS + 0.5 * 3.5 * ATTENTION, rel=1e-12)
+    assert step(shape=shape, keeps_scores=True).compute == step(keeps_scores=True).compute
+
+
+def test_capped_scores_are_written_and_read():
+    """nbtrain's own kernel: half of the pairs, as unfused products, backward twice."""
+    shape = replace(SHAPE, attn_softcap=True)
+    unfused = replace(PRODUCTS, scores_flops=0.5e12)
+    expected = PRODUCT_SECONDS - 3.5 * ATTENTION + 3 * 2 * ATTENTION
+    assert step(unfused, shape=shape).compute == pytest.approx(expected, rel=1e-12)
+
+
+def test_ranks_that_share_groups_gather_what_they_computed():
+    """Two groups over four ranks: query, key and value once forward, their gradients once back."""
+    shape = replace(SHAPE, num_query_groups=2)
+    whole, shared = (
+        step(linked(), shape=one, tensor_parallel_size=4).tensor
+        for one in (replace(SHAPE, num_query_groups=4), shape)
+    )
+    packed = 2 * 4 * 2048 * (1024 + 2 * 128)
+    assert shared - whole == pytest.approx(4 * 8 * 2 * 3 / 4 * packed / 1e9, rel=1e-9)
+    [term] = [
+        one
+        for one in traffic(setup(shape=shape, tensor_parallel_size=4))
+        if one.name == "traffic / shared groups of queries"
+    ]
+    assert term.value == 4 * 8 * 2 * 3 / 4 * packed
+
+
+def test_ulysses_trades_what_the_groups_are():
+    """16 heads in 4 groups: of 8 x h numbers are left 4 (h + h/4); one group over 4 ranks is repeated."""
+    sent = {
+        groups: next(
+            one.value
+            for one in traffic(setup(shape=replace(SHAPE, num_query_groups=groups), ulysses_size=4))
+            if one.name == "traffic / Ulysses"
+        )
+        for groups in (16, 4, 1)
+    }
+    assert sent[4] == sent[16] * (1 + 1 / 4) / 2 and sent[1] == sent[4]

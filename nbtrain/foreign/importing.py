@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.architectures import expanded
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
 from nbtrain.config.rules.check import check_config
@@ -103,7 +104,8 @@ def import_files(
             "run that it is put on: nbtrain import FILE --onto gpt-125m."
         )
     raise_failures(source)
-    located = Located(nested(source.values), dict(source.origins)).merged_with(layer)
+    located = Located(nested(source.values), dict(source.origins))
+    located = located.merged_with(expanded(layer, located))
     config = validate(located, jobs[0].label)
     check_config(config)
     text = _yaml(source, located.value, f"Made by nbtrain import from {jobs[0].label} ({source.table.name}).")
@@ -117,7 +119,7 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
     merged = Located(base.model_dump(), dict(base._origins)).merged_with(
         Located(nested(values), {key: source.origins[key] for key in values})
     )
-    config = validate(merged.merged_with(layer), source.job.label)
+    config = validate(merged.merged_with(expanded(layer, merged)), source.job.label)
     check_config(config)
     written = Located(nested(values)).merged_with(layer).value
     head = f"Made by nbtrain import from {source.job.label}, on {base.name}."
@@ -271,16 +273,8 @@ def _other_flags(source: Reading) -> None:
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
     """Whether a value is what nbtrain does for this model anyway."""
-    values = source.values
-    hidden, heads = values.get("model.hidden_size"), values.get("model.num_attention_heads")
-    if dest == "kv_channels" and isinstance(hidden, int) and isinstance(heads, int):
-        return bool(heads * value == hidden)
-    if dest == "num_key_value_heads":  # Megatron-DeepSpeed needs no second flag
-        return bool(value == heads)
-    if dest == "num_query_groups":
-        return bool(value == heads) or not source.value("group_query_attention")
     if dest == "encoder_num_layers":
-        return bool(value == values.get("model.num_layers"))
+        return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"
 
 

@@ -80,19 +80,42 @@ def flags_go_together(source: Reading) -> Iterator[Finding]:
 
 
 def sizes_divide(source: Reading) -> Iterator[Finding]:
-    """Heads divide the width, tensor ranks the heads, pipeline stages the layers."""
+    """Heads divide the width, tensor ranks and groups the heads, pipeline stages the layers."""
     tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
-    for whole, part in (
-        ("hidden_size", "num_attention_heads"),
-        ("num_attention_heads", tensor),
-        ("num_layers", pipeline),
-    ):
+    pairs = [("num_attention_heads", tensor), ("num_layers", pipeline)]
+    if not number(source, "kv_channels"):
+        pairs.insert(0, ("hidden_size", "num_attention_heads"))
+    if groups := groups_of(source):
+        pairs.append(("num_attention_heads", groups))
+    for whole, part in pairs:
         value, divisor = number(source, whole), number(source, part)
         if value and divisor and value % divisor:
             near = join(nearest_divisors(divisor, value))
             name = flag_of(source, whole).lstrip("-")
             text = f"{divisor} does not divide {name}({value}); nearest: {near}."
             yield error(source, "sizes_divide", part, text, f"Set {flag_of(source, part)} to one of {near}.")
+
+
+def groups_of(source: Reading) -> str:
+    """The value that counts groups of queries; "" if each query has a key of its own."""
+    if source.value("group_query_attention"):
+        return "num_query_groups"
+    return "num_key_value_heads" if source.setting("num_key_value_heads") else ""
+
+
+def ranks_share_groups(source: Reading) -> Iterator[Finding]:
+    """Tensor ranks have whole groups or, in Megatron-LM, equal parts of one."""
+    tensor, groups = number(source, "tensor_model_parallel_size"), number(source, dest := groups_of(source))
+    if not tensor or not groups or groups % tensor == 0:
+        return
+    if dest == "num_query_groups" and tensor % groups == 0:
+        return
+    flag = flag_of(source, "tensor_model_parallel_size").lstrip("-")
+    rule = "a multiple or a divisor" if dest == "num_query_groups" else "a multiple"
+    near = join(nearest_divisors(tensor, groups))
+    text = f"{groups} is not {rule} of {flag}({tensor}); tensor ranks of whole groups: {near}."
+    fix = f"Set {flag_of(source, 'tensor_model_parallel_size')} to one of {near}."
+    yield error(source, "ranks_share_groups", dest, text, fix)
 
 
 def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
@@ -341,6 +364,7 @@ FLAG_RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     flags_are_given_once,
     flags_go_together,
     sizes_divide,
+    ranks_share_groups,
     positions_hold_the_sequence,
     ranks_fill_the_machines,
     batch_divides,

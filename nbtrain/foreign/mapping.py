@@ -6,6 +6,7 @@ and cannot be taken over: then its default is what nbtrain does, and any other v
 
 import re
 
+from nbtrain.foreign.rows_attention import ATTENTION_ROWS
 from nbtrain.foreign.rows_layers import LAYER_ROWS
 from nbtrain.foreign.rows_layout import LAYOUT_ROWS
 from nbtrain.foreign.rows_model import MODEL_ROWS, Row
@@ -13,7 +14,14 @@ from nbtrain.foreign.rows_muon import MUON_ROWS
 from nbtrain.foreign.rows_schedule import SCHEDULE_ROWS
 
 # Rows are read in this order: the layout needs the number of ranks, ZeRO the number format.
-ROWS: tuple[Row, ...] = (*MODEL_ROWS, *LAYER_ROWS, *SCHEDULE_ROWS, *MUON_ROWS, *LAYOUT_ROWS)
+ROWS: tuple[Row, ...] = (
+    *MODEL_ROWS,
+    *LAYER_ROWS,
+    *ATTENTION_ROWS,
+    *SCHEDULE_ROWS,
+    *MUON_ROWS,
+    *LAYOUT_ROWS,
+)
 
 MAPPED = frozenset(dest for row in ROWS for dest in row.dests)
 """Values of the programs' parsers that some row reads."""

@@ -259,8 +259,13 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     heads, ffn, tokens = shape.num_attention_heads, shape.ffn_hidden_size, shape.seq_length
     if (world := math.prod(cut)) != space.world_size:
         yield f"it takes {counted(world, 'GPU')}, and there are {space.world_size:,}"
+    groups, rows = shape.num_query_groups, shape.query_width + 2 * shape.kv_width
     if heads % tensor:
         yield f"tensor_parallel_size({tensor}) does not divide num_attention_heads({heads})"
+    elif groups % tensor and tensor % groups:
+        yield f"tensor_parallel_size({tensor}) is no divisor or multiple of num_query_groups({groups})"
+    elif rows % tensor:
+        yield f"tensor_parallel_size({tensor}) does not divide the {rows} rows of query, key and value"
     if heads % ulysses:
         yield f"ds_sequence_parallel_size({ulysses}) does not divide num_attention_heads({heads})"
     if ffn % tensor:
@@ -276,7 +281,8 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
             f"data_parallel_size({data}) does not divide every batch size (greatest common divisor "
             f"{space.batch_unit})"
         )
-    if space.base.fp8 and (shape.hidden_size // tensor % FP8_MULTIPLE or ffn // tensor % FP8_MULTIPLE):
+    sides = shape.hidden_size, ffn, shape.query_width, rows
+    if space.base.fp8 and any(side // tensor % FP8_MULTIPLE for side in sides):
         yield f"FP8 takes matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
     if not combinations(cut.flags, space.kept):
         yield from kind_problems(cut.flags, PLAIN, space.kept)

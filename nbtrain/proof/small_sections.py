@@ -72,9 +72,12 @@ class NotProven:
 def small_model(
     config: RunConfig, folded: dict[str, int], abilities: Abilities, missing: list[NotProven]
 ) -> dict[str, Any]:
-    model, parallel = config.model, config.parallel
+    model = config.model
+    layers = sum(_stage_layers(config, folded["pipeline_parallel_size"]))
+    if config.parallel.activation_checkpointing.granularity != "none":
+        layers = max(layers, _interval(config))
     tensor, ulysses = folded["tensor_parallel_size"], folded["ds_sequence_parallel_size"]
-    heads = max(4, tensor * ulysses)
+    heads, groups = _small_heads(config, tensor, ulysses)
     values = model.model_dump()
     backend, compiled = model.attention_backend, model.compile
     if backend in ("flash", "efficient"):
@@ -85,10 +88,16 @@ def small_model(
         missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
         compiled = False
     positions = model.max_position_embeddings
+    head = HEAD_SIZE
+    if model.kv_channels is not None and model.kv_channels * model.num_attention_heads != model.hidden_size:
+        # Heads together of another width than the hidden states, as the run's are.
+        head = HEAD_SIZE + 8 if model.kv_channels * model.num_attention_heads > model.hidden_size else 8
     width = round(model.resolved_ffn_hidden_size / model.hidden_size * heads * HEAD_SIZE)
     values |= {
-        "num_layers": sum(_stage_layers(config, folded["pipeline_parallel_size"])),
+        "num_layers": layers,
         "num_attention_heads": heads,
+        "num_query_groups": groups,
+        "kv_channels": model.kv_channels and head,
         "hidden_size": heads * HEAD_SIZE,
         "ffn_hidden_size": model.ffn_hidden_size and max(width // (16 * tensor), 1) * 16 * tensor,
         "seq_length": SEQ_LENGTH,
@@ -101,13 +110,45 @@ def small_model(
         "attention_backend": backend,
         "compile": compiled,
         # An even number of each head, and not nothing.
-        "rotary_percent": max(round(model.rotary_percent * HEAD_SIZE / 2), 1) * 2 / HEAD_SIZE,
+        "rotary_percent": max(round(model.rotary_percent * head / 2), 1) * 2 / head,
     }
+    values |= _small_windows(config, layers)
     if model.position_embedding_type != "rope":
         values["rotary_percent"] = model.rotary_percent
-    if parallel.activation_checkpointing.granularity != "none":
-        values["num_layers"] = max(values["num_layers"], _interval(config))
     return values
+
+
+def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int | None]:
+    """(heads, groups) of the twin; ranks share groups, or have whole ones, as the run's do."""
+    model, parallel = config.model, config.parallel
+    ranks, groups = tensor * ulysses, model.num_query_groups
+    heads = max(4, ranks)
+    if groups is None:
+        return heads, None
+    if groups == model.num_attention_heads:
+        return heads, heads
+    if groups < parallel.tensor_parallel_size or groups % parallel.ds_sequence_parallel_size:
+        return heads, max(ranks // 2, 1)
+    return 2 * max(2, ranks), max(2, ranks)
+
+
+def _small_windows(config: RunConfig, layers: int) -> dict[str, Any]:
+    """Windows that hide something of the twin's sequence, and patterns of its layers."""
+    model = config.model
+    found: dict[str, Any] = {}
+    if model.window_size is not None and model.window_size < model.seq_length:
+        found["window_size"] = SEQ_LENGTH // 4
+    for name in ("window_attn_skip_freq", "no_rope_freq"):
+        pattern = getattr(model, name)
+        if isinstance(pattern, list):
+            # As many layers from the beginning, and both kinds if there are both.
+            own = [pattern[layer * len(pattern) // layers] for layer in range(layers)]
+            if len({*pattern}) == 2 and len({*own}) == 1 and layers > 1:
+                own[-1] = 1 - own[-1]
+            found[name] = own
+        elif pattern is not None and pattern > layers:
+            found[name] = max(layers, 2)
+    return found
 
 
 def _interval(config: RunConfig) -> int:

@@ -82,6 +82,13 @@ OVERRIDES = {
     "yarn": "model.position_embedding_type=rope model.rope_scaling.kind=yarn model.rope_scaling.factor=4.5 "
     "model.rope_scaling.original_max_position_embeddings=1024 model.rotary_base=10000.5",
     "every bias": "model.add_qkv_bias=true",
+    "groups": "model.num_query_groups=3 model.kv_channels=80 model.qk_layernorm=true",
+    "windows": "model.window_size=128 model.window_attn_skip_freq=[1,0,1,1,1,1,1,1,1,1,1,0]",
+    "some layers": "model.window_size=512 model.window_attn_skip_freq=4 model.no_rope_freq=5 "
+    "model.position_embedding_type=rope",
+    "caps": "model.attn_logit_softcapping=50 model.final_logit_softcapping=30 model.attention_dropout=0",
+    "architecture": "model.architecture=smollm3 model.num_query_groups=4",
+    "another architecture": "model.architecture=mistral model.norm_epsilon=1e-4",
     "kernel": "model.attention_backend=math model.cross_entropy_chunk_tokens=0 model.compile=true",
     "flash": "model.attention_backend=flash",
     "seeds": "model.seed=7 data.seed=8",

@@ -170,7 +170,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (["--num-experts=8"], "--num-experts 8: changes the run"),
         (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
         (["--optimizer=sgd"], "--optimizer sgd: changes the run"),
-        (["--kv-channels=96"], "--kv-channels 96: changes the run"),
+        (["--qk-l2-norm"], "no such flag"),
         (["--nccl-timeout=30"], "no such flag. Nearest: --distributed-timeout-minutes."),
         (["--finetune"], "--finetune: changes the run"),
         (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
@@ -180,7 +180,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         ),
         (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
         (["--tokenizer-type=SentencePieceTokenizer"], "no tokenizer of this kind is read"),
-        (["--num-key-value-heads=4"], "--num-key-value-heads 4: changes the run"),
+        (["--window-size=4095,0"], "no such flag"),
         (
             ["--end-weight-decay=0.2"],
             "--end-weight-decay 0.2: needs --weight-decay-incr-style linear or cosine",
@@ -225,6 +225,64 @@ def test_flags_of_the_layers(tmp_path):
     model = import_flags(tmp_path, *rope, "--rotary-position-embeddings-theta=500000").config.model
     assert (model.position_embedding_type, model.rotary_base, model.rotary_size) == ("rope", 5e5, 32)
     assert import_flags(tmp_path, "--squared-relu").config.model.activation == "squared_relu"
+
+
+MEGATRON_LM = (
+    "torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 8 --hidden-size 256 --num-attention-heads 8 "
+    "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8 "
+    "--train-iters 9 --lr 1e-4 --bf16 --tensor-model-parallel-size 4 --data-path d/text_document "
+    "--vocab-file t/vocab.json --merge-file t/merges.txt "
+)
+
+
+def of_megatron_lm(tmp_path, flags: str, *overrides: str):
+    path = tmp_path / "job.sh"
+    path.write_text(MEGATRON_LM + flags)
+    return import_files([path], ["tokenizer.vocab_size=1000", *overrides])
+
+
+def test_flags_of_attention(tmp_path):
+    """Groups, head sizes, norms of heads, a window of some layers, layers without rope."""
+    model = of_megatron_lm(
+        tmp_path,
+        "--group-query-attention --num-query-groups 2 --kv-channels 40 --qk-layernorm "
+        "--window-size '(127,0)' --window-attn-skip-freq '([1]*3+[0])*2' "
+        "--position-embedding-type rope --no-rope-freq 4",
+    ).config.model
+    assert (model.num_query_groups, model.kv_channels, model.qk_layernorm) == (2, 40, True)
+    assert (model.window_size, model.window_attn_skip_freq) == (128, [1, 1, 1, 0, 1, 1, 1, 0])
+    assert model.layers_without_rope == [3, 7]
+    plain = of_megatron_lm(tmp_path, "--num-query-groups 2 --kv-channels 32")
+    assert (plain.config.model.num_query_groups, plain.config.model.kv_channels) == (None, None)
+    assert "--num-query-groups 2: read with --group-query-attention only." in str(plain.notes)
+    assert import_flags(tmp_path, "--kv-channels=96").config.model.kv_channels == 96
+    grouped = of_megatron_lm(tmp_path, "--group-query-attention").config.model
+    assert grouped.num_query_groups == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--window-size 128,128", "--window-size 128,128: must be N,0 with N tokens before a query"),
+        ("--window-size many", "add model.window_size to the command"),
+        (
+            "--window-size 9,0 --window-attn-skip-freq '[1]*open(1)'",
+            "--window-attn-skip-freq [1]*open(1): must be a number, or lists of 0 and 1 with + and *",
+        ),
+        ("--window-size 9,0 --window-attn-skip-freq '[1]*999999999999'", "must be a number, or lists"),
+        ("--window-size 9,0 --window-attn-skip-freq '[1,1]'", "has 2 entries, but num_layers is 8"),
+    ],
+)
+def test_windows_and_patterns_that_no_field_says(flags, message, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        of_megatron_lm(tmp_path, flags)
+    assert message in str(error.value)
+
+
+def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
+    """As over a run YAML."""
+    model = of_megatron_lm(tmp_path, "--normalization LayerNorm", "model.architecture=qwen3").config.model
+    assert (model.architecture, model.normalization, model.qk_layernorm) == ("qwen3", "RMSNorm", True)
 
 
 def test_an_override_stands_in_for_what_is_missing(tmp_path):

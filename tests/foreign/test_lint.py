@@ -187,6 +187,24 @@ def test_the_175b_script_on_one_node(tmp_path):
             ],
         ),
         (
+            ["--num-key-value-heads=5"],
+            "sizes_divide",
+            [
+                "error, cannot run: job.yaml:59: --num-key-value-heads",
+                "  5 does not divide num-attention-heads(12); nearest: 4, 6.",
+                "  Set --num-key-value-heads to one of 4, 6.",
+            ],
+        ),
+        (
+            ["--num-key-value-heads=3", "--tensor-model-parallel-size=2"],
+            "ranks_share_groups",
+            [
+                "error, cannot run: job.yaml:59: --num-key-value-heads",
+                "  3 is not a multiple of tensor-model-parallel-size(2); tensor ranks of whole groups: 1, 3.",
+                "  Set --tensor-model-parallel-size to one of 1, 3.",
+            ],
+        ),
+        (
             ["--pipeline-model-parallel-size=5"],
             "sizes_divide",
             [

@@ -41,6 +41,15 @@ RUNS = {
     },
     "interval": {"parallel.activation_checkpointing.interval_layers": 3},
     "compiled": {"model.compile": True},
+    "groups": {"model.num_attention_heads": 24, "model.num_query_groups": 6, "model.hidden_size": 192},
+    "one group": {"model.num_attention_heads": 8, "model.num_query_groups": 1, "model.kv_channels": 33},
+    "fp8 groups": {
+        "precision.fp8": True,
+        "resources.gpu_type": "H100",
+        "model.num_attention_heads": 8,
+        "model.num_query_groups": 2,
+        "model.kv_channels": 40,
+    },
 }
 
 

@@ -66,7 +66,7 @@ class Shape:
     @property
     def visible_tokens(self) -> float:
         """Tokens that a query sees in the mean over positions and layers, its own included."""
-        length, window = self.seq_length, self.window_size
+        length, window = self.seq_length, min(self.window_size, self.seq_length)
         whole = (length + 1) / 2
         in_window = window * (1 - (window - 1) / (2 * length)) if window else whole
         return whole + self.window_share * (in_window - whole)

@@ -148,6 +148,49 @@ def test_what_a_machine_lacks_is_replaced_and_said():
     assert (able.precision.dtype, able.model.compile) == ("fp16", True)
 
 
+LLAMAS = {
+    "whole groups": {"model.num_query_groups": 8, "parallel.tensor_parallel_size": 4},
+    "shared groups": {"model.num_query_groups": 2, "parallel.tensor_parallel_size": 8},
+    "repeated groups": {"model.num_query_groups": 4, "parallel.ds_sequence_parallel_size": 8},
+    "wide heads": {"model.kv_channels": 128, "model.architecture": "qwen3"},
+    "narrow heads": {"model.kv_channels": 8, "model.num_query_groups": 16},
+    "windows": {"model.architecture": "mistral", "model.window_size": 100},
+    "some layers": {
+        "model.architecture": "smollm3",
+        "model.window_size": 100,
+        "model.window_attn_skip_freq": 3,
+    },
+    "a list": {"model.window_size": 100, "model.window_attn_skip_freq": [1, 1, 1, 0] * 2},
+    "caps": {"model.attn_logit_softcapping": 50.0, "model.final_logit_softcapping": 30.0},
+}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_twin_has_the_layers_of_its_run(name):
+    """Every kind, at its size; a window hides something, and a pattern has both kinds."""
+    sizes = {"model.num_layers": 8, "model.num_attention_heads": 16, "model.hidden_size": 256}
+    config = config_of(
+        {**sizes, "model.attention_dropout": 0.0, "model.ffn_hidden_size": 512, **LLAMAS[name]}
+    )
+    twin = make_twin(config, EVERYTHING).config
+    assert find_problems(twin) == []
+    ours, small = config.model, twin.model
+    tensor, ulysses = (
+        (one.parallel.tensor_parallel_size, one.parallel.ds_sequence_parallel_size) for one in (config, twin)
+    )
+    assert [size > 1 for size in tensor] == [size > 1 for size in ulysses]
+    groups = [(one.num_query_groups or 0) for one in (ours, small)]
+    assert (groups[0] < tensor[0]) == (groups[1] < ulysses[0])
+    assert (groups[0] % tensor[1] > 0) == (groups[1] % ulysses[1] > 0)
+    wide = [one.resolved_kv_channels * one.num_attention_heads / one.hidden_size for one in (ours, small)]
+    assert (wide[0] > 1, wide[0] < 1) == (wide[1] > 1, wide[1] < 1)
+    for field in ("qk_layernorm", "normalization", "attn_logit_softcapping", "final_logit_softcapping"):
+        assert getattr(ours, field) == getattr(small, field)
+    assert {window is None for window in ours.windows} == {window is None for window in small.windows}
+    assert all(window is None or window < small.seq_length for window in small.windows)
+    assert bool(ours.layers_without_rope) == bool(small.layers_without_rope)
+
+
 # --- schedules ------------------------------------------------------------------------------------
 
 

@@ -152,10 +152,10 @@ def _evaluated(node: ast.expr) -> int | list[int]:
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
             return left + right
         if isinstance(node.op, ast.Mult) and isinstance(left, int) != isinstance(right, int):
-            times, entries = (left, right) if isinstance(left, int) else (right, left)
-            assert isinstance(times, int) and isinstance(entries, list)
-            if 0 < times * len(entries) <= _LONGEST:
-                return entries * times
+            times, pattern = (left, right) if isinstance(left, int) else (right, left)
+            assert isinstance(times, int) and isinstance(pattern, list)
+            if 0 < times * len(pattern) <= _LONGEST:
+                return pattern * times
     return _refuse(node)
 
 

@@ -123,7 +123,8 @@ def traffic(setup: Setup, engine: Engine) -> float:
 def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float, float]:
     """Seconds of the attention core of one block, forward and backward."""
     shape, tensor = setup.shape, setup.tensor_parallel_size
-    tokens, seq = setup.tokens_per_micro_batch, shape.seq_length
+    tokens = setup.tokens_per_micro_batch
+    seq: float = shape.seq_length
     flops = 4.0 * seq * shape.query_width / tensor * tokens
     # Of all positions: half of them without a window. A kernel that is given a mask takes all.
     share = (shape.visible_tokens - 0.5) / seq

@@ -188,6 +188,18 @@ def newest_checkpoint_step(run: RunDir) -> int | None:
     return newest_whole(run)[0]
 
 
+def best_step(run: RunDir, steps: list[int]) -> int | None:
+    """The step with the lowest validation loss; None if no checkpoint was validated at its own step."""
+    losses = {}
+    for step in steps:
+        manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+        loss = manifest.get("validation_loss")
+        # NaN is unequal to itself.
+        if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
+            losses[step] = loss
+    return min(losses, key=lambda step: (losses[step], -step), default=None)
+
+
 def _why_rejected(folder: Path) -> str | None:
     """Why the trainer refused the contents of a checkpoint that had a manifest; None if it did not."""
     try:

@@ -7,7 +7,7 @@
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are passed over, and why
-      init_from.json            submit      which weights the run starts from: kind, hashes, config.json
+      init_from.json            submit      which weights the run starts from: hashes, config.json or step
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on

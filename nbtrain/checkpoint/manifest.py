@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, newest_whole
+from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, best_step, newest_whole
 from nbtrain.base.checkpoint_files import checkpoint_problem as size_problem
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
@@ -173,15 +173,3 @@ def prune(
         run.checkpoint_manifest(step).unlink(missing_ok=True)
         shutil.rmtree(run.checkpoint(step))
     return removed
-
-
-def best_step(run: RunDir, steps: list[int]) -> int | None:
-    """The step with the lowest validation loss; None if no checkpoint was validated at its own step."""
-    losses = {}
-    for step in steps:
-        manifest = files.read_json(run.checkpoint_manifest(step)) or {}
-        loss = manifest.get("validation_loss")
-        # NaN is unequal to itself.
-        if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
-            losses[step] = loss
-    return min(losses, key=lambda step: (losses[step], -step), default=None)

@@ -38,15 +38,30 @@ class Target:
 
 
 class Weights(Protocol):
-    """What masters are read from: a CheckpointStore, or a model's folder (pretrained/reading.py)."""
+    """What masters are read from: a CheckpointStore, or what a run starts from (initial.py)."""
 
-    folder: Path
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format that they were trained in."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the word embedding that mean a token."""
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]: ...
 
     def read(
-        self, name: str, state: str, part: TensorPart, start: int, count: int | None, rows: int | None
+        self,
+        name: str,
+        state: str,
+        part: TensorPart = ...,
+        start: int = ...,
+        count: int | None = ...,
+        rows: int | None = ...,
     ) -> torch.Tensor: ...
 
 

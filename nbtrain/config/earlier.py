@@ -36,6 +36,7 @@ ADDED_LATER = frozenset(
         "recipe",
         "labels",
         "init_from",
+        "init_step",
         "lr_schedule.lr_wsd_decay_fraction",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),

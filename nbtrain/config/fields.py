@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.fields import FieldInfo
@@ -102,6 +102,12 @@ _PatternList: Any = Annotated[list[_ZeroOrOne], Field(min_length=1, max_length=1
 LayerPattern: Any = Annotated[
     Annotated[Layers, Tag(EVERY)] | _PatternList,
     Discriminator(lambda value: EACH if isinstance(value, list) else EVERY),
+]
+# A checkpoint of a run, by its step or by a word.
+STEP, WORD = "<step>", "<word>"
+CheckpointStep: Any = Annotated[
+    Annotated[PositiveSteps, Tag(STEP)] | Annotated[Literal["newest", "best"], Tag(WORD)],
+    Discriminator(lambda value: STEP if isinstance(value, int | float) else WORD),
 ]
 Width = _number(1, 10_000_000)
 # Token ids are int32.

@@ -24,6 +24,7 @@ class Bound(NamedTuple):
 
 BOUND = (
     Bound("init_from"),
+    Bound("init_step"),
     Bound("model"),
     Bound("model.num_layers", "architecture.num_layers"),
     Bound("model.hidden_size", "architecture.hidden_size"),

@@ -15,6 +15,7 @@ from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.backend_section import BackendConfig
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import (
+    CheckpointStep,
     ChunkTokens,
     ConfigModel,
     FractionBelowOne,
@@ -22,19 +23,17 @@ from nbtrain.config.fields import (
     Layers,
     Name,
     PathText,
-    PositiveBytes,
     PositiveRate,
     PositiveRatio,
     PositiveSmallCount,
     SequenceTokens,
-    SmallCount,
     WideSeed,
     Width,
-    Word,
 )
 from nbtrain.config.kubernetes_section import LabelKey, LabelValue
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
+from nbtrain.config.resources_section import ResourcesConfig
 from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
 from nbtrain.config.watch_section import (
     CheckpointConfig,
@@ -201,25 +200,6 @@ class ModelConfig(ConfigModel):
         return self.max_position_embeddings or self.seq_length
 
 
-class ResourcesConfig(ConfigModel):
-    """The machines and devices that a run takes."""
-
-    device: Literal["cpu", "gpu"] = "gpu"
-    """Kind of device that each rank computes on."""
-    gpu_type: Word | None = None
-    """Name in the device table, e.g. A100-40GB: gives the plan the GPU's memory and peak FLOP/s."""
-    nodes: PositiveSmallCount = 1
-    """Number of machines."""
-    gpus_per_node: SmallCount = 1
-    """GPUs on each machine, one rank each. Not read on device: cpu, whose ranks are spread evenly."""
-    cpus_per_node: PositiveSmallCount | None = None
-    """CPU cores asked for on each machine."""
-    memory_per_node_bytes: PositiveBytes | None = None
-    """Host memory asked for on each machine."""
-    image: PathText | None = None
-    """Container image, for backends that start containers."""
-
-
 class RunConfig(ConfigModel):
     """One run: everything that decides what is trained, on what, how and where."""
 
@@ -238,9 +218,13 @@ class RunConfig(ConfigModel):
     """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""
     init_from: PathText | None = None
-    """Where the initial weights come from: a folder with config.json and safetensors files, as Hugging Face
-    writes it, or a file of `nbtrain export --to consolidated`. null draws them at random. Read once, at the
-    first start; `nbtrain import-model` writes a run YAML with it."""
+    """Where the initial weights come from: another run, by its name or its directory; a folder with
+    config.json and safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to
+    consolidated`. null draws them at random. Read at the first start; `nbtrain import-model` writes a run
+    YAML with it."""
+    init_step: CheckpointStep = "newest"
+    """Which checkpoint of the run that init_from names: the newest, the best (of the lowest validation loss;
+    a step needs both to count), or the one of this step."""
     model: ModelConfig
     """Architecture of the model."""
     tokenizer: TokenizerConfig

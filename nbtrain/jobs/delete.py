@@ -167,7 +167,9 @@ def _references(run: RunDir) -> Iterator[str]:
         except (OSError, ConfigError, RecordError):
             continue
         for key, text in _texts(value):
-            if "/" in text and _lies_in(resolve(text), run.path):
+            if key == "init_from" and text == run.name:
+                yield f"{display(path)}: starts from {text}"
+            elif "/" in text and _lies_in(resolve(text), run.path):
                 yield f"{display(path)}: {key} = {text}"
 
 

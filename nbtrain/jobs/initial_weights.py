@@ -1,32 +1,72 @@
 """The weights that a run starts from (`init_from`), before launch: do they fit, and which are they.
 
-A run that has a checkpoint goes on from it: the folder is not looked at any more, and need not be there.
+A run that has a checkpoint goes on from it: what init_from names is not looked at any more, and need not be
+there.
 """
+
+from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_saved_step
-from nbtrain.base.errors import CheckpointError
+from nbtrain.base.errors import CheckpointError, DataError
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.folder import ONE_FILE
+from nbtrain.corpus.tokenizer.extension import ids_differ
+from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
-from nbtrain.pretrained.fit import fit, open_initial
+from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
 
-def initial_weights_fit(config: RunConfig, machine: Machine) -> Obstacles:
-    """The folder is whole by its heads, and is the run's model."""
+def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
+    """What init_from names is whole by names and sizes, is the run's model, and has its tokenizer."""
     if not needs_initial(RunDir.named(config.name), config):
         return
     where = f"{config.where('init_from')}: init_from"
     try:
-        model = open_initial(config)
+        start = open_start(config)
+        problems = fit(start, config).problems
     except CheckpointError as error:
         yield mistake(f"{where}: {error}", "")
         return
-    for key, words in fit(model, config).problems:
-        fix = "`nbtrain import-model` writes a run YAML that fits its folder."
+    for key, words in problems:
+        fix = (
+            f"`extends: {display(start.run.config_yaml)}` takes its model section."
+            if isinstance(start, RunStart)
+            else "`nbtrain import-model` writes a run YAML that fits its folder."
+        )
         yield mistake(f"{config.where(key)}: {key} {words}: the weights do not fit.", fix)
+    if difference := _other_ids(start, config):
+        yield mistake(
+            f"{config.where('tokenizer.name')}: tokenizer.name = {config.tokenizer.name}: {difference}.",
+            "Ids would mean other text than the weights have learnt. Name the tokenizer of the weights, or "
+            "one that has all its tokens with their ids.",
+        )
+
+
+def _other_ids(start: Start, config: RunConfig) -> str:
+    """In which ids the run's tokenizer differs from that of the weights; "" if it has them all."""
+    ours = tokenizer_dir(config.tokenizer.name)
+    try:
+        manifest = read_manifest(ours)
+        if manifest is None:
+            return ""
+        if isinstance(start, RunStart):
+            theirs = tokenizer_dir(start.config.tokenizer.name)
+            if start.tokenizer_sha256 in (None, manifest["sha256"]):
+                return ""
+            known = read_manifest(theirs)
+            if known is None or known["sha256"] != start.tokenizer_sha256:
+                return (
+                    f"{start.title} was trained with the tokenizer {(start.tokenizer_sha256 or '')[:12]}..., "
+                    f"and {display(ours)} is {manifest['sha256'][:12]}..."
+                )
+            return ids_differ(theirs, ours)
+        return ids_differ(start.path, ours) if (start.path / ONE_FILE).is_file() else ""
+    except DataError as error:
+        return str(error).rstrip(".")
 
 
 def needs_initial(run: RunDir, config: RunConfig) -> bool:
@@ -38,19 +78,31 @@ def record_initial(run: RunDir, config: RunConfig) -> list[str]:
     """Write init_from.json, for the ranks to compare and for an export; what differs and may, in words."""
     if not needs_initial(run, config):
         return []
-    model = open_initial(config)
-    folder, tokenizer = model.folder, model.path / ONE_FILE
-    record = {
-        "schema_version": SCHEMA_VERSION,
+    start = open_start(config)
+    files.write_json(run.init_from_json, {"schema_version": SCHEMA_VERSION, **_record(start, config)})
+    return [f"init_from: {note}" for note in fit(start, config).notes]
+
+
+def _record(start: Start, config: RunConfig) -> dict[str, Any]:
+    said: dict[str, Any] = {
         "path": config.init_from,
-        "family": model.title,
-        "sha256": folder.sha256,
+        "family": start.title,
+        "sha256": identity_of(start),
+        "parameters": start.count,
+        "dtypes": start.dtypes,
+    }
+    if isinstance(start, RunStart):
+        return said | {
+            "run": start.run.name,
+            "run_id": (start.run.record() or {}).get("run_id"),
+            "step": start.step,
+            "validation_loss": start.manifest.get("validation_loss"),
+            "tokenizer_sha256": start.tokenizer_sha256,
+        }
+    folder, tokenizer = start.folder, start.path / ONE_FILE
+    return said | {
         "files": {path.name: path.stat().st_size for path in folder.shards},
-        "parameters": model.count,
-        "dtypes": model.dtypes,
         "config": folder.config,
         "generation_config": folder.generation_config,
         "tokenizer_sha256": files.sha256_of(tokenizer) if tokenizer.is_file() else None,
     }
-    files.write_json(run.init_from_json, record)
-    return [f"init_from: {note}" for note in fit(model, config).notes]

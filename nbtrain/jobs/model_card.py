@@ -76,7 +76,8 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
     schedule, parallel = config.lr_schedule, config.parallel
     rows = []
     if (start := files.read_json(run.init_from_json)) is not None:
-        rows.append(("started from", f"{start['family']}, sha256 {start['sha256'][:12]} of its heads"))
+        of = "files" if "step" in start else "heads"
+        rows.append(("started from", f"{start['family']}, sha256 {start['sha256'][:12]} of its {of}"))
     if saved:
         rows += [
             ("tokens", f"{saved['consumed_tokens']:,}"),

@@ -1,11 +1,10 @@
-"""Whether the weights of a folder fit a run: its `model` section and vocabulary beside the folder's."""
+"""Whether the weights that `init_from` names fit a run: its `model` section and vocabulary beside theirs."""
 
 from typing import Any, NamedTuple
 
-from nbtrain.base.workspace import resolve
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
+from nbtrain.pretrained.start import Start, model_of_start, vocab_size_of
 
 # Without these the weights would mean another function, or none.
 BOUND = (
@@ -37,7 +36,7 @@ FIELD_OF = {"layers_without_rope": "no_rope_freq", "windows": "window_size"}
 
 
 class Fit(NamedTuple):
-    """What differs between a folder and a run."""
+    """What differs between the weights and a run."""
 
     problems: list[tuple[str, str]]
     """(key of the run, what is wrong with it)."""
@@ -45,15 +44,9 @@ class Fit(NamedTuple):
     """What the run changes and may change."""
 
 
-def open_initial(config: RunConfig) -> PretrainedModel:
-    """The folder that `init_from` names. Raises CheckpointError if it cannot be used."""
-    assert config.init_from is not None
-    return open_model(resolve(config.init_from))
-
-
-def fit(model: PretrainedModel, config: RunConfig) -> Fit:
-    """Compare a folder with a run."""
-    theirs, ours = model_section(model.described, model.path), config.model
+def fit(start: Start, config: RunConfig) -> Fit:
+    """Compare a folder, or a checkpoint of another run, with a run."""
+    theirs, ours = model_of_start(start), config.model
     found = Fit([], [])
     bound = list(BOUND)
     if theirs.position_embedding_type == "learned_absolute":
@@ -72,7 +65,7 @@ def fit(model: PretrainedModel, config: RunConfig) -> Fit:
                 f"model.{FIELD_OF.get(name, name)} is {show(has)} in the run and {show(wanted)} in "
                 f"{config.init_from}: {meaning}."
             )
-    rows, vocab_size = model.described.vocab_size, config.tokenizer.vocab_size
+    rows, vocab_size = vocab_size_of(start), config.tokenizer.vocab_size
     if vocab_size > rows:
         found.notes.append(
             f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "

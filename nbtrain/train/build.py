@@ -16,11 +16,11 @@ import torch.distributed as dist
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.initial import load_initial
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.local_disk import LocalDisk
 from nbtrain.checkpoint.local_resume import Start, choose_start
-from nbtrain.checkpoint.pretrained.initial import load_initial
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.store import DTYPES

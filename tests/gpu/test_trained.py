@@ -25,12 +25,8 @@ NOT_NEEDED = {
     "loky": "loky",
     "nvidia-ml-py": "pynvml",
     "orjson": "orjson",
-    "prometheus-client": "prometheus_client",
-    "safetensors": "safetensors",
-    "starlette": "starlette",
     "tokenizers": "tokenizers",
     "urllib3": "urllib3",
-    "uvicorn": "uvicorn",
     "xxhash": "xxhash",
 }
 HIDES = f"""

@@ -14,16 +14,17 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.initial import weights_of
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
 from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.checkpoint.store import DTYPES, CheckpointStore
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.fit import open_initial
 from nbtrain.pretrained.folder import OWN
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.start import open_start
 from nbtrain.pretrained.written import family_of, own_description
 
 
@@ -38,7 +39,7 @@ def open_weights(
     if step == 0 or (step is None and not run.checkpoint_steps() and config.init_from is not None):
         if config.init_from is None:
             raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
-        return WholeWeights(FolderWeights(open_initial(config), config.tokenizer.vocab_size), wanted), 0
+        return WholeWeights(weights_of(open_start(config, run), config), wanted), 0
     found, torn = whole_step(run, step)
     if torn and step is None:
         reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import torch
 
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
-from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.reshape import Weights
 from nbtrain.checkpoint.store import MASTER, CheckpointStore
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.tensors import Piece, TensorMap
@@ -24,11 +24,7 @@ KEPT = 2
 class WholeWeights:
     """The parameters of `source`, each whole and in `dtype`; None is the format that it was trained in."""
 
-    def __init__(
-        self,
-        source: CheckpointStore | FolderWeights | MegatronWeights,
-        dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, source: Weights | MegatronWeights, dtype: torch.dtype | None = None):
         self.source = source
         self.trained_in = source.dtype
         self.dtype = dtype or source.dtype

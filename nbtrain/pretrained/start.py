@@ -1,0 +1,174 @@
+"""What `init_from` names: a model's folder, or a checkpoint of another run.
+
+    a folder with run.json, or the name of a run        RunStart: one checkpoint of it (init_step)
+    any other folder, or a file                         PretrainedModel
+
+A run by its name is looked for in the output root: beside the run that starts from it, also on nodes that see
+the output root under another path. Which checkpoint was taken is written to init_from.json at submit, and the
+ranks take that one.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import best_step, checkpoint_problem, newest_whole
+from nbtrain.base.errors import CheckpointError, ConfigError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, output_root, resolve, valid_name
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import ModelConfig, RunConfig
+from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
+from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A checkpoint of another run."""
+
+    run: RunDir
+    step: int
+    config: RunConfig
+    """The other run's."""
+    manifest: dict[str, Any]
+    """The checkpoint's, as it is on disk."""
+
+    @property
+    def path(self) -> Path:
+        return self.run.checkpoint(self.step)
+
+    @property
+    def title(self) -> str:
+        return f"step {self.step:,} of {self.run.name}"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.tokenizer.vocab_size
+
+    @property
+    def count(self) -> int:
+        """How many parameters it has, without padding."""
+        shapes = parameter_shapes(Sizes.of(self.config.model, self.vocab_size))
+        return sum(map(math.prod, shapes.values()))
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The format of its masters, which are read."""
+        return ["F32"]
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        return self.manifest.get("tokenizer_sha256")
+
+    @property
+    def sha256(self) -> str:
+        """Of the hashes of all its files: a later validation changes its manifest, and no weight."""
+        entries = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
+        return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+Start = PretrainedModel | RunStart
+
+
+def identity_of(start: Start) -> str:
+    """The hash that tells its weights from others."""
+    return start.sha256 if isinstance(start, RunStart) else start.folder.sha256
+
+
+def model_of_start(start: Start) -> ModelConfig:
+    """Its `model` section. Raises CheckpointError for a folder whose model cannot be said here."""
+    if isinstance(start, RunStart):
+        return start.config.model
+    return model_section(start.described, start.path)
+
+
+def vocab_size_of(start: Start) -> int:
+    """Rows of its vocabulary, without padding."""
+    return start.vocab_size if isinstance(start, RunStart) else start.described.vocab_size
+
+
+def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
+    """What `init_from` of a run names, as it is on disk.
+
+    `run`: the directory of the run, if it has been submitted: then the step that was taken is taken again.
+    Raises CheckpointError if it cannot be used.
+    """
+    assert config.init_from is not None
+    other = _other_run(config, run.path.parent if run is not None else output_root())
+    if other is None:
+        return open_model(resolve(config.init_from))
+    known = (files.read_json(run.init_from_json) or {}) if run is not None else {}
+    return _checkpoint_of(other, known.get("step") or config.init_step)
+
+
+def names_run(config: RunConfig) -> bool:
+    """Whether `init_from` names a run. Raises CheckpointError if it may mean a run or a folder."""
+    return config.init_from is not None and _other_run(config, output_root()) is not None
+
+
+def _other_run(config: RunConfig, root: Path) -> RunDir | None:
+    """The run that `init_from` names; None if it is a folder or a file, there or not."""
+    said = config.init_from
+    assert said is not None
+    path = resolve(said)
+    if (path / "run.json").is_file():
+        return _not_itself(config, RunDir(path))
+    if not valid_name(said):
+        return None
+    named = RunDir(root / said)
+    if not named.exists():
+        if not path.exists():
+            raise CheckpointError(
+                f"there is no run {said} in {display(root)}, and no folder {display(path)}. `nbtrain runs` "
+                "lists the runs; train that one first, or name another."
+            )
+        return None
+    if path.exists():
+        raise CheckpointError(
+            f"{said} is a run and also {display(path)}. Write {display(named.path)}, or ./{said} for the "
+            "other."
+        )
+    return _not_itself(config, named)
+
+
+def _not_itself(config: RunConfig, other: RunDir) -> RunDir:
+    if other.name == config.name:
+        raise CheckpointError(
+            f"{display(other.path)} is this run itself, which goes on from its own checkpoints. Give the new "
+            "training another name."
+        )
+    return other
+
+
+def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
+    steps = run.checkpoint_steps()
+    if wanted == "newest":
+        step, torn = newest_whole(run)
+        if step is None:
+            reasons = "".join(f"; global_step{number}: {reason}" for number, reason in torn)
+            raise CheckpointError(
+                f"{display(run.path)}: has no whole checkpoint{reasons}. Train it first, or name another run."
+            )
+    elif wanted == "best":
+        step = best_step(run, [one for one in steps if checkpoint_problem(run.checkpoint(one)) is None])
+        if step is None:
+            raise CheckpointError(
+                f"{display(run.path)}: none of its checkpoints was validated at its own step, so that none "
+                "is the best. Set init_step: newest."
+            )
+    else:
+        assert isinstance(wanted, int)
+        step = wanted
+        if reason := checkpoint_problem(run.checkpoint(step)):
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
+    manifest = files.read_json(run.checkpoint_manifest(step))
+    assert manifest is not None
+    try:
+        return RunStart(run, step, load_resolved(run.config_yaml), manifest)
+    except ConfigError as error:
+        raise CheckpointError(f"{display(run.path)}: its config.yaml cannot be read: {error}") from None

@@ -1,0 +1,179 @@
+"""A run that starts from another run, before launch: which checkpoint is meant, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, ConfigError, JobError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.load import load, to_yaml
+from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
+from nbtrain.jobs.delete import delete
+from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial
+from nbtrain.jobs.machine import this_machine
+from nbtrain.pretrained.start import identity_of, open_start
+
+
+@pytest.fixture
+def base(tiny):
+    """The run `tiny` with whole checkpoints 4, 8 and 12, of which 8 is the best."""
+    config = tiny()
+    run = RunDir.named(config.name)
+    run.path.mkdir(parents=True)
+    record = {"schema_version": 1, "run_id": "1" * 32, "name": "tiny", "parent": None, "created_at": 0.0}
+    files.write_json(run.run_json, record)
+    files.write_text(run.config_yaml, to_yaml(config))
+    tokenizer = read_manifest(tokenizer_dir("mock"))["sha256"]
+    for step, loss in ((4, 5.0), (8, 4.0), (12, 4.5)):
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "weights").write_bytes(b"1234")
+        manifest = {
+            "schema_version": 2,
+            "step": step,
+            "files": {"weights": {"bytes": 4, "sha256": f"{step:064d}"}},
+            "validation_loss": loss,
+            "evaluated_step": step,
+            "tokenizer_sha256": tokenizer,
+        }
+        files.write_json(run.checkpoint_manifest(step), manifest)
+    return run
+
+
+def starting(tiny, **overrides):
+    return tiny(**{"name": "second", "init_from": "tiny", **overrides})
+
+
+def said(config):
+    return [str(problem) for problem in initial_weights_fit(config, this_machine())]
+
+
+@pytest.mark.parametrize("wanted, step", [("newest", 12), ("best", 8), (4, 4)])
+def test_which_checkpoint_is_meant(wanted, step, tiny, base):
+    """By its name and by its directory; it is written down, and taken again."""
+    config = starting(tiny, init_step=wanted)
+    assert said(config) == []
+    start = open_start(config)
+    assert (start.step, start.path) == (step, base.checkpoint(step))
+    by_path = open_start(starting(tiny, init_from=str(base.path), init_step=wanted))
+    assert (by_path.path, identity_of(by_path)) == (start.path, identity_of(start))
+    run = RunDir.named("second")
+    run.path.mkdir()
+    assert record_initial(run, config) == []
+    known = files.read_json(run.init_from_json)
+    assert (known["run"], known["run_id"], known["step"]) == ("tiny", "1" * 32, step)
+    assert known["validation_loss"] == {4: 5.0, 8: 4.0, 12: 4.5}[step]
+    # The best one is another later.
+    shutil.copytree(base.checkpoint(step), base.checkpoint(16))
+    manifest = files.read_json(base.checkpoint_manifest(16))
+    files.write_json(base.checkpoint_manifest(16), {**manifest, "validation_loss": 1.0, "evaluated_step": 16})
+    assert open_start(config, run).step == step and identity_of(start) == known["sha256"]
+    # Validated again, its weights are the same.
+    files.write_json(base.checkpoint_manifest(step), {**start.manifest, "validation_loss": 9.0})
+    assert identity_of(open_start(config, run)) == known["sha256"]
+
+
+def test_a_name_that_is_no_run(tiny, base, workspace):
+    assert said(starting(tiny, init_from="tinny")) == [
+        "override init_from=tinny: init_from: there is no run tinny in output, and no folder tinny. `nbtrain "
+        "runs` lists the runs; train that one first, or name another."
+    ]
+    (workspace / "tiny").mkdir()
+    assert said(starting(tiny)) == [
+        "override init_from=tiny: init_from: tiny is a run and also tiny. Write output/tiny, or ./tiny for "
+        "the other."
+    ]
+    assert said(starting(tiny, init_from="output/tiny")) == []
+
+
+def test_a_run_does_not_start_from_itself(tiny, base, workspace):
+    shutil.copytree(base.path, workspace / "output" / "second")
+    shutil.rmtree(workspace / "output" / "second" / "model")
+    assert said(starting(tiny, init_from="second")) == [
+        "override init_from=second: init_from: output/second is this run itself, which goes on from its own "
+        "checkpoints. Give the new training another name."
+    ]
+
+
+def test_a_run_without_a_checkpoint_to_start_from(tiny, base):
+    assert said(starting(tiny, init_step=5)) == [
+        "override init_from=tiny: init_from: output/tiny/model/global_step5: there is no such checkpoint. "
+        "Checkpoints there: 4, 8, 12."
+    ]
+    for step in (4, 8, 12):
+        manifest = files.read_json(base.checkpoint_manifest(step))
+        files.write_json(base.checkpoint_manifest(step), {**manifest, "evaluated_step": step - 1})
+    assert said(starting(tiny, init_step="best")) == [
+        "override init_from=tiny: init_from: output/tiny: none of its checkpoints was validated at its own "
+        "step, so that none is the best. Set init_step: newest."
+    ]
+    for step in (4, 8, 12):
+        (base.checkpoint(step) / "weights").write_bytes(b"12")
+    (words,) = said(starting(tiny))
+    assert words.startswith(
+        "override init_from=tiny: init_from: output/tiny: has no whole checkpoint; global_"
+    )
+    assert words.endswith("Train it first, or name another run.")
+    with pytest.raises(CheckpointError, match=r"global_step8: .*weights"):
+        open_start(starting(tiny, init_step=8))
+
+
+@pytest.mark.parametrize("word", ["latest", "0", "1.5"])
+def test_a_step_that_is_none(word, tiny, base):
+    with pytest.raises(ConfigError, match="init_step"):
+        starting(tiny, init_step=json.loads(word) if word[0].isdigit() else word)
+
+
+def test_another_model_is_refused_with_the_key(tiny, base):
+    assert said(starting(tiny, **{"model.norm_epsilon": 1e-6})) == [
+        "override model.norm_epsilon=1.0e-06: model.norm_epsilon is 1.0e-06 in the run and 1.0e-05 in tiny: "
+        "the weights do not fit. `extends: output/tiny/config.yaml` takes its model section."
+    ]
+
+
+def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, workspace, monkeypatch):
+    """One that has all its tokens with their ids is taken, whatever follows them."""
+    shutil.copytree(tiny_data, workspace / "data")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
+    source = workspace / "changed" / "tokenizer.json"
+    source.parent.mkdir()
+    document = json.loads((tokenizer_dir("mock") / "tokenizer.json").read_text())
+    size = read_manifest(tokenizer_dir("mock"))["vocab_size"]
+    document["added_tokens"].append({**document["added_tokens"][0], "id": size, "content": "<|user|>"})
+    source.write_text(json.dumps(document))
+    adopt(source, "<|endoftext|>", tokenizer_dir("longer"))
+    assert said(starting(tiny, **{"tokenizer.name": "longer", "tokenizer.vocab_size": size + 1})) == []
+    vocabulary = document["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    source.write_text(json.dumps(document))
+    adopt(source, "<|endoftext|>", tokenizer_dir("turned"))
+    assert said(starting(tiny, **{"tokenizer.name": "turned"})) == [
+        f"override tokenizer.name=turned: tokenizer.name = turned: 'A', which is {vocabulary['B']} in "
+        f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. Ids would mean other text than "
+        "the weights have learnt. Name the tokenizer of the weights, or one that has all its tokens with "
+        "their ids."
+    ]
+    # The tokenizer that the weights were trained with is not there any more.
+    manifest = files.read_json(base.checkpoint_manifest(12))
+    files.write_json(base.checkpoint_manifest(12), {**manifest, "tokenizer_sha256": "5" * 64})
+    (words,) = said(starting(tiny))
+    assert "step 12 of tiny was trained with the tokenizer 555555555555..., and data/tokenizer/mock" in words
+
+
+def test_the_run_that_another_starts_from_is_not_deleted(tiny, base):
+    run = RunDir.named("second")
+    run.path.mkdir()
+    files.write_text(run.config_yaml, to_yaml(starting(tiny)))
+    with pytest.raises(JobError, match=r"output/second/config\.yaml: starts from tiny\n"):
+        delete(base)
+
+
+def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
+    (workspace / "second.yaml").write_text(
+        "extends: output/tiny/config.yaml\nname: second\ninit_from: tiny\ninit_step: best\n"
+    )
+    config = load(workspace / "second.yaml")
+    assert config.model == tiny().model and config.init_step == "best"
+    assert list(initial_weights_fit(config, this_machine())) == []

@@ -1,0 +1,118 @@
+"""A run that starts from a checkpoint of another run: its weights, in any layout, with new rows for new
+tokens."""
+
+import shutil
+
+import pytest
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.events import read_events
+from nbtrain.checkpoint.initial import RunWeights
+from nbtrain.checkpoint.store import CheckpointStore, TensorPart
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.initial_weights import record_initial
+from nbtrain.model.names import OF_VOCABULARY
+from tests.train import launch
+from tests.train.layouts import HALF, Place, layout
+
+pytestmark = pytest.mark.slow
+GROWN = launch.VOCAB_SIZE + 3
+
+
+@pytest.fixture(scope="module")
+def place(fork_server, data_home, tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
+
+
+def start(place, base, words, name, **overrides):
+    """A run of a layout that starts from a run."""
+    return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **overrides}, name)
+
+
+@pytest.mark.parametrize("words", ["d2 z3 bf16", "p2 z1 fp32"])
+def test_masters_and_new_rows(words, place):
+    """Bit for bit what the other run's optimizer held; a new token is the mean of the old ones."""
+    base = place.source("t2 z1 bf16")
+    run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})
+    notes = record_initial_of(run)
+    assert notes == [
+        f"init_from: the vocabulary grows from {launch.VOCAB_SIZE} to {GROWN} (tokenizer.vocab_size): each "
+        "new row is the mean of the old ones."
+    ]
+    before = CheckpointStore(base.checkpoint(HALF))
+    now = CheckpointStore(place.resave(run, layout(words)[0], step=0))
+    assert list(before.parameters) == list(now.parameters)
+    for name in before.parameters:
+        rows = launch.VOCAB_SIZE if name in OF_VOCABULARY else None
+        expected, found = before.full(name)[:rows], now.full(name)
+        assert torch.equal(found[:rows], expected), name
+        assert not now.full(name, "exp_avg").any() and now.step(name) == 0
+        if rows:
+            mean = expected.double().mean(0).float()
+            assert torch.allclose(found[rows:GROWN], mean.expand(GROWN - rows, -1), atol=1e-7)
+
+
+def record_initial_of(run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_OUTPUT", str(run.path.parent))
+        return record_initial(run, load_resolved(run.config_yaml))
+
+
+def test_any_part_of_a_grown_vocabulary(place):
+    """Every cut of the rows gives the same whole: at the end of the old rows, and across it."""
+    weights = RunWeights(CheckpointStore(place.source("t2 z1 bf16").checkpoint(HALF)), GROWN)
+    name, padded = "word_embeddings.weight", 512
+    whole = weights.read(name)
+    assert whole.numel() == GROWN * 32
+    for size in (1, 2, 4):
+        parts = [weights.read(name, "fp32", TensorPart(r, size, 0), rows=padded) for r in range(size)]
+        assert torch.equal(torch.cat(parts), whole)
+    pieces = [
+        weights.read(name, "fp32", TensorPart(1, 2, 0), first, 777, padded) for first in range(0, 8192, 777)
+    ]
+    assert torch.equal(torch.cat(pieces), whole[256 * 32 :])
+
+
+def test_a_resume_needs_the_other_run_no_more(place, forked):
+    """The checkpoint that was recorded is the one that is read, and a resume reads its own."""
+    base = place.source("z1 fp32")
+    copy = shutil.copytree(base.path, base.path.with_name("copy"))
+    run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "copy", "batch.max_steps": 1}, "again")
+    identity = files.read_json(copy / "run.json")
+    files.write_json(copy / "run.json", {**identity, "name": "copy"})
+    record_initial_of(run)
+    known = files.read_json(run.init_from_json)
+    assert (known["run"], known["step"], known["run_id"]) == ("copy", HALF, identity["run_id"])
+    # A newer one that is none: the recorded step is taken.
+    (copy / "model" / "global_step9").mkdir()
+    forked.train(run)
+    said = [event["message"] for event in read_events(run.newest_job()) if event["kind"] == "checkpoint"]
+    assert said[0] == f"starts from copy (step {HALF} of copy, 42.5k parameters)"
+    shutil.rmtree(copy)
+    run.config_yaml.write_text(run.config_yaml.read_text().replace("max_steps: 1", "max_steps: 2"))
+    launch.new_job(run)
+    forked.train(run)
+    assert newest_checkpoint_step(run) == 2
+
+
+def test_changed_and_damaged_checkpoints_are_refused(place, forked):
+    """In the words of the rank, which are the cause of the job's end."""
+    base = place.source("z1 fp32")
+    copy = shutil.copytree(base.path, base.path.with_name("damaged"))
+    run = launch.make_run(place.root, {**layout("z1")[1], "init_from": "damaged"}, "refused")
+    record_initial_of(run)
+    victim = next((copy / "model" / f"global_step{HALF}").glob("*optim*"))
+    content = bytearray(victim.read_bytes())
+    content[-2000] ^= 1
+    victim.write_bytes(content)
+    ended = forked.end(run)
+    assert not ended.succeeded
+    assert "does not have the SHA-256 that its manifest says. Name another checkpoint" in ended.last_words(40)
+    manifest = files.read_json(copy / "model" / f"global_step{HALF}" / "manifest.json")
+    manifest["files"][victim.name]["sha256"] = "0" * 64
+    files.write_json(copy / "model" / f"global_step{HALF}" / "manifest.json", manifest)
+    launch.new_job(run)
+    ended = forked.end(run)
+    assert "has changed since the run was submitted: the checkpoint's files are" in ended.last_words(40)

@@ -136,6 +136,8 @@ def make_twin(
     values |= {
         "name": name_of(config.name, "twin"),
         "mode": "full",
+        "init_from": None,
+        "init_step": "newest",
         "model": small_model(config, folded, abilities, missing),
         "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
         "precision": small_precision(config, abilities, missing),
@@ -165,6 +167,9 @@ def make_twin(
     if (rate := config.optimizer.muon_lr) is not None:
         values["optimizer"]["muon_lr"] = rate * LEARNING_RATE / config.lr_schedule.lr
     twin = validated(values)
+    if config.init_from is not None:
+        why = "its weights are as large as the run"
+        missing.append(NotProven(f"init_from: {config.init_from}", why, "weights drawn at random"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing of the large one"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.packed_dataset import build_split
+from tests.dataset.dataset_maker import make_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
@@ -90,7 +92,15 @@ def test_the_example_run_is_prepared(workspace, repository):
     (workspace / "examples" / "megatron-gpt").mkdir(parents=True)
     (workspace / folder).symlink_to(repository / folder)
     config = load(repository / folder / "gpt-tiny-instructions.yaml")
-    assert config.name == "gpt-tiny-instructions"
+    assert (config.name, config.init_from) == ("gpt-tiny-instructions", "gpt-tiny")
+    with pytest.raises(DataError) as refused:
+        prepare(config)
+    assert str(refused.value).endswith(
+        "tokenizer.name = python-docs-1k: data/tokenizer/python-docs-1k is not there, and the weights of "
+        "init_from (gpt-tiny) know the ids of their own tokenizer alone. Prepare the data of the run that "
+        "they come from first, or set tokenizer.path to their tokenizer."
+    )
+    make_tokenizer(config.tokenizer.name, ["What does it return? The number of items of a list."])
     prepare(config)
     files_ = dataset_of(config)
     opened = files_.open(config.tokenizer.vocab_size)

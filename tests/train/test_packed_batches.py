@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from nbtrain.checkpoint.pretrained.reading import FolderWeights
+from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.load import load
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packed_dataset import build_split
 from nbtrain.model.gpt import GPT, GPTConfig
+from nbtrain.pretrained.model import open_model
 from nbtrain.train.batches import Batches
 from tests.dataset.indexed_writer import IndexedWriter
+from tests.pretrained import made
+from tests.train import launch
 
 SEQ, VOCABULARY = 24, 64
 
@@ -105,3 +111,62 @@ def test_a_batch_says_of_which_dataset_each_label_is(dataset, batch):
         for part in (range(6), range(6, 12))
     ]
     assert torch.bincount(learnt).tolist() == expected
+
+
+class Gradients:
+    """A model's gradients, as weights are read."""
+
+    dtype = torch.float32
+
+    def __init__(self, model, vocab_size):
+        self.parameters = {name: parameter.grad for name, parameter in model.named_parameters()}
+        self.vocab_size = vocab_size
+
+    def read(self, name, state):
+        return self.parameters[name].flatten()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_loss_and_gradients_are_those_of_transformers(kind, batch, tmp_path):
+    """On the same packed batch in fp32. transformers keeps examples apart by their positions alone, without
+    a mask and a cache, and divides by num_items_in_batch."""
+    pytest.importorskip("transformers")
+    theirs = made.write_model(tmp_path / kind, kind).train()
+    opened = open_model(tmp_path / kind)
+    (tmp_path / "tiny.yaml").write_text(launch.TINY)
+    fields = {f"model.{key}": value for key, value in opened.described.fields.items()}
+    fields |= {"tokenizer.vocab_size": made.VOCAB_SIZE, "model.make_vocab_size_divisible_by": 1}
+    fields |= {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
+    ours, folder = (
+        GPT(GPTConfig.of(load(tmp_path / "tiny.yaml", fields))),
+        FolderWeights(opened, made.VOCAB_SIZE),
+    )
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(folder.read(name).view_as(parameter))
+    # Two micro batches of a step, whose mean is over the learnt tokens of both.
+    learnt, whole = batch.loss_mask > 0, batch.loss_mask.sum()
+    loss = ours(batch.tokens, batch.labels, loss_mask=batch.loss_mask, loss_denominator=whole, **batch.bounds)
+    loss.backward()
+    expected = theirs(
+        input_ids=batch.tokens,
+        position_ids=batch.position_ids,
+        labels=batch.labels,
+        shift_labels=torch.where(learnt, batch.labels, -100),
+        num_items_in_batch=whole,
+        use_cache=False,
+    ).loss
+    expected.backward()
+    assert 0 < learnt.float().mean() < 0.6 and len(batch.cu_seqlens) > 2 * len(batch.tokens)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    found = WholeWeights(Gradients(ours, made.VOCAB_SIZE))
+    named = dict(theirs.named_parameters())
+    for name in opened.map.tensors:
+        torch.testing.assert_close(found.tensor(opened.map, name), named[name].grad, rtol=1e-4, atol=1e-5)
+    # The control: to transformers the same batch without positions is one text.
+    one_text = theirs(
+        input_ids=batch.tokens, labels=batch.labels, shift_labels=torch.where(learnt, batch.labels, -100),
+        num_items_in_batch=whole, use_cache=False,
+    )  # fmt: skip
+    assert abs(one_text.loss.item() - loss.item()) > 1e-3

@@ -93,6 +93,13 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         why = "every source is token ids" if config.data.sources else "data.sources is empty"
         say("used", f"none: {why} and {display(directory)} is not there; text cannot be shown")
         return None
+    if config.init_from is not None:
+        raise DataError(
+            f"{place(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} is "
+            f"{'to be trained again' if manifest else 'not there'}, and the weights of init_from "
+            f"({config.init_from}) know the ids of their own tokenizer alone. Prepare the data of the run "
+            "that they come from first, or set tokenizer.path to their tokenizer."
+        )
     why = "force" if manifest else f"{display(directory)} is not there"
     manifest, note = _train(config, directory, corpus)
     loaded = Tokenizer.load(directory, manifest=manifest)

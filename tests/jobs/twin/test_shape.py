@@ -260,6 +260,8 @@ def test_examples_with_prompts_stay_such():
         f"somewhere/prompts-{number}.jsonl" for number in (0, 1)
     ]
     assert [source.weight for source in data.sources] == [1.0, 0.5]
+    assert twin.config.init_from is None
+    assert "init_from: gpt-tiny" in [entry.what for entry in twin.not_proven]
 
 
 def test_a_blend_is_one_of_two():

@@ -356,10 +356,14 @@ PARTS = (
     Part(
         "activations",
         "activations of a model on two ranks, however it is cut, within 2 % of what autograd keeps",
-        _pytest("--soak", "tests/planner/test_activations_cut.py"),
+        _pytest("--soak", "tests/planner/test_activations_cut.py", "tests/planner/test_activations_saved.py"),
         _evidence(
             ("nbtrain.model.gpt_pipe", "nbtrain.planner.memory.buffers"),
-            ("tests/planner/test_activations_cut.py", "tests/planner/saved_tensors.py"),
+            (
+                "tests/planner/test_activations_cut.py",
+                "tests/planner/test_activations_saved.py",
+                "tests/planner/saved_tensors.py",
+            ),
             OUTSIDE_ENGINE,
         ),
     ),

@@ -5,6 +5,7 @@ models run for real; large shapes are fake tensors, which have sizes and no memo
 kept as numbers; bytes on a GPU differ in masks only.
 """
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,8 @@ KINDS = {
     | WINDOWS
     | {"num_query_groups": 2, "kv_channels": 48, "qk_layernorm": True, "add_qkv_bias": True},
 }
+# Each format and each kind of recomputation once; the soak has the other pairs.
+SOME = (("fp32", "every2"), ("bf16", "selective"), ("autocast", "none"), ("bf16", "full"))
 LARGE = {
     "125M": (Shape(12, 768, 12, 3072, 52096, 2048, 12, 64, learned_positions=2048), 16),
     "1.3B": (Shape(24, 2048, 16, 8192, 52096, 2048, 16, 128, learned_positions=2048), 4),
@@ -69,10 +72,7 @@ def test_what_autograd_keeps(precision, recompute):
         assert planned(setup) == pytest.approx(kept(setup), rel=0.02), (dropout, scores)
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):
+def check_other_layers(kind: str, precision: str, recompute: str) -> None:
     """With scores that are kept, and windows that are masks, too."""
     for ways in ({}, {"keeps_scores": True}, {"masks_windows": True}):
         shape = replace(SMALL, **KINDS[kind])
@@ -80,6 +80,22 @@ def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):
             continue
         setup = small(shape, **ways, **PRECISIONS[precision], **RECOMPUTE[recompute])
         assert planned(setup) == pytest.approx(kept(setup), rel=0.02), ways
+
+
+@pytest.mark.parametrize(("precision", "recompute"), SOME)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_autograd_keeps_of_other_layers(kind, precision, recompute):
+    check_other_layers(kind, precision, recompute)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("precision", "recompute"), sorted(set(itertools.product(PRECISIONS, RECOMPUTE)) - set(SOME))
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_autograd_keeps_of_other_layers_in_every_way(kind, precision, recompute):
+    check_other_layers(kind, precision, recompute)
 
 
 @pytest.mark.slow

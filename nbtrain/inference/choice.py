@@ -69,6 +69,17 @@ class Choice:
         return self.request.wants_prompt and self.index == 0 and self.num_new == 0
 
     @property
+    def shareable(self) -> list[int]:
+        """What need not be read if another slot holds it: nothing of it is asked for."""
+        return [] if self.wants_prompt else self.pending[:-1]
+
+    def wanted(self, start: int, count: int) -> range:
+        """Of which of the next `count` tokens, read from position `start` on, the logits are needed."""
+        if self.wants_prompt:
+            return range(count)
+        return range(count - 1, count) if count == len(self.pending) else range(0)
+
+    @property
     def num_new(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 

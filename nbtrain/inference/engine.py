@@ -12,7 +12,8 @@ and the next question of a conversation, read only what is new.
 
 Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason" and "new_tokens" at
 the end of a text; {"id", "prompt"} before the first one if the prompt is asked for; {"id", "end": True,
-"prompt_tokens", "new_tokens"} once all texts of a request have ended.
+"prompt_tokens", "new_tokens"} once all texts of a request have ended. Of texts that are only scored
+(scored.py): {"id", "index", "logprobs", "greedy"} for each continuation, then the end.
 """
 
 from collections import deque
@@ -29,8 +30,13 @@ from nbtrain.inference.beams import Beams
 from nbtrain.inference.choice import LENGTH, STOP, Choice, Event, Request
 from nbtrain.inference.logprobs import logprobs_of, shown
 from nbtrain.inference.runner import Reading, Runner
+from nbtrain.inference.scored import Scored, ScoreRequest, Scores, scores_of
 
 PREFILL_TOKENS = 256
+# While nothing is generated, nobody waits for the next token: a GPU gets larger passes. (On a CPU core, 4,096
+# tokens of a pass take as long each as 256.) Their logits are kept below so many numbers: 1 GiB in fp32.
+SCORED_TOKENS_ON_GPU = 8192
+MOST_LOGITS = 1 << 28
 # A shorter common beginning is read as quickly as it is copied.
 LEAST_SHARED_TOKENS = 8
 
@@ -40,10 +46,13 @@ class Engine:
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, prefill_tokens: int = PREFILL_TOKENS):
         self.runner, self.tokenizer, self.prefill_tokens = runner, tokenizer, prefill_tokens
-        self.running: list[Choice] = []
+        on_gpu = runner.device.type != "cpu"
+        self.scored_tokens = min(SCORED_TOKENS_ON_GPU, MOST_LOGITS // runner.vocab_size) if on_gpu else 0
+        """Of a pass while nothing is generated, unless prefill_tokens is more."""
+        self.running: list[Choice | Scored] = []
         """By slot."""
-        self.waiting: deque[Choice] = deque()
-        self._requests: dict[str, Request] = {}
+        self.waiting: deque[Choice | Scored] = deque()
+        self._requests: dict[str, Request | ScoreRequest] = {}
         self._beams: dict[str, Beams] = {}
         self._past: list[list[int]] = [[] for _ in range(runner.slots)]
         """Tokens of which each slot holds the keys, from position 0 on."""
@@ -77,6 +86,21 @@ class Engine:
         else:
             self.waiting += request.choices
 
+    def score(self, request: ScoreRequest) -> None:
+        """Take texts to be scored. Raises ConfigError if the model has no room for one of them."""
+        longest = len(request.context) + max(map(len, request.continuations), default=0) - 1
+        if not request.context or not all(request.continuations) or not request.continuations:
+            raise ConfigError("a context and each of its continuations need at least one token.")
+        for tokens in (request.context, *request.continuations):
+            self._check_tokens(tokens)
+        if longest > self.runner.positions:
+            raise ConfigError(
+                f"the longest text has {counted(longest, 'token')} to read: the model has "
+                f"{self.runner.positions:,} positions."
+            )
+        self._requests[request.id] = request
+        self.waiting.append(Scored(request))
+
     def cancel(self, request_id: str) -> None:
         """Forget a request; no further event of it comes. One that is not known has ended."""
         if (request := self._requests.pop(request_id, None)) is None:
@@ -99,10 +123,7 @@ class Engine:
         prompt, limit, generation = request.prompt, self.runner.positions, request.generation
         if not prompt:
             raise ConfigError("the prompt has no token: give at least one.")
-        if wrong := [token for token in prompt if not 0 <= token < self.runner.vocab_size]:
-            raise ConfigError(
-                f"token {wrong[0]} of the prompt must be from 0 to {self.runner.vocab_size - 1}."
-            )
+        self._check_tokens(prompt)
         for token, _ in generation.logit_bias:
             if not 0 <= token < self.runner.vocab_size:
                 raise ConfigError(
@@ -121,10 +142,19 @@ class Engine:
                 f"{max(limit - len(prompt), 0):,}."
             )
 
+    def _check_tokens(self, prompt: list[int]) -> None:
+        if wrong := [token for token in prompt if not 0 <= token < self.runner.vocab_size]:
+            raise ConfigError(
+                f"token {wrong[0]} of the prompt must be from 0 to {self.runner.vocab_size - 1}."
+            )
+
     def _admit(self) -> None:
         """Give free slots to those that wait, in order."""
         while self.waiting and len(self.running) < self.runner.slots:
             choice = self.waiting[0]
+            if isinstance(choice, Scored):
+                self._join(self.waiting.popleft())
+                continue
             request = choice.request
             if request.id in self._beams:
                 # All beams or none.
@@ -139,24 +169,23 @@ class Engine:
                 return
             self._join(self.waiting.popleft())
 
-    def _join(self, choice: Choice) -> None:
+    def _join(self, choice: Choice | Scored) -> None:
         slot = len(self.running)
         self.running.append(choice)
         if not choice.pending:
             self._past[slot] = []
             return
         limit = self.runner.positions
-        if len(choice.pending) > limit:
+        if isinstance(choice, Choice) and len(choice.pending) > limit:
             # A prompt that is longer than the window.
             choice.window_start = len(choice.tokens) - limit
             choice.pending = choice.tokens[choice.window_start :]
         shared, source = 0, slot
-        if not choice.wants_prompt:
-            wanted = choice.pending[:-1]
-            for other, past in enumerate(self._past):
-                found = _common(past, wanted, shared)
-                if found > shared:
-                    shared, source = found, other
+        wanted = choice.shareable
+        for other, past in enumerate(self._past):
+            found = _common(past, wanted, shared)
+            if found > shared:
+                shared, source = found, other
         if shared < LEAST_SHARED_TOKENS:
             shared = 0
         elif source != slot:
@@ -164,15 +193,17 @@ class Engine:
         self._past[slot] = choice.pending[:shared]
         choice.pending = choice.pending[shared:]
 
-    def _next_pass(self) -> tuple[list[Reading], list[Choice]]:
+    def _next_pass(self) -> tuple[list[Reading], list[Choice | Scored]]:
         """What is read now, single tokens first, and who reads it."""
-        singles: list[tuple[Reading, Choice]] = []
-        longer: list[tuple[Reading, Choice]] = []
-        budget = self.prefill_tokens
+        singles: list[tuple[Reading, Choice | Scored]] = []
+        longer: list[tuple[Reading, Choice | Scored]] = []
+        only_scored = all(isinstance(choice, Scored) for choice in self.running)
+        budget = max(self.scored_tokens, self.prefill_tokens) if only_scored else self.prefill_tokens
         for slot, choice in enumerate(self.running):
             if not choice.pending:
                 continue
-            if len(self._past[slot]) + len(choice.pending) > self.runner.positions:
+            too_long = len(self._past[slot]) + len(choice.pending) > self.runner.positions
+            if too_long and isinstance(choice, Choice):
                 self._slide(slot, choice)
             start = len(self._past[slot])
             if len(choice.pending) == 1:
@@ -190,36 +221,65 @@ class Engine:
         choice.pending = choice.tokens[choice.window_start :]
         self._past[slot] = []
 
-    def _read(self, readings: list[Reading], readers: list[Choice]) -> None:
+    def _read(self, readings: list[Reading], readers: list[Choice | Scored]) -> None:
         wanted: list[int] = []
         rows: list[slice] = []
         first = 0
-        for (_, _, tokens), choice in zip(readings, readers):
-            end = first + len(tokens)
-            if choice.wants_prompt:
-                places = range(first, end)
-            else:
-                places = range(end - 1, end) if len(tokens) == len(choice.pending) else range(0)
+        for (_, start, tokens), choice in zip(readings, readers):
+            places = choice.wanted(start, len(tokens))
             rows.append(slice(len(wanted), len(wanted) + len(places)))
-            wanted += places
-            first = end
+            wanted += [first + place for place in places]
+            first += len(tokens)
         logits = self.runner.read(readings, wanted)
         ready: list[Choice] = []
         last: list[int] = []
-        for (slot, _, tokens), choice, part in zip(readings, readers, rows):
-            if choice.wants_prompt:
-                self._prompt_logprobs(choice, logits[part], len(self._past[slot]))
+        scored: list[tuple[Scored, Reading, slice]] = []
+        for reading, choice, part in zip(readings, readers, rows):
+            slot, start, tokens = reading
+            if isinstance(choice, Choice) and choice.wants_prompt:
+                self._prompt_logprobs(choice, logits[part], start)
             self._past[slot] += tokens
             choice.pending = choice.pending[len(tokens) :]
-            if not choice.pending:
+            if isinstance(choice, Scored):
+                scored.append((choice, reading, part))
+            elif not choice.pending:
                 ready.append(choice)
                 last.append(part.stop - 1)
+        if scored:
+            self._give_scores(scored, logits)
         if ready:
             self._choose(ready, logits if len(last) == len(logits) else logits[last])
 
+    def _give_scores(self, readers: list[tuple[Scored, Reading, slice]], logits: torch.Tensor) -> None:
+        """The scores of what was read; a text whose continuations are all read ends."""
+        labels: list[int] = []
+        at: list[int] = []
+        for scored, reading, part in readers:
+            labels += scored.labels(reading.start, len(reading.tokens))
+            at += range(part.start, part.stop)
+        logprobs, likeliest = scores_of(logits if len(at) == len(logits) else logits[at], labels)
+        ended: list[Choice | Scored] = []
+        first = 0
+        for scored, reading, part in readers:
+            last = first + part.stop - part.start
+            scored.take(Scores(logprobs[first:last], likeliest[first:last]))
+            first = last
+            if scored.pending:
+                continue
+            self._events.append(scored.end_of_one())
+            if scored.next():
+                del self._past[reading.slot][len(scored.shareable) :]
+            else:
+                self._requests.pop(scored.request.id)
+                tokens = len(scored.request.context) + sum(map(len, scored.request.continuations))
+                end = {"id": scored.request.id, "end": True, "prompt_tokens": tokens, "new_tokens": 0}
+                self._events.append(end)
+                ended.append(scored)
+        self._leave(ended)
+
     def _choose(self, ready: list[Choice], logits: torch.Tensor) -> None:
         """Give each its next token by a row of logits."""
-        ended: list[Choice] = []
+        ended: list[Choice | Scored] = []
         apart = [row for row, choice in enumerate(ready) if choice.request.id in self._beams]
         if apart:
             ended += self._advance_beams([ready[row] for row in apart], logits[apart])
@@ -292,9 +352,9 @@ class Engine:
         if found:
             self._events.append({"id": choice.request.id, "prompt_logprobs": found})
 
-    def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice]:
+    def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice | Scored]:
         """One step of every search; returns the choices of those that are over."""
-        ended: list[Choice] = []
+        ended: list[Choice | Scored] = []
         requests = {choice.request.id: choice.request for choice in ready}
         for request in requests.values():
             # Slots are in another order once one has moved.
@@ -307,7 +367,7 @@ class Engine:
                 self._end_beams(request, search)
                 ended += request.choices
                 continue
-            slots = {choice: slot for slot, choice in enumerate(self.running)}
+            slots = {choice: slot for slot, choice in enumerate(self.running) if isinstance(choice, Choice)}
             targets = [slots[choice] for choice in request.choices]
             origins = [slots[readers[source]] for source in sources]
             moved = [(target, origin) for target, origin in zip(targets, origins) if target != origin]
@@ -361,7 +421,7 @@ class Engine:
             "new_tokens": request.new_tokens,
         }
 
-    def _leave(self, choices: list[Choice]) -> None:
+    def _leave(self, choices: list[Choice | Scored]) -> None:
         """Free the slots of some choices; the last ones move into them."""
         slots = sorted((slot for slot, choice in enumerate(self.running) if choice in choices), reverse=True)
         for slot in slots:

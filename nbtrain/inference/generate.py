@@ -8,6 +8,7 @@ Then requests, at any time, in any number; and what is no longer wanted:
 
     {"kind": "generate", "id", "prompt": text or token ids or texts that are encoded one by one, "slides",
      and the fields of config/generation.py}
+    {"kind": "score", "id", "context": token ids, "continuations": lists of token ids}
     {"kind": "cancel", "id"}
 
 On stdout, in lines too:
@@ -47,6 +48,7 @@ from nbtrain.inference.fit import MOST_SLOTS_ON_CPU, MOST_SLOTS_ON_GPU, Needed, 
 from nbtrain.inference.loaded import DTYPES, load
 from nbtrain.inference.ranks import GlooOrders, Ranks, device_of
 from nbtrain.inference.runner import Runner
+from nbtrain.inference.scored import ScoreRequest
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel.groups import ALONE
 
@@ -168,7 +170,10 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
                 engine.cancel(command["id"])
                 continue
             try:
-                engine.add(request_of(command, engine.tokenizer, engine.runner.positions))
+                if command["kind"] == "score":
+                    engine.score(ScoreRequest(command["id"], command["context"], command["continuations"]))
+                else:
+                    engine.add(request_of(command, engine.tokenizer, engine.runner.positions))
                 taken.append({"id": command["id"], "accepted": True})
             except NbtrainError as error:
                 taken.append({"id": command["id"], "error": type(error).__name__, "message": str(error)})

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,27 +116,35 @@ class EngineProcess:
         Closing the iterator cancels what has not ended. Raises the NbtrainError with which a request is
         refused, or the process has ended.
         """
-        numbers = {self.new_id(): number for number in range(len(requests))}
+        return self.each(requests, len(requests))
+
+    def each(self, requests: Iterable[Mapping[str, Any]], most: int) -> Iterator[tuple[int, Event]]:
+        """As stream, of any number of requests, which are taken as they are needed: `most` at one time."""
+        running: dict[str, int] = {}
         events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._streams.update(dict.fromkeys(numbers, events))
-        for request_id, request in zip(numbers, requests):
-            self.send({"kind": "generate", **request, "id": request_id})
-        running = set(numbers)
+        waiting = enumerate(requests)
         try:
-            while running:
+            while True:
+                for number, request in itertools.islice(waiting, most - len(running)):
+                    request_id = self.new_id()
+                    running[request_id] = number
+                    self._streams[request_id] = events
+                    self.send({"kind": "generate", **request, "id": request_id})
+                if not running:
+                    return
                 if self.error is not None and events.empty():
                     raise self.error
                 if (event := events.get()) is None:
                     raise self.error or NbtrainError("the model was unloaded while it generated.")
+                number = running[event["id"]]
                 if "end" in event or "error" in event:
-                    running.remove(event["id"])
+                    del running[event["id"]], self._streams[event["id"]]
                 if "error" in event:
                     raise named_error(event)
-                yield numbers[event["id"]], event
+                yield number, event
         finally:
-            for request_id in numbers:
-                del self._streams[request_id]
             for request_id in running:
+                del self._streams[request_id]
                 self.send({"kind": "cancel", "id": request_id})
 
     def close(self) -> None:

@@ -34,11 +34,12 @@ class Resident:
 
     def stream(self, loading: Loading, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
         """The events of some requests to the model of `loading`, which is loaded if it is not there."""
-        with self._used(loading) as engine:
+        with self.used(loading) as engine:
             yield from engine.stream(*requests)
 
     @contextlib.contextmanager
-    def _used(self, loading: Loading) -> Iterator[EngineProcess]:
+    def used(self, loading: Loading) -> Iterator[EngineProcess]:
+        """The engine of `loading`, ready; it stays at least until the body ends."""
         with self._lock:
             engine = self._engine_of(loading)
             self._users += 1

@@ -160,18 +160,21 @@ def test_the_process_and_its_ranks(run, ranks):
     prompt = [9, 200, 31, 4]
     request = {"kind": "generate", "id": "a", "prompt": prompt, **GREEDY, "logprobs": 5, "echo": True}
     more = {**request, "id": "b", "logprobs": None, "echo": False, "num_beams": 3}
-    lines = [asked(run, tensor_parallel_size=ranks, threads=1), request, more]
+    known = {"kind": "score", "id": "c", "context": prompt, "continuations": [[7, 8, 9], [11]]}
+    lines = [asked(run, tensor_parallel_size=ranks, threads=1), request, more, known]
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("".join(json.dumps(line) + "\n" for line in lines))
     process.stdin.flush()
     ready = json.loads(process.stdout.readline())
     assert (ready["kind"], ready["tensor_parallel_size"]) == ("ready", ranks)
     events: list[dict] = []
-    while sum("end" in event for event in events) < 2:
+    while sum("end" in event for event in events) < 3:
         events += json.loads(process.stdout.readline())["events"]
     with process:
         process.stdin.close()
         assert process.wait(120) == 0
+    scored = [event for event in events if event["id"] == "c" and "index" in event]
+    events = [event for event in events if event["id"] != "c"]
     entries = [entry for event in events for entry in event.get("prompt_logprobs", [])]
     entries += [entry for event in events for entry in event.get("logprobs", [])]
     model = load(run).model
@@ -183,3 +186,8 @@ def test_the_process_and_its_ranks(run, ranks):
         for one in [entry, *entry["top"]]:
             assert one["logprob"] == pytest.approx(float(expected[place, one["id"]]), abs=1e-5)
     assert [event["id"] for event in events if "score" in event] == ["b"]
+    for event, continuation in zip(scored, known["continuations"], strict=True):
+        with torch.inference_mode():
+            whole = model(torch.tensor([[*prompt, *continuation]]))[0].log_softmax(-1)
+        wanted = [float(whole[len(prompt) - 1 + place, token]) for place, token in enumerate(continuation)]
+        assert event["logprobs"] == pytest.approx(wanted, abs=1e-5) and event["greedy"] is False

@@ -1,0 +1,105 @@
+"""Continuations whose log-probabilities are asked for: of one context, read one after the other in one slot.
+
+    ScoreRequest("a", context=[3, 1, 4], continuations=[[1, 5], [9]])
+
+The keys of the context stay in the slot, so it is read once for all continuations. Of a continuation, the
+last token is not read: its probability stands at the token before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+Event = dict[str, Any]
+# Rows of logits whose log-softmax is taken at one time: 50 MB of fp32 with GPT-2's vocabulary.
+ROWS = 256
+
+
+@dataclass(eq=False)
+class ScoreRequest:
+    """A context of at least one token, and what may follow it; each continuation has a token at least."""
+
+    id: str
+    context: list[int]
+    continuations: list[list[int]]
+
+
+class Scores(NamedTuple):
+    """Of some tokens, each at its place in a text."""
+
+    logprobs: list[float]
+    """Natural logarithms of the model's own probabilities."""
+    are_likeliest: list[bool]
+    """Whether no other token has a larger logit, or the same one and a smaller id."""
+
+
+class Scored:
+    """A request while it has a slot. The engine asks it as it asks a Choice what to read."""
+
+    def __init__(self, request: ScoreRequest):
+        self.request = request
+        self.index = 0
+        self.pending: list[int] = []
+        """Tokens that the model has not read."""
+        self._logprobs: list[float] = []
+        self._is_greedy = True
+        self._begin(self.request.context)
+
+    def _begin(self, from_context: list[int]) -> None:
+        self.pending = [*from_context, *self._continuation[:-1]]
+        self._logprobs, self._is_greedy = [], True
+
+    @property
+    def _continuation(self) -> list[int]:
+        return self.request.continuations[self.index]
+
+    @property
+    def shareable(self) -> list[int]:
+        """What need not be read if another slot holds it: nothing of it is asked for."""
+        return self.request.context[:-1]
+
+    def wanted(self, start: int, count: int) -> range:
+        """Which of `count` tokens, read from position `start` on, stand before one that is scored."""
+        return range(max(len(self.request.context) - 1 - start, 0), count)
+
+    def labels(self, start: int, count: int) -> list[int]:
+        """The token that follows each of the wanted ones."""
+        first = len(self.request.context) - 1
+        return [self._continuation[start + place - first] for place in self.wanted(start, count)]
+
+    def take(self, scores: Scores) -> None:
+        """The next scores of this continuation."""
+        self._logprobs += scores.logprobs
+        self._is_greedy = self._is_greedy and all(scores.are_likeliest)
+
+    def end_of_one(self) -> Event:
+        """The event of a continuation that was read."""
+        return {
+            "id": self.request.id,
+            "index": self.index,
+            "logprobs": self._logprobs,
+            "greedy": self._is_greedy,
+        }
+
+    def next(self) -> bool:
+        """Go on with the next continuation, after all of the context but its last token; False: none left."""
+        self.index += 1
+        if self.index == len(self.request.continuations):
+            return False
+        self._begin(self.request.context[-1:])
+        return True
+
+
+def scores_of(logits: torch.Tensor, labels: Sequence[int]) -> Scores:
+    """Of logits [r, v] and the token that follows in each row."""
+    logprobs: list[float] = []
+    likeliest: list[bool] = []
+    for first in range(0, len(labels), ROWS):
+        rows = logits[first : first + ROWS].float()
+        ids = torch.tensor(labels[first : first + ROWS], device=rows.device)
+        own = rows.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        logprobs += own.tolist()
+        likeliest += (rows.argmax(-1) == ids).tolist()
+    return Scores(logprobs, likeliest)

@@ -29,6 +29,7 @@
     nb.scalars(run)               the newest value of everything that is measured
     nb.advise(run)                what to change after a failed or slow run; writes the YAML
     nb.generate(run, prompt)      text from the newest checkpoint
+    nb.evaluate(run)              perplexity, bits per byte, questions with given answers; into the run
     nb.serve(run)                 the model behind OpenAI's interface, as long as this kernel runs
     nb.check_parameters()         refuse a parameter that the notebook does not have
 
@@ -56,6 +57,7 @@ __all__ = [
     "curves",
     "data_card",
     "deepspeed_config",
+    "evaluate",
     "export",
     "export_run",
     "generate",

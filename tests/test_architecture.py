@@ -31,6 +31,7 @@ ORDER = [
     "model",
     "monitor",
     "dataset",
+    "evaluation",
     "planner",
     "checkpoint",
     "foreign",
@@ -51,6 +52,7 @@ NOTEBOOK_BOXES = {
     "pretrained",
     "corpus",
     "dataset",
+    "evaluation",
     "monitor",
     "planner",
     "foreign",
@@ -75,6 +77,7 @@ ALLOWED = {
         {"config", "corpus"},
         {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
+    "evaluation": ({"config", "corpus", "dataset"}, {"numpy"}),
     "monitor": ({"config"}, {"orjson", "psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
@@ -438,9 +441,9 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config export "
-        "export_run generate import_model import_run largest launch launcher load open_run plan "
-        "plan_picture prepare queue runs scalars search serve submit tensorboard twin verify what_if"
+        "advise baselines calibrate check check_parameters compare curves data_card deepspeed_config "
+        "evaluate export export_run generate import_model import_run largest launch launcher load open_run "
+        "plan plan_picture prepare queue runs scalars search serve submit tensorboard twin verify what_if"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from nbtrain.api.arguments import misused, number, text, whole, whole_or_none
-from nbtrain.api.run import RunLike, open_run
+from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.generation import Generation
 
 if TYPE_CHECKING:
+    from nbtrain.serving.engine_process import Loading
     from nbtrain.serving.texts import Text, Texts
 
 WHAT_SUITS = "what suits the machine"
@@ -91,18 +92,23 @@ def generate(  # type: ignore[misc]  # the overloads leave out what decides noth
 def _events(
     run: RunLike, requests: list[dict[str, Any]], step: int | None, dtype: str, ranks: int | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    from nbtrain.serving.engine_process import Loading
     from nbtrain.serving.resident import RESIDENT
+
+    return RESIDENT.stream(loading_of(open_run(run), step, dtype, ranks), *requests)
+
+
+def loading_of(run: Run, step: int | None, dtype: str, ranks: int | None) -> "Loading":
+    """What a process is to load. Raises ConfigError for values of another kind."""
+    from nbtrain.serving.engine_process import Loading
 
     if dtype not in ("auto", "fp32", "bf16", "fp16"):
         raise ConfigError(f"dtype = {dtype!r} must be auto, fp32, bf16 or fp16.")
-    loading = Loading(
-        str(open_run(run).directory.path),
+    return Loading(
+        str(run.directory.path),
         whole_or_none("step", step, "the newest checkpoint"),
         dtype,
         whole_or_none("tensor_parallel_size", ranks, WHAT_SUITS),
     )
-    return RESIDENT.stream(loading, *requests)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 from nbtrain.api.arguments import misused, number, text
 from nbtrain.api.check import check as check
 from nbtrain.api.compare import compare as compare
+from nbtrain.api.evaluate import evaluate as evaluate
 from nbtrain.api.generate import generate as generate
 from nbtrain.api.layouts import largest as largest
 from nbtrain.api.layouts import search as search

@@ -45,6 +45,7 @@
       model/local.json          rank 0      what lies on the nodes' own disks (checkpoint.local_dir)
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       autotuning_exps/  autotuning_results/  DeepSpeed's autotuner: its trials, and what it found
+      evaluation/global_step<N>/<name>.json  `nbtrain evaluate`: a checkpoint's results (evaluation_files.py)
       profiling/  export/  notebooks/
       .lock                     on network file systems that lock no folder: the run's lock
 
@@ -102,6 +103,7 @@ class RunDir:
     universal = _Below("universal")
     profiling = _Below("profiling")
     export = _Below("export")
+    evaluation = _Below("evaluation")
     notebooks = _Below("notebooks")
     autotuning_exps = _Below("autotuning_exps")
     autotuning_results = _Below("autotuning_results")

@@ -11,6 +11,7 @@
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
     nbtrain advise RUN                   what to change after a failed or slow run
     nbtrain generate RUN -p TEXT         text from the newest checkpoint; serve RUN: to OpenAI's clients
+    nbtrain evaluate RUN                 perplexity and bits per byte; --task hellaswag=FILE: questions
     nbtrain export RUN DIR               its model for transformers, vLLM, SGLang; --to megatron-lm: its flags
     nbtrain import-model DIR NAME        a run that starts from a model's folder
 
@@ -44,6 +45,7 @@ VERBS = {
     ),
     "nbtrain.cli.models": "export import-model",
     "nbtrain.cli.serve": "generate serve",
+    "nbtrain.cli.evaluate": "evaluate",
     "nbtrain.cli.compare": "compare",
     "nbtrain.cli.checkpoint": "checkpoint",
     "nbtrain.cli.tensorboard": "tensorboard",

@@ -15,6 +15,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
+from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import RunDir
@@ -44,6 +45,8 @@ class Compared:
     """From the first step's time to the end, over all attempts of all jobs."""
     device_seconds: float
     """train_seconds times the ranks of each attempt."""
+    evaluations: dict[str, EvaluationRecord]
+    """By name, of the newest step that has one."""
 
 
 def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
@@ -80,7 +83,25 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
 def figures(runs: Sequence[Compared]) -> list[list[str]]:
     """[name, words of each run] of the figures that at least one run has."""
     rows = [[name, *(_words(figure, one) for one in runs)] for name, figure in FIGURES.items()]
-    return [row for row in rows if set(row[1:]) != {UNKNOWN}]
+    return [row for row in rows if set(row[1:]) != {UNKNOWN}] + evaluations(runs)
+
+
+def evaluations(runs: Sequence[Compared]) -> list[list[str]]:
+    """[name and metric, words of each run] of what `nbtrain evaluate` has found."""
+    keys = {
+        (name, metric) for one in runs for name in one.evaluations for metric in one.evaluations[name].metrics
+    }
+    return [
+        [f"{name}: {metric}", *(_evaluated(one.evaluations.get(name), metric) for one in runs)]
+        for name, metric in sorted(keys)
+    ]
+
+
+def _evaluated(record: EvaluationRecord | None, metric: str) -> str:
+    if record is None or metric not in record.metrics:
+        return UNKNOWN
+    limit = f", first {record.limit:,}" if record.limit is not None else ""
+    return f"{record.metrics[metric]} (step {record.step:,}{limit})"
 
 
 def _words(figure: Callable[[Compared], str | None], one: Compared) -> str:
@@ -157,7 +178,10 @@ def _read(run: RunDir, now: float) -> Compared:
                 lasted = _seconds(attempt, record, now)
                 seconds += lasted
                 device_seconds += lasted * attempt.world_size
-    return Compared(summary, config, progress, seconds, device_seconds)
+    found: dict[str, EvaluationRecord] = {}
+    with contextlib.suppress(RecordError):
+        found = newest_evaluations(run)
+    return Compared(summary, config, progress, seconds, device_seconds, found)
 
 
 def _seconds(attempt: AttemptRecord, record: JobRecord, now: float) -> float:

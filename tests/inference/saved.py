@@ -70,6 +70,7 @@ def write_checkpoint(run: RunDir, config: Any, model: torch.nn.Module, tokenizer
     described = {
         "schema_version": manifest.SCHEMA_VERSION,
         "step": STEP,
+        "consumed_tokens": 0,
         "layout": {**describe.layout(config), "weights": "fp32", "zero_stage": 1},
         "architecture": describe.architecture(config),
         "vocab_size": config.tokenizer.vocab_size,

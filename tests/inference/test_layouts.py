@@ -5,7 +5,10 @@ import torch
 
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved
+from nbtrain.inference.engine import Engine
 from nbtrain.inference.loaded import fill, model_of
+from nbtrain.inference.runner import Runner
+from nbtrain.inference.scored import ScoreRequest
 from tests.inference import made
 from tests.train import launch
 from tests.train.layouts import HALF, Place
@@ -36,6 +39,14 @@ def test_logits_are_those_of_one_process(place, layout):
         expected, found = (each(TOKENS)[..., : launch.VOCAB_SIZE] for each in (one, model))
     assert float((found - expected).abs().max()) < 1e-5
     assert float(expected.std()) > 1e-2
+    # What `nbtrain evaluate` asks for, one row of the tokens after the other.
+    engine, chances = Engine(Runner(model, 2), None), {}
+    for row, tokens in enumerate(TOKENS.tolist()):
+        engine.score(ScoreRequest(str(row), tokens[:1], [tokens[1:]]))
+    while not engine.is_idle:
+        chances |= {event["id"]: event["logprobs"] for event in engine.step() if "logprobs" in event}
+    known = expected.log_softmax(-1)[:, :-1].gather(2, TOKENS[:, 1:, None])[..., 0]
+    assert torch.tensor([chances[str(row)] for row in range(2)]) == pytest.approx(known, abs=1e-5)
     cache, tokens = model.new_cache(1), [3, 1, 4]
     with torch.inference_mode():
         for _ in range(5):

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.evaluation_files import Estimate, EvaluationRecord
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
@@ -52,6 +53,29 @@ def test_what_differs_and_what_came_of_it(workspace):
     assert figures["GPU or CPU-process hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
     assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
     assert "test loss" not in figures
+
+
+def test_evaluations_stand_below_the_figures(workspace):
+    """Of the newest step that has one; a run without one has a dash, and a damaged record counts as none."""
+    one, two = (made(workspace, name, {}, [(1, 60)], loss=2.5) for name in ("one", "two"))
+    for step, value in ((10, 0.5), (20, 0.25)):
+        record = evaluated("hellaswag", step, {"acc": Estimate(value, 0.0123)}, limit=100)
+        record.write(one)
+    evaluated("perplexity-other-all", 10, {"loss": Estimate(1.0, None)}).write(two)
+    rows = compared([one, two])["figures"]["rows"]
+    assert rows[-2:] == [
+        ["hellaswag: acc", "0.25 ± 0.012 (step 20, first 100)", "\N{EN DASH}"],
+        ["perplexity-other-all: loss", "\N{EN DASH}", "1 (step 10)"],
+    ]
+    (two.evaluation / "global_step10" / "perplexity-other-all.json").write_text("{")
+    assert [row[0] for row in compared([one, two])["figures"]["rows"][-1:]] == ["hellaswag: acc"]
+
+
+def evaluated(name, step, metrics, limit=None):
+    counts = {"examples": 100}
+    return EvaluationRecord(
+        name, "lambada", step, "fp32", "file", "0" * 64, None, limit, counts, metrics, {}, 1.0, 2.0, "0.1.0"
+    )
 
 
 def test_a_run_whose_configuration_is_damaged_is_compared_by_its_figures(workspace):

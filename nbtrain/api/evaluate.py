@@ -1,0 +1,124 @@
+"""nb.evaluate: a run's checkpoint on prepared data and on files of questions."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.api.arguments import misused, text, whole_or_none
+from nbtrain.api.generate import loading_of
+from nbtrain.api.run import RunLike, open_run
+from nbtrain.base.errors import ConfigError, RecordError
+from nbtrain.base.files import not_allowed
+from nbtrain.base.workspace import resolve, tokenizer_dir
+from nbtrain.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+    from nbtrain.evaluation.asked import Asked, Scored, Task
+    from nbtrain.evaluation.evaluate import Evaluation
+
+PathLike = str | Path
+# While some are read, others wait in the engine: a slot that gets free has its next text at once.
+ASKED_FOR_EACH_SLOT = 2
+
+
+def evaluate(
+    run: RunLike,
+    data: str | Sequence[str] | None = None,
+    tasks: Mapping[str, PathLike | Sequence[PathLike]] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    step: int | None = None,
+    *,
+    dtype: str = "auto",
+    tensor_parallel_size: int | None = None,
+) -> "Evaluation":
+    """Perplexity on prepared data, and scores on files of questions, of the newest checkpoint or of `step`'s.
+
+    Without `data` and `tasks`, the data is the run's own validation data. `data` is the name of a dataset or
+    the prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's data.split) or all;
+    without it, valid for the run's own data and all for other data. `tasks` is {format: a file of JSON lines,
+    or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md). `limit` takes the first
+    windows or questions only. Everything is checked before the model is loaded. Results have standard errors.
+    They are written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
+    """
+    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+    from nbtrain.evaluation.evaluate import evaluate as ask
+    from nbtrain.serving.resident import RESIDENT
+
+    opened = open_run(run)
+    config, directory = opened.config, opened.directory
+    first = whole_or_none("limit", limit, "all of them")
+    if first is not None and first < 1:
+        raise ConfigError(f"limit = {first} must be at least 1, or None for all of them.")
+    loading = loading_of(opened, step, dtype, tensor_parallel_size)
+    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    wanted = _tasks(config, tokenizer, data, tasks, split, first)
+    try:
+        directory.evaluation.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"{not_allowed(error)}.") from None
+    with RESIDENT.used(loading) as engine:
+        ready = engine.ready
+        most = ASKED_FOR_EACH_SLOT * ready["max_batch"]
+
+        def score(asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
+            from nbtrain.evaluation.asked import Scored
+
+            requests = ({"kind": "score", **one._asdict()} for one in asked)
+            found: dict[int, list[Scored]] = {}
+            for number, event in engine.each(requests, most):
+                if "end" in event:
+                    yield number, found.pop(number)
+                elif "logprobs" in event:
+                    found.setdefault(number, []).append(Scored(event["logprobs"], event["greedy"]))
+
+        return ask(directory, ready["step"], ready["dtype"], wanted, score)
+
+
+def _tasks(
+    config: RunConfig,
+    tokenizer: "Tokenizer",
+    data: str | Sequence[str] | None,
+    tasks: Mapping[str, PathLike | Sequence[PathLike]] | None,
+    split: str | None,
+    limit: int | None,
+) -> "list[Task]":
+    from nbtrain.dataset.of_run import dataset_of, find_dataset
+    from nbtrain.evaluation.perplexity import Perplexity
+    from nbtrain.evaluation.questions import Questions
+
+    wanted: list[Task] = []
+    if tasks is not None and not isinstance(tasks, Mapping):
+        raise misused("tasks", tasks, 'files by their format, e.g. {"hellaswag": "hellaswag_val.jsonl"}')
+    if data is not None or not tasks:
+        own = _own_data(config)
+        names = own if data is None else [data] if isinstance(data, str) else list(data)
+        for name in names:
+            found = find_dataset(text("data", name))
+            is_own = name in own or found.prefix == dataset_of(config).prefix
+            where = split if split is not None else "valid" if is_own else "all"
+            wanted.append(Perplexity(config, tokenizer, found, where, is_own, limit))
+    for kind, several in (tasks or {}).items():
+        for path in several if isinstance(several, list | tuple) else [several]:
+            wanted.append(Questions(kind, _file(path), tokenizer, config.model.seq_length, limit))
+    names = [task.name for task in wanted]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{', '.join(twice)}: two evaluations of one name; call nb.evaluate for each.")
+    return wanted
+
+
+def _own_data(config: RunConfig) -> list[str]:
+    """The datasets that a run trains on, as find_dataset takes them."""
+    from nbtrain.dataset.of_run import dataset_of
+
+    if config.data.blend:
+        return [entry.name or entry.prefix or "" for entry in config.data.blend]
+    return [str(dataset_of(config).prefix)]
+
+
+def _file(path: Any) -> Path:
+    if not isinstance(path, str | Path):
+        raise misused("a file of tasks", path, "the path of a file of JSON lines")
+    # As typed first, then below the workspace.
+    return typed if (typed := Path(path).expanduser()).is_file() else resolve(path)

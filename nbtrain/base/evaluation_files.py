@@ -1,0 +1,115 @@
+"""What evaluations of a run have found: evaluation/global_step<N>/<name>.json, one file for each, by rename.
+
+EvaluationRecord("hellaswag", ...).write(run)      an evaluation of the same name and step is replaced
+newest_evaluations(run)                            {name: the one of the newest step}
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.base.rundir import CHECKPOINT_PATTERN, RunDir
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and how far it may be from the one of endless data of the same kind."""
+
+    value: float
+    stderr: float | None
+    """The standard error; None if there is one example only."""
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g}" if self.stderr is None else f"{self.value:.4g} ± {self.stderr:.2g}"
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One task or dataset on one checkpoint."""
+
+    name: str
+    """What its file is called; unlike the names of other evaluations of the run."""
+    task: str
+    """perplexity, or the format of the questions."""
+    step: int
+    dtype: str
+    source: str
+    """The name of the dataset or file, without its folder."""
+    source_sha256: str
+    split: str | None
+    """Of a dataset: train, valid, test or all."""
+    limit: int | None
+    """If only the first examples were taken, how many."""
+    counts: dict[str, int]
+    """examples, tokens, bytes, truncated: those that apply."""
+    metrics: dict[str, Estimate]
+    groups: dict[str, dict[str, Any]]
+    """{group: {"examples", "acc": {"value", "stderr"}}} of questions that name a group: MMLU's subjects."""
+    seconds: float
+    created_at: float
+    version: str
+    """Of nbtrain."""
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def path(self, run: RunDir) -> Path:
+        return _folder(run, self.step) / f"{self.name}.json"
+
+    def write(self, run: RunDir) -> None:
+        """Raises RecordError if the run's folder takes no file."""
+        try:
+            self.path(run).parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(self.path(run), asdict(self))
+        except OSError as error:
+            raise RecordError(f"{files.not_allowed(error)}.") from error
+
+    @classmethod
+    def read(cls, path: Path) -> "EvaluationRecord":
+        """Raises RecordError if the file is damaged or of a later version."""
+        value = files.read_json(path)
+        try:
+            if value["schema_version"] != SCHEMA_VERSION:
+                raise RecordError(
+                    f"{path}: schema_version = {value['schema_version']!r} must be {SCHEMA_VERSION}: "
+                    "the file is of another version of nbtrain."
+                )
+            metrics = {
+                name: Estimate(float(one["value"]), one["stderr"]) for name, one in value["metrics"].items()
+            }
+            return cls(**{**value, "metrics": metrics})
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            if isinstance(error, RecordError):
+                raise
+            raise RecordError(f"{path}: is no record of an evaluation ({error!r}). Evaluate again.") from None
+
+
+def file_name(*parts: str) -> str:
+    """A name for a record: small letters, digits, dots and dashes."""
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(parts).lower()).strip("-.") or "unnamed"
+
+
+def evaluation_files(run: RunDir) -> Iterator[tuple[int, Path]]:
+    """(step, file) of every record, by step and name."""
+    steps = []
+    if run.evaluation.is_dir():
+        for folder in run.evaluation.iterdir():
+            if matched := CHECKPOINT_PATTERN.fullmatch(folder.name):
+                steps.append(int(matched[1]))
+    for step in sorted(steps):
+        for path in sorted(_folder(run, step).glob("[!.]*.json")):
+            yield step, path
+
+
+def newest_evaluations(run: RunDir) -> dict[str, EvaluationRecord]:
+    """{name: the record of the newest step}. Raises RecordError."""
+    newest = {path.stem: path for _, path in evaluation_files(run)}
+    return {name: EvaluationRecord.read(path) for name, path in sorted(newest.items())}
+
+
+def _folder(run: RunDir, step: int) -> Path:
+    return run.evaluation / f"global_step{step}"

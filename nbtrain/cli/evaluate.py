@@ -1,0 +1,48 @@
+"""The verb evaluate: options and output."""
+
+import argparse
+import json
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli.verbs import run_verb
+
+DTYPES = ("auto", "fp32", "bf16", "fp16")
+
+
+def add_verbs(under: Any) -> None:
+    """evaluate."""
+    one = run_verb(under, "evaluate", evaluate, "Perplexity and scores of a run's newest checkpoint.")
+    text = (
+        "a dataset's name or the prefix of a .bin/.idx; several times; default, without --task: the run's own"
+    )
+    one.add_argument("--data", action="append", metavar="DATASET", help=text)
+    text = "valid, test, train or all; default: valid of the run's own data, all of other data"
+    one.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
+    text = "lambada, hellaswag, mmlu or multiple_choice, and a file of JSON lines; several times"
+    one.add_argument("--task", action="append", default=[], metavar="FORMAT=FILE", help=text)
+    one.add_argument("--limit", type=int, metavar="COUNT", help="the first windows or questions only")
+    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
+    one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
+    text = "processes that share the model; default: as few GPUs as hold it"
+    one.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
+    one.add_argument("--json", action="store_true", help="the records that are written, as one JSON object")
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from nbtrain.api import verbs as api
+
+    tasks: dict[str, list[str]] = {}
+    for asked in options.task:
+        kind, equals, file = asked.partition("=")
+        if not equals or not file:
+            raise ConfigError(f"--task {asked} must be FORMAT=FILE, such as hellaswag=hellaswag_val.jsonl.")
+        tasks.setdefault(kind, []).append(file)
+    how = {key: getattr(options, key) for key in ("split", "limit", "step", "dtype", "tensor_parallel_size")}
+    found = api.evaluate(options.run, options.data, tasks, **how)
+    if options.json:
+        print(json.dumps({name: asdict(record) for name, record in found.items()}, indent=2))
+    else:
+        print(found)

@@ -1,0 +1,1 @@
+"""Evaluations: what a checkpoint is asked, and what its answers say; never torch."""

@@ -1,0 +1,56 @@
+"""What a model is asked for in an evaluation, whatever answers: log-probabilities of given tokens."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from nbtrain.base.evaluation_files import Estimate
+
+
+class Asked(NamedTuple):
+    """A context of at least one token, and what may follow it, each of at least one token."""
+
+    context: list[int]
+    continuations: list[list[int]]
+
+
+class Scored(NamedTuple):
+    """What a model says of one continuation."""
+
+    logprobs: list[float]
+    """Of each token, natural logarithms."""
+    is_greedy: bool
+    """Whether each token is the likeliest one in its place."""
+
+
+Score = Callable[[Iterable[Asked]], Iterator[tuple[int, list[Scored]]]]
+"""(number of the question, its continuations' scores), in any order; questions are taken when needed."""
+
+
+class Outcome(NamedTuple):
+    """What a task has found."""
+
+    counts: dict[str, int]
+    metrics: dict[str, Estimate]
+    groups: dict[str, dict[str, Any]]
+
+
+class Task(Protocol):
+    """Something to evaluate: it has checked its data, and knows how much it is."""
+
+    name: str
+    kind: str
+    source: str
+    source_sha256: str
+    split: str | None
+    limit: int | None
+    unit: str
+    total: int
+
+    def asked(self) -> Iterator[Asked]:
+        """Its questions, each made when it is needed."""
+
+    def take(self, number: int, scored: list[Scored]) -> int:
+        """The answer to one of them; returns how much of `total` it was."""
+
+    def outcome(self) -> Outcome:
+        """After the last answer."""

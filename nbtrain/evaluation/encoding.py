@@ -1,0 +1,27 @@
+"""A context and what follows it as tokens, as lm-evaluation-harness cuts them.
+
+Blanks at the end of the context belong to the continuation. The two are encoded together, and what comes
+after as many tokens as the context alone has is the continuation. An empty context is the end of a document.
+If both are longer than the model reads, tokens go from the left (`TemplateLM._encode_pair` and
+`HFLM._loglikelihood_tokens` of lm-evaluation-harness 0.4.13).
+"""
+
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """(tokens of the context, tokens of the continuation)."""
+    blanks = len(context) - len(context.rstrip())
+    if blanks:
+        context, continuation = context[:-blanks], context[-blanks:] + continuation
+    if not context:
+        return [tokenizer.eod_id], tokenizer.encode(continuation).tolist()
+    before = tokenizer.encode(context).tolist()
+    return before, tokenizer.encode(context + continuation).tolist()[len(before) :]
+
+
+def fitted(context: list[int], continuation: list[int], positions: int) -> tuple[list[int], list[int]]:
+    """The last tokens of both that the model reads; of the continuation, the last one is not read."""
+    most = positions + 1
+    continuation = continuation[-positions:]
+    return context[-(most - len(continuation)) :], continuation

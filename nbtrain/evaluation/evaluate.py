@@ -1,0 +1,80 @@
+"""Ask a model everything that some tasks ask, and keep what was found in the run's directory."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nbtrain.base.amounts import count, elapsed
+from nbtrain.base.evaluation_files import EvaluationRecord
+from nbtrain.base.html_table import html_table
+from nbtrain.base.progress import Progress
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.table import aligned
+from nbtrain.base.version import __version__
+from nbtrain.evaluation.asked import Score, Task
+
+
+class Evaluation(dict[str, EvaluationRecord]):
+    """{name: what was found} of one call. Shown in a cell it is a table."""
+
+    HEADS = ("evaluation", "metric", "value", "standard error", "of")
+
+    def __init__(self, run: RunDir, step: int):
+        super().__init__()
+        self.run, self.step = run, step
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A row for each metric of each evaluation."""
+        found = []
+        for name, record in self.items():
+            for metric, estimate in record.metrics.items():
+                error = "" if estimate.stderr is None else f"{estimate.stderr:.2g}"
+                found.append([name, metric, f"{estimate.value:.5g}", error, _of(record)])
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.run.name}, step {self.step:,}", *aligned([self.HEADS, *self.rows])])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return html_table(self.HEADS, self.rows, f"{self.run.name}, step {self.step:,}")
+
+
+def evaluate(run: RunDir, step: int, dtype: str, tasks: Sequence[Task], score: Score) -> Evaluation:
+    """The results of `tasks`, each written as soon as it is there. Raises RecordError if it cannot be."""
+    found = Evaluation(run, step)
+    for task in tasks:
+        started = time.time()
+        with Progress(task.name, task.total, task.unit) as bar:
+            for number, scored in score(task.asked()):
+                if done := task.take(number, scored):
+                    bar.update(done)
+        outcome = task.outcome()
+        record = EvaluationRecord(
+            name=task.name,
+            task=task.kind,
+            step=step,
+            dtype=dtype,
+            source=task.source,
+            source_sha256=task.source_sha256,
+            split=task.split,
+            limit=task.limit,
+            counts=outcome.counts,
+            metrics=outcome.metrics,
+            groups=outcome.groups,
+            seconds=time.time() - started,
+            created_at=started,
+            version=__version__,
+        )
+        record.write(run)
+        found[task.name] = record
+    return found
+
+
+def _of(record: EvaluationRecord) -> str:
+    counts: dict[str, Any] = record.counts
+    of = f"{count(counts['tokens'])} tokens" if "tokens" in counts else f"{counts['examples']:,} questions"
+    cut = f", {counts['truncated']:,} choices cut" if counts.get("truncated") else ""
+    return f"{of}{cut}, {elapsed(record.seconds)}"

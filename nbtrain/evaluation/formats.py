@@ -1,0 +1,171 @@
+"""Files of questions: a JSON object in each line, in the forms in which public benchmarks are distributed.
+
+    lambada          {"text"}: its last word is to be predicted
+    hellaswag        {"ctx_a", "ctx_b", "activity_label", "endings", "label"}: the right one of the endings
+    mmlu             {"question", "choices", "answer", ["subject"]}: answer is a number from 0, or a letter
+    multiple_choice  {"context", "choices", "answer", ["group"]}: any others; answer is a number from 0
+
+Prompts are those of lm-evaluation-harness 0.4 without examples (tasks lambada_openai, hellaswag and mmlu), so
+that scores compare with published ones.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.terminal import nearest
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Question(NamedTuple):
+    """A context, what may follow it, and which of them does."""
+
+    context: str
+    choices: list[str]
+    """As they are scored, with the blank before them."""
+    lengths: list[int]
+    """Characters of each choice without that blank: acc_norm divides by it."""
+    gold: int
+    group: str | None = None
+
+
+class _Line:
+    """One line's object: its fields, with errors that say where they stand."""
+
+    def __init__(self, value: Any, where: str):
+        self.where = where
+        if not isinstance(value, dict):
+            raise self.wrong(f"is {_kind(value)}, not an object")
+        self.value = value
+
+    def wrong(self, what: str) -> DataError:
+        return DataError(f"{self.where}: {what}.")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(f"{name} is {_kind(value)}, not text")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        value = self._get(name)
+        if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
+            raise self.wrong(f"{name} is no list of texts that are not empty")
+        if not 2 <= len(value) <= len(LETTERS):
+            raise self.wrong(f"{name} has {len(value)} entries: 2 to {len(LETTERS)} are needed")
+        return value
+
+    def number(self, name: str, count: int, letters: bool = False) -> int:
+        """Which of `count` choices: a whole number from 0, as a number or its digits; a letter if allowed."""
+        value = self._get(name)
+        found: Any = value
+        if isinstance(value, str):
+            word = value.strip()
+            if letters and word.upper() in tuple(LETTERS[:count]):
+                return LETTERS.index(word.upper())
+            found = int(word) if re.fullmatch(r"\d{1,3}", word) else None
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < count:
+            allowed = f"0 to {count - 1}" + (f", or A to {LETTERS[count - 1]}" if letters else "")
+            raise self.wrong(f"{name} = {json.dumps(value)[:80]} must be {allowed}")
+        return found
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        if name not in self.value:
+            if default is not None:
+                return default
+            known = ", ".join(list(self.value)[:12])
+            raise self.wrong(f"has no {name}; its fields are {known or 'none'}")
+        return self.value[name]
+
+
+def _lambada(line: _Line) -> Question:
+    text = line.text("text")
+    context, blank, word = text.rpartition(" ")
+    if not blank or not context.strip() or not word:
+        raise line.wrong(f"text = {json.dumps(text)[:80]} must be words with one blank before the last one")
+    return Question(context, [f" {word}"], [len(word)], 0)
+
+
+def _hellaswag(line: _Line) -> Question:
+    endings = [_plain(ending) for ending in line.texts("endings")]
+    context = f"{line.text('activity_label')}: {line.text('ctx_a')} {line.text('ctx_b', '').capitalize()}"
+    return _of_choices(_plain(context), endings, line.number("label", len(endings)), None)
+
+
+def _plain(text: str) -> str:
+    """Without WikiHow's marks: a heading's becomes the end of a sentence, other words in brackets go."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def _mmlu(line: _Line) -> Question:
+    choices = line.texts("choices")
+    letters = list(LETTERS[: len(choices)])
+    subject = line.text("subject", "")
+    about = f" about {subject.replace('_', ' ')}" if subject else ""
+    rows = [f"{letter}. {choice}" for letter, choice in zip(letters, choices)]
+    context = "\n".join([line.text("question").strip(), *rows, "Answer:"])
+    head = f"The following are multiple choice questions (with answers){about}.\n\n"
+    gold = line.number("answer", len(choices), letters=True)
+    return _of_choices(head + context, letters, gold, subject or None)
+
+
+def _multiple_choice(line: _Line) -> Question:
+    choices = line.texts("choices")
+    group = line.text("group", "")
+    return _of_choices(line.text("context"), choices, line.number("answer", len(choices)), group or None)
+
+
+def _of_choices(context: str, choices: list[str], gold: int, group: str | None) -> Question:
+    return Question(
+        context, [f" {one}" for one in choices], [max(len(one), 1) for one in choices], gold, group
+    )
+
+
+FORMATS: dict[str, Callable[[_Line], Question]] = {
+    "lambada": _lambada,
+    "hellaswag": _hellaswag,
+    "mmlu": _mmlu,
+    "multiple_choice": _multiple_choice,
+}
+
+
+def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Question]:
+    """The questions of a file, or the first ones; all lines are checked.
+
+    Raises DataError, with the line's number, for a line that is no such question, and for a file without any.
+    """
+    if (question_of := FORMATS.get(kind)) is None:
+        raise ConfigError(f"{kind}: no such task. There are: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
+    questions = [question_of(_Line(value, where)) for where, value in _lines(path)]
+    if not questions:
+        raise DataError(f"{path}: holds no line.")
+    return questions[:limit]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, its JSON value) of each line that is not blank."""
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    yield where, json.loads(line.decode().rstrip())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{where}: is no text in UTF-8 (byte {error.start}).") from None
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}).") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _kind(value: Any) -> str:
+    return {type(None): "null", bool: "a boolean", str: "text", list: "a list", dict: "an object"}.get(
+        type(value), "a number"
+    )

@@ -1,0 +1,171 @@
+"""The loss of a model on a prepared dataset: perplexity, and bits per byte, by which tokenizers compare.
+
+The tokens of a split are read in the order of the .bin, in windows of as many tokens as the model has
+positions. Each token is predicted once, from those before it in its window; the first token of all is not.
+Where the run keeps documents apart (data.packing: best_fit, data.inter_document_masking or
+data.reset_position_ids), windows do not cross their ends, and the first token of each is not predicted.
+
+    loss           mean of -ln p(token), over the tokens that training would learn (loss mask, eod_mask_loss)
+    perplexity     exp(loss)
+    bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; ends of documents, which are no text, in
+                   neither sum (the formula is The Pile's, arXiv:2101.00027)
+
+Standard errors are over windows (estimates.py).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.evaluation_files import Estimate, file_name
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
+from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
+from nbtrain.evaluation.asked import Asked, Outcome, Scored
+from nbtrain.evaluation.estimates import exp, ratio
+
+SPLITS = (*SPLIT_NAMES, "all")
+
+
+class Perplexity:
+    """The task of one split of one dataset, for one run."""
+
+    kind = "perplexity"
+    unit = "tokens"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Tokenizer,
+        dataset: DatasetFiles,
+        split: str,
+        is_own: bool,
+        limit: int | None = None,
+    ):
+        """`is_own`: the run was trained on the dataset. Raises DataError if the data does not fit the run."""
+        if split not in SPLITS:
+            raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
+        opened = dataset.open(config.tokenizer.vocab_size)
+        _check_tokenizer(opened, tokenizer, config)
+        self.source = dataset.directory.name
+        self.source_sha256 = opened.manifest.dataset_sha256
+        self.split: str | None = split
+        self.name = file_name("perplexity", self.source, split)
+        self.limit = limit
+        self._opened, self._tokenizer = opened, tokenizer
+        data = config.data
+        self._is_apart = data.packing == "best_fit" or data.inter_document_masking or data.reset_position_ids
+        self._masks_eod = data.eod_mask_loss
+        self._ranges = _ranges(config, opened, split, is_own)
+        self._positions = config.model.seq_length
+        self.total = sum(stop - start for start, stop in self._windows())
+        if not self.total:
+            raise DataError(
+                f"{display(dataset.prefix)}: split {split} ({data.split}) of {len(opened.indexed):,} "
+                "sequences has no token to predict. Name another split, or use more data."
+            )
+        # Of each window that was answered: nats, learnt tokens, nats of text, bytes of text.
+        self._sums: list[tuple[float, int, float, int]] = []
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._bytes = np.full(tokenizer.vocab_size, -1, np.int64)
+        self._has_unknown = False
+
+    def asked(self) -> Iterator[Asked]:
+        """A window for each: its first token is the context of all others."""
+        for number, (start, stop) in enumerate(self._windows()):
+            self._asked[number] = (start, stop)
+            tokens = self._opened.indexed.tokens[start : stop + 1].tolist()
+            yield Asked(tokens[:1], [tokens[1:]])
+
+    def take(self, number: int, scored: list[Scored]) -> int:
+        """The losses of one window, of which some may not be learnt."""
+        start, stop = self._asked.pop(number)
+        nats = -np.asarray(scored[0].logprobs, np.float64)
+        labels = self._opened.indexed.tokens[start + 1 : stop + 1].astype(np.int64)
+        learnt = self._learnt(start, stop)
+        is_text = learnt & (labels != self._tokenizer.eod_id)
+        length = int(self._lengths(labels[is_text]).sum())
+        self._sums.append((float(nats[learnt].sum()), int(learnt.sum()), float(nats[is_text].sum()), length))
+        return stop - start
+
+    def outcome(self) -> Outcome:
+        # Answers come in any order, and sums of floats depend on it.
+        nats, tokens, text_nats, text_bytes = (np.array(column) for column in zip(*sorted(self._sums)))
+        loss = ratio(nats, tokens)
+        metrics = {"perplexity": exp(loss), "loss": loss}
+        if text_bytes.sum() and not self._has_unknown:
+            bits = ratio(text_nats, text_bytes)
+            stderr = None if bits.stderr is None else bits.stderr / math.log(2)
+            metrics["bits_per_byte"] = Estimate(bits.value / math.log(2), stderr)
+        counts = {"windows": len(nats), "tokens": int(tokens.sum()), "bytes": int(text_bytes.sum())}
+        return Outcome(counts, metrics, {})
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        """[start, stop) of what is read; the tokens from start + 1 to stop are predicted."""
+        return itertools.islice(self._all_windows(), self.limit)
+
+    def _all_windows(self) -> Iterator[tuple[int, int]]:
+        for first, last in self._texts():
+            for start in range(first, last - 1, self._positions):
+                stop = min(start + self._positions, last - 1)
+                if self._learnt(start, stop).any():
+                    yield start, stop
+
+    def _texts(self) -> Iterator[tuple[int, int]]:
+        """[first, last) tokens that windows may not leave."""
+        indexed = self._opened.indexed
+        for first, last in self._ranges:
+            if not self._is_apart:
+                start = int(indexed.pointers[first]) // indexed.dtype.itemsize
+                yield start, start + int(indexed.lengths[first:last].sum(dtype=np.int64))
+                continue
+            for sequence in range(first, last):
+                start = int(indexed.pointers[sequence]) // indexed.dtype.itemsize
+                yield start, start + int(indexed.lengths[sequence])
+
+    def _learnt(self, start: int, stop: int) -> np.ndarray:
+        """Which of the tokens from start + 1 to stop training would learn."""
+        learnt = np.ones(stop - start, bool)
+        if (mask := self._opened.loss_mask) is not None:
+            learnt &= mask.tokens[start + 1 : stop + 1] > 0
+        if self._masks_eod:
+            learnt &= self._opened.indexed.tokens[start:stop] != self._tokenizer.eod_id
+        return learnt
+
+    def _lengths(self, labels: np.ndarray) -> np.ndarray:
+        """Bytes of UTF-8 of each token."""
+        for token in np.unique(labels[self._bytes[labels] < 0]):
+            self._bytes[token] = len(self._tokenizer.bytes_of(int(token)))
+            self._has_unknown |= token == self._tokenizer.unknown_id
+        return self._bytes[labels]
+
+
+def _ranges(config: RunConfig, opened: OpenDataset, split: str, is_own: bool) -> list[tuple[int, int]]:
+    """[first, last) sequences of a split, as training cuts it."""
+    count = len(opened.indexed)
+    if split == "all":
+        return [(0, count)]
+    data = config.data
+    if data.packing == "best_fit":
+        configured = data.sources if is_own and not data.blend else []
+        sources = mixed_sources(opened.files, opened.manifest, configured, count)
+        parts = of_split(sources, data.split, data.split_rule, split)
+        return [(part.first, part.last) for part in parts if part.first < part.last]
+    first, last = split_bounds(data.split, data.split_rule, count)[SPLIT_NAMES.index(split)]
+    return [(first, last)] if first < last else []
+
+
+def _check_tokenizer(opened: OpenDataset, tokenizer: Tokenizer, config: RunConfig) -> None:
+    found = opened.manifest.tokenizer_sha256
+    if found not in (None, tokenizer.sha256):
+        raise DataError(
+            f"{display(opened.files.manifest_json)}: was encoded by another tokenizer (SHA-256 {found[:12]}) "
+            f"than {config.name}'s {config.tokenizer.name} ({tokenizer.sha256[:12]}). Prepare its text with "
+            f"tokenizer.name={config.tokenizer.name}; bits per byte compare across tokenizers."
+        )

@@ -1,0 +1,87 @@
+"""Files of questions: prompts as lm-evaluation-harness writes them, and what is said of a bad line."""
+
+import json
+import re
+
+import pytest
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.evaluation.formats import FORMATS, Question, read_questions
+from tests.evaluation import made
+
+
+def test_prompts(tmp_path):
+    """Word for word."""
+    files = made.files_in(tmp_path)
+    found = {kind: read_questions(kind, path) for kind, path in files.items()}
+    assert found["lambada"][0] == Question("The cat sat on the", [" mat"], [3], 0)
+    first, second = found["hellaswag"]
+    # capitalize() makes all other letters small; a heading's mark goes with two blanks left as one.
+    assert first.context == "Roof shingle removal: A man is sitting on a roof. He Starts. pulling"
+    assert first.choices[:2] == [" up roofing.", "  is using wrap to wrap a pair."]
+    assert (first.gold, second.gold) == (3, 1)
+    assert second.context == "Canoeing: Two women in a child are shown in a canoe."
+    question = found["mmlu"][0]
+    assert question.context == (
+        "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
+        "What is 2 + 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"
+    )
+    assert question == Question(question.context, [" A", " B", " C", " D"], [1] * 4, 3, "abstract_algebra")
+    assert [one.gold for one in found["mmlu"]] == [3, 2, 0]
+    assert found["multiple_choice"][1] == Question("", [" yes", " no", " perhaps"], [3, 2, 7], 2)
+
+
+@pytest.mark.parametrize(
+    "kind, line, said",
+    [
+        ("lambada", '{"text" 3}', "not JSON: Expecting ':' delimiter (column 9)."),
+        ("lambada", "[1]", "is a list, not an object."),
+        ("lambada", '{"txt": "a b"}', "has no text; its fields are txt."),
+        ("lambada", '{"text": 3}', "text is a number, not text."),
+        ("lambada", '{"text": "word"}', 'text = "word" must be words with one blank before the last one.'),
+        (
+            "lambada",
+            '{"text": "ends in "}',
+            'text = "ends in " must be words with one blank before the last one.',
+        ),
+        ("hellaswag", {"endings": "a"}, "endings is no list of texts that are not empty."),
+        ("hellaswag", {"endings": ["a", ""]}, "endings is no list of texts that are not empty."),
+        ("hellaswag", {"endings": ["a"]}, "endings has 1 entries: 2 to 26 are needed."),
+        ("hellaswag", {"label": ""}, 'label = "" must be 0 to 3.'),
+        ("hellaswag", {"label": 4}, "label = 4 must be 0 to 3."),
+        ("hellaswag", {"label": True}, "label = true must be 0 to 3."),
+        ("mmlu", {"answer": "E"}, 'answer = "E" must be 0 to 3, or A to D.'),
+        ("mmlu", {"answer": ""}, 'answer = "" must be 0 to 3, or A to D.'),
+        ("multiple_choice", {"answer": "A"}, 'answer = "A" must be 0 to 1.'),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, kind, line, said):
+    """With its number; blank lines count."""
+    good = made.QUESTIONS[kind][0]
+    bad = json.dumps({**good, **line}) if isinstance(line, dict) else line
+    path = tmp_path / "asked.jsonl"
+    path.write_text(f"{json.dumps(good)}\n\n{bad}\n")
+    with pytest.raises(DataError, match=re.escape(f"{path}:3: {said}")) as error:
+        # All lines are checked, whatever the limit.
+        read_questions(kind, path, limit=1)
+    assert str(error.value) == f"{path}:3: {said}"
+
+
+def test_other_files(tmp_path):
+    """What is no text, is not there or holds nothing."""
+    path = tmp_path / "asked.jsonl"
+    path.write_bytes(b'{"text": "a b"}\n{"text": "\xff"}\n')
+    for content, said in (
+        (b'{"text": "a b"}\n{"text": "\xff"}\n', f"{path}:2: is no text in UTF-8 (byte 10)."),
+        (b"\n", f"{path}: holds no line."),
+        (None, f"{path}: cannot be read (No such file or directory)."),
+    ):
+        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+        with pytest.raises(DataError) as error:
+            read_questions("lambada", path)
+        assert str(error.value) == said
+    with pytest.raises(ConfigError) as refused:
+        read_questions("helaswag", path)
+    assert str(refused.value) == (
+        f"helaswag: no such task. There are: {', '.join(FORMATS)}. Nearest: hellaswag."
+    )

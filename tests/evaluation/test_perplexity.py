@@ -1,0 +1,134 @@
+"""Which tokens a perplexity is of: with a model whose probabilities depend on one token, by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.load import load_resolved
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.samples.gpt_index import split_bounds
+from nbtrain.evaluation.asked import Scored
+from nbtrain.evaluation.perplexity import Perplexity
+from tests.evaluation import made
+
+NATS = np.random.default_rng(2).uniform(0.5, 6.0, 400)
+
+
+def task_of(run, split="valid", limit=None):
+    config = load_resolved(run.config_yaml)
+    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    return Perplexity(config, tokenizer, dataset_of(config), split, is_own=True, limit=limit)
+
+
+def answered(task):
+    """The outcome if -ln p of a token is NATS[token], and every window as it was asked."""
+    asked = list(task.asked())
+    done = 0
+    for number in reversed(range(len(asked))):
+        [continuation] = asked[number].continuations
+        done += task.take(number, [Scored([-NATS[token] for token in continuation], False)])
+    assert done == task.total
+    return task.outcome(), asked
+
+
+def documents(run, split="valid"):
+    """The token ids of each document of a split."""
+    config = load_resolved(run.config_yaml)
+    indexed = dataset_of(config).open().indexed
+    bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
+    first, last = (0, len(indexed)) if split == "all" else bounds[("train", "valid", "test").index(split)]
+    return [indexed[number].astype(int) for number in range(first, last)]
+
+
+@pytest.mark.parametrize("split", ["valid", "test", "all"])
+def test_each_token_is_predicted_once(workspace, split):
+    """In windows that follow each other, in the file's order; ends of documents are in the loss alone."""
+    run = made.run_with_data()
+    outcome, asked = answered(task_of(run, split))
+    tokens = np.concatenate(documents(run, split))
+    windows = [one.context + one.continuations[0] for one in asked]
+    assert windows[0] == tokens[:97].tolist() and windows[1][0] == tokens[96]
+    assert [token for window in windows for token in window[1:]] == tokens[1:].tolist()
+    loss = NATS[tokens[1:]].mean()
+    assert outcome.metrics["loss"].value == pytest.approx(loss)
+    assert outcome.metrics["perplexity"].value == pytest.approx(math.exp(loss))
+    tokenizer = Tokenizer.load(tokenizer_dir("small"))
+    text = [token for token in tokens[1:] if token != tokenizer.eod_id]
+    length = sum(len(tokenizer.bytes_of(token)) for token in text)
+    bits = NATS[text].sum() / math.log(2) / length
+    assert outcome.metrics["bits_per_byte"].value == pytest.approx(bits)
+    assert outcome.counts == {"windows": len(windows), "tokens": len(tokens) - 1, "bytes": length}
+    # Bytes are those of the text: all but the first token's.
+    first = len(tokenizer.bytes_of(int(tokens[0])))
+    whole = b"".join(tokenizer.bytes_of(token) for token in tokens if token != tokenizer.eod_id)
+    assert length == len(whole) - first and whole.decode()
+
+
+def test_the_first_windows_alone(workspace):
+    run = made.run_with_data()
+    outcome, asked = answered(task_of(run, limit=2))
+    assert len(asked) == 2 and outcome.counts["tokens"] == 2 * 96
+
+
+@pytest.mark.parametrize("change", ["data.inter_document_masking", "data.reset_position_ids"])
+def test_documents_apart(workspace, change):
+    """If training kept them apart, so does the evaluation."""
+    run = made.run_with_data({change: True})
+    outcome, asked = answered(task_of(run))
+    own = documents(run)
+    assert outcome.counts["tokens"] == sum(len(one) - 1 for one in own)
+    starts = [one.context[0] for one in asked]
+    assert starts[0] == own[0][0] and len(asked) >= len(own)
+    expected = np.concatenate([one[1:] for one in own])
+    assert outcome.metrics["loss"].value == pytest.approx(NATS[expected].mean())
+
+
+def test_what_is_not_learnt_is_not_counted(workspace):
+    """Prompts of fine-tuning data; and what follows the end of a document, with eod_mask_loss."""
+    run = made.run_with_data({"data.packing": "best_fit"}, learnt_from=[3] * 20)
+    outcome, _ = answered(task_of(run))
+    expected = np.concatenate([one[max(3, 1) :] for one in documents(run)])
+    assert outcome.counts["tokens"] == len(expected)
+    assert outcome.metrics["loss"].value == pytest.approx(NATS[expected].mean())
+
+
+def test_eod_mask_loss(workspace):
+    run = made.run_with_data({"data.eod_mask_loss": True})
+    outcome, _ = answered(task_of(run))
+    tokens = np.concatenate(documents(run))
+    eod = Tokenizer.load(tokenizer_dir("small")).eod_id
+    assert outcome.metrics["loss"].value == pytest.approx(NATS[tokens[1:][tokens[:-1] != eod]].mean())
+
+
+def test_what_does_not_fit_the_run(workspace):
+    """Another tokenizer's data, a split that is none, and one without tokens."""
+    run = made.run_with_data()
+    config = load_resolved(run.config_yaml)
+    with pytest.raises(ConfigError) as refused:
+        task_of(run, "validation")
+    assert str(refused.value) == "split = 'validation' must be one of train, valid, test, all."
+    manifest = dataset_of(config).manifest_json
+    files.write_json(manifest, {**files.read_json(manifest), "tokenizer_sha256": "f" * 64})
+    with pytest.raises(DataError) as error:
+        task_of(run)
+    own = Tokenizer.load(tokenizer_dir("small")).sha256[:12]
+    assert str(error.value) == (
+        "data/dataset/small/manifest.json: was encoded by another tokenizer (SHA-256 ffffffffffff) than "
+        f"talks's small ({own}). Prepare its text with tokenizer.name=small; bits per byte compare across "
+        "tokenizers."
+    )
+
+
+def test_an_empty_split(workspace):
+    run = made.run_with_data({"data.split": "100,0,0", "evaluation.eval_iters": 0})
+    with pytest.raises(DataError) as error:
+        task_of(run)
+    assert str(error.value) == (
+        "data/dataset/small/text_document: split valid (100,0,0) of 20 sequences has no token to predict. "
+        "Name another split, or use more data."
+    )

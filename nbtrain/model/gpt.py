@@ -34,12 +34,12 @@ from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
-def build_model(config: Any, parallel: ModelParallel = WHOLE) -> "GPT":
+def build_model(config: Any, parallel: ModelParallel = WHOLE, init: Initializer | None = None) -> "GPT":
     """The GPT of a RunConfig, or this rank's part of it, with its initial weights, in fp32 and training mode.
 
     The weights are on the CPU; under deepspeed.zero.Init they are where, and in the format, that it says.
     """
-    return GPT(GPTConfig.of(config), parallel)
+    return GPT(GPTConfig.of(config), parallel, init)
 
 
 class GPT(nn.Module):

@@ -40,7 +40,11 @@ Inputs = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 
 def build_pipeline(
-    config: GPTConfig, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
+    config: GPTConfig,
+    parallel: ModelParallel,
+    topology: Topology,
+    stage_layers: Sequence[int],
+    init: Initializer | None = None,
 ) -> "Pipeline":
     """This rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
@@ -51,7 +55,7 @@ def build_pipeline(
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
 
-    init = Initializer(config.seed, config.init_method_std, config.num_layers)
+    init = init or Initializer(config.seed, config.init_method_std, config.num_layers)
     parts = (config, init, parallel)
     tied = ("word_embeddings", WordEmbedding, *parts)
     untied = config.untie_embeddings_and_output_weights

@@ -35,13 +35,32 @@ class Initializer:
         weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
         return torch.nn.Parameter(target.copy_(weight))
 
-    @staticmethod
-    def zeros(*shape: int) -> torch.nn.Parameter:
+    def zeros(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.zeros(shape))
 
-    @staticmethod
-    def ones(*shape: int) -> torch.nn.Parameter:
+    def ones(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.ones(shape))
+
+
+class Zeros(Initializer):
+    """Of a run whose weights are loaded next: zeros and ones in the model's own format, made on its device.
+
+    Nothing is drawn, and the host holds no second copy of the model. What the load leaves out, which is the
+    padding of the vocabulary that no softmax sees, stays 0.
+    """
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        super().__init__(seed=0, std=0.0, num_layers=1)
+        self.device, self.dtype = device, dtype
+
+    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+        return self.zeros(*shape)
+
+    def zeros(self, *shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.zeros(shape, device=self.device, dtype=self.dtype))
+
+    def ones(self, *shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.ones(shape, device=self.device, dtype=self.dtype))
 
 
 class Unset(Initializer):

@@ -32,6 +32,7 @@ from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters
+from nbtrain.model.initialization import Zeros
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
@@ -178,11 +179,13 @@ def build_engine(
         groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
     )
     is_piped = parallel.pipeline_parallel_size > 1
+    # What is loaded next is not drawn, and not made on the host.
+    init = None if config.init_from is None else _zeros(config)
     model: Any
     # A pipeline makes its own from its topology.
     units = None if is_piped else deepspeed_units(groups)
     if is_piped:
-        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stage_layers(config))
+        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stage_layers(config), init)
     else:
         # Around the model: under ZeRO 3 a parameter is cut as soon as its module is made.
         axis = groups.sequence_data_parallel.process_group
@@ -192,7 +195,7 @@ def build_engine(
             else contextlib.nullcontext()
         )
         with cut_at_once:
-            model = build_model(config, layout)
+            model = build_model(config, layout, init)
     if config.model.compile:
         for layer in model.layers:
             layer.compile()
@@ -208,6 +211,13 @@ def build_engine(
     engine.train()
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)
+
+
+def _zeros(config: RunConfig) -> Zeros:
+    import deepspeed
+
+    dtype = "fp32" if config.precision.autocast else config.precision.dtype
+    return Zeros(deepspeed.accelerator.get_accelerator().current_device_name(), DTYPES[dtype])
 
 
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:

@@ -49,6 +49,8 @@ def layout(name: str) -> tuple[int, dict]:
             found |= LLAMA
         elif word == "muon":
             found["optimizer.type"] = "Muon"
+        elif word == "autocast":
+            found |= {"precision.dtype": "bf16", "precision.autocast": True}
         elif word == "squared":
             found["model.activation"] = "squared_relu"
         elif word == "pad":

@@ -104,7 +104,7 @@ def test_the_first_losses_are_those_of_transformers(kind, words, folders, expect
     assert said[0].startswith(f"starts from {folders(kind)[0]} (")
 
 
-MASTERS = ["d2 z3 bf16", "t2 z1 fp16", "p2 z1 bf16"]
+MASTERS = ["d2 z3 bf16", "t2 z1 fp16", "p2 z1 bf16", "z1 autocast"]
 MORE_MASTERS = [
     "z0 fp32",
     "d2 z2 bf16 offload",

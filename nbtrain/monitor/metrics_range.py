@@ -38,7 +38,7 @@ MOST_TAGS = 64
 POINTS = 500
 MOST_POINTS = 2000
 # An answer comes within a second; what is not read in this time is in the next one.
-READ_SECONDS = 0.25
+READ_SECONDS = 0.15
 DETAIL_SECONDS = 2.0
 # Of a download, so long is read at a time.
 PIECE_SECONDS = 0.05

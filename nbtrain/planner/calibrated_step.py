@@ -58,6 +58,8 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
         return None
     if setup.ulysses_size > 1 or setup.autocast:
         return None
+    if setup.muon_steps and setup.dtype not in calibration.matmul_flops():
+        return None
     return _Rank(setup, calibration).step()
 
 
@@ -108,7 +110,7 @@ class _Rank:
             return 0.0
         ranks = setup.data_axis_size * setup.tensor_parallel_size if setup.zero_stage else 1
         whole = max(setup.layers_by_stage) * sum(muon_flops_by_parameter(setup.shape, setup.muon_steps))
-        rates = self.calibration.matmul_flops(self.ranks)
+        rates = self.calibration.matmul_flops() | self.calibration.matmul_flops(self.ranks)
         return whole / ranks / rates[setup.dtype]
 
     def block(self) -> tuple[float, float]:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.initial import load_initial
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.local_disk import LocalDisk
@@ -70,6 +69,9 @@ class Built:
             if start.rest is not None:
                 self.saver.complete(**vars(start.rest))
         elif self.saver.live.config.init_from is not None:
+            # Needs safetensors, which no other run does.
+            from nbtrain.checkpoint.initial import load_initial
+
             load_initial(self.saver.live)
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 

@@ -69,7 +69,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     form = FormPage(page)
     form.shows(".nbf-line", 'nb.submit("gpt-tiny", {"batch.max_steps": 400})')
     form.shows(".nbf-kernel", "The notebook's next cell gets these values")
-    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 13
+    assert form.node.locator("[aria-label='Essential fields'] .nbf-field").count() == 12
     screenshot(page, "form")
 
     # What stands beside a field, and what hovering shows.

@@ -25,8 +25,12 @@ NOT_NEEDED = {
     "loky": "loky",
     "nvidia-ml-py": "pynvml",
     "orjson": "orjson",
+    "prometheus-client": "prometheus_client",
+    "safetensors": "safetensors",
+    "starlette": "starlette",
     "tokenizers": "tokenizers",
     "urllib3": "urllib3",
+    "uvicorn": "uvicorn",
     "xxhash": "xxhash",
 }
 HIDES = f"""

@@ -222,7 +222,7 @@ def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
     found = runner.run(chained(runner, [Case(), Case(zero=3), Case(zero=2)], name="t8"))
     assert found.loss <= 1e-5
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
-    optimizer = torch.optim.AdamW(parameters)
+    optimizer = torch.optim.AdamW([{"params": parameters, "name": "decay"}])
     group = optimizer.param_groups[0]
     for parameter in parameters:
         reshape._moments(optimizer, group, parameter, 5.0)

@@ -118,6 +118,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {},
     # Another rate than the others', and a step of another length for each shape.
     "muon": {"optimizer.type": "Muon", "optimizer.muon_lr": 4e-3},
+    "muon-otherwise": {
+        "optimizer.type": "Muon",
+        "optimizer.muon_momentum": 0.8,
+        "optimizer.muon_nesterov": False,
+        "optimizer.muon_num_ns_steps": 3,
+        "optimizer.muon_scale_mode": "shape_scaling",
+        "optimizer.muon_extra_scale_factor": 1.0,
+    },
 }
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -311,9 +319,7 @@ def parity_cases() -> list[Case]:
     ]
     small = {"extra": {"parallel.sub_group_size": 20_000}, "note": "sub-groups"}
     cases += [Case(dp=dp, zero=3, optimizer="muon", **small) for dp in (1, 2)]
-    settings = {"muon_scale_mode": "shape_scaling", "muon_nesterov": False, "muon_num_ns_steps": 3}
-    extra = {f"optimizer.{key}": value for key, value in settings.items()}
-    cases.append(Case(dp=2, tp=2, zero=2, optimizer="muon", extra=extra, note="settings"))
+    cases.append(Case(dp=2, tp=2, zero=2, optimizer="muon-otherwise"))
     compiled = {"extra": {"model.compile": True}, "note": "compiled"}
     cases += [
         Case(**cut, **compiled)

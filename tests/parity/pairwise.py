@@ -58,7 +58,7 @@ def all_pairs() -> frozenset[Pair]:
     for (first, ones), (second, others) in itertools.combinations(CHOICES.items(), 2):
         for one, other in itertools.product(ones, others):
             row = {first: one, second: other}
-            if _completed(row, random.Random(0)) is not None:
+            if _completed(row, random.Random(0), 20 * TRIES) is not None:
                 found.add(frozenset(row.items()))
     return frozenset(found)
 
@@ -80,9 +80,9 @@ def cover() -> tuple[Case, ...]:
     return tuple(case_of(row) for row in rows)
 
 
-def _completed(part: Row, generator: random.Random) -> Row | None:
+def _completed(part: Row, generator: random.Random, tries: int = TRIES) -> Row | None:
     """A random row that has these choices and goes together; None if none was found."""
-    for _ in range(TRIES):
+    for _ in range(tries):
         row = {key: generator.choice(choices) for key, choices in CHOICES.items()} | part
         if goes_together(row):
             return row

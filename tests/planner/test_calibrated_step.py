@@ -150,6 +150,12 @@ def test_setups_that_were_not_measured_are_left_to_the_assumed_rates(setup, cali
     assert calibrated_step(replace(setup, nodes=2), calibration) is None
 
 
+def test_muon_without_a_rate_of_products_is_left_to_the_assumed_rates(setup, calibration):
+    figures = [one for one in calibration.figures if one["what"] != "product"]
+    assert calibrated_step(replace(setup, muon_steps=5), replace(calibration, figures=figures)) is None
+    assert calibrated_step(setup, replace(calibration, figures=figures)) is not None
+
+
 def test_between_two_sizes_seconds_are_a_power_of_the_size():
     points = [(1.0, 2.0), (4.0, 32.0)]
     assert power_between(points, 2.0) == pytest.approx(8.0)

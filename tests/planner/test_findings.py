@@ -117,10 +117,10 @@ FOUND = {
     ),
     "a high learning rate": (
         "gpt-125m",
-        ["lr_schedule.lr=6e-3"],
+        ["lr_schedule.lr=1.2e-2"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.006) is 10 times what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
+        "lr(0.012) is 20 times what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
         "0.0006 (arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
         "Set lr_schedule.lr: 0.0006.",
         "costs a run that diverges",
@@ -167,10 +167,10 @@ FOUND = {
     ),
     "the learning rate of a small model for a large one": (
         "gpt-13b-4xdp-4xpp",
-        ["lr_schedule.lr=6e-4"],
+        ["lr_schedule.lr=2e-3"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.0006) is 6 times what GPT-3's table gives for 12.9B parameters and 2.1M tokens a step, 0.0001 "
+        "lr(0.002) is 20 times what GPT-3's table gives for 12.9B parameters and 2.1M tokens a step, 0.0001 "
         "(arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
         "Set lr_schedule.lr: 0.0001.",
         "costs a run that diverges",

@@ -50,6 +50,7 @@ RUNS = {
         "model.num_query_groups": 2,
         "model.kv_channels": 40,
     },
+    "muon": {"optimizer.type": "Muon"},
 }
 
 

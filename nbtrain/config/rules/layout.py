@@ -42,12 +42,9 @@ def _is_usual(head: int) -> bool:
 
 
 def heads_divide(config: RunConfig) -> Problems:
-    """All heads have the same width; all tensor-parallel or Ulysses ranks have the same number of heads."""
+    """All tensor-parallel or Ulysses ranks have the same number of heads, and the same part of the MLP."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     heads, words = model.num_attention_heads, f"num_attention_heads({model.num_attention_heads})"
-    hidden, ulysses = model.hidden_size, config.parallel.ds_sequence_parallel_size
-    if model.kv_channels is None:
-        yield from _width_divides(config, hidden, heads, tensor, ulysses)
     for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
         yield from no_divisor(config, f"parallel.{key}", heads, words)
     ffn = model.resolved_ffn_hidden_size
@@ -60,9 +57,15 @@ def heads_divide(config: RunConfig) -> Problems:
         )
 
 
-def _width_divides(config: RunConfig, hidden: int, heads: int, *shared_by: int) -> Problems:
+def heads_fill_the_width(config: RunConfig) -> Problems:
+    """Without a size of their own (kv_channels), the heads divide the hidden size among them."""
+    model, parallel = config.model, config.parallel
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    if model.kv_channels is not None or hidden % heads == 0:
+        return
     words = f"num_attention_heads({heads})"
-    if hidden % heads and (legal := legal_heads(hidden, heads, *shared_by)):
+    shared_by = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
+    if legal := legal_heads(hidden, heads, *shared_by):
         yield (
             f"{found(config, 'model.num_attention_heads')}\n"
             f"  must divide hidden_size({hidden}); nearest: "
@@ -362,6 +365,7 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
 
 
 LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    heads_fill_the_width,
     heads_divide,
     layers_fill_the_stages,
     pipeline_is_not_interleaved,

@@ -252,9 +252,13 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
     """Until the job has its devices; its end if a stop or a pause is asked for meanwhile."""
     if it.place is None:
         return None
-    since = time.monotonic()
+    since, record = time.monotonic(), it.journal.record
     ended = it.place.wait(it.asked, it.config)
-    it.paused_seconds += time.monotonic() - since
+    if ended is None and not record.attempts:
+        # The job begins here: the time that is shown, and batch.exit_duration_minutes, are without the wait.
+        record.mark("started_at")
+    else:
+        it.paused_seconds += time.monotonic() - since
     return ended
 
 

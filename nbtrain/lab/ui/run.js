@@ -45,6 +45,7 @@ class Run {
     Object.assign(this, { root, name, host, runId, model });
     this.asked = server;
     this.served = false;
+    this.hadIt = this.absent = false;
     this.ended = false;
     this.visible = false;
     this.timer = null;
@@ -84,6 +85,7 @@ class Run {
   // --- actions ---
 
   can(key) {
+    if (this.absent) return false;
     if (key === "clone") return Boolean(this.host.openForm);
     return this.served || key === "stop";
   }
@@ -122,6 +124,13 @@ class Run {
 
   busy(key) {
     this.view.head.busy = key;
+    if (this.view.snap) this.view.head.draw(this.view.snap);
+  }
+
+  /** Another page, or a command, has deleted or renamed it. */
+  missing() {
+    const shown = this.view.snap ? " Below stands what was read of it last." : "";
+    this.say(`The run ${this.name} is not there any more: it was deleted, renamed or moved.${shown}`, "error");
     if (this.view.snap) this.view.head.draw(this.view.snap);
   }
 
@@ -172,6 +181,7 @@ class Run {
   setServed(value) {
     if (this.served === value) return;
     this.served = value;
+    if (value) this.hadIt = true;
     if (value) this.view.reopened();
     if (this.model) {
       // The kernel stops sending snapshots while the server answers.
@@ -195,6 +205,7 @@ class Run {
         this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
       } else {
         if (!this.served && !this.view.head.busy) this.say("");
+        this.absent = false;
         this.setServed(true);
         this.show(value);
         // With many pages open the server asks for more time.
@@ -204,7 +215,14 @@ class Run {
       this.polled = true;
       this.setServed(false);
       wait = POLL_FINAL_MS;
-      if (error.status === 404 && this.model)
+      // nbtrain's own 404 names the run; a server without nbtrain does not know the address.
+      const unknown = error.status === 404 && error.message.startsWith("there is no run");
+      // A kernel may have another output folder than a server that never had the run.
+      this.absent = unknown && (this.hadIt || !this.model);
+      if (this.absent) this.missing();
+      else if (unknown)
+        this.say("This Jupyter server has no run of this name: the figures come from the kernel.");
+      else if (error.status === 404 && this.model)
         this.say("No server half of nbtrain here: the figures come from the kernel.");
       else if (error.status === 404) this.say(error.message, "error");
       else this.say(`The Jupyter server does not answer (${error.message}); trying again.`, "error");

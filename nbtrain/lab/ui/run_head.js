@@ -101,7 +101,7 @@ export class RunHead {
   drawActions(snap) {
     const all = (snap.actions || []).filter(({ key }) => this.run.can(key));
     const board = "Open the curves of this run in TensorBoard";
-    if (this.run.host.openTensorBoard) all.push({ key: "tensorboard", words: "TensorBoard", title: board });
+    if (this.run.host.openTensorBoard && !this.run.absent) all.push({ key: "tensorboard", words: "TensorBoard", title: board });
     const state = JSON.stringify([all, this.busy]);
     if (state === this.actionState) return;
     this.actionState = state;

@@ -39,6 +39,7 @@ NO_EFFECT = "the engine does not read it here, and a setting without effect woul
 BY_DECISION = {
     "autocast_is_bf16": "products would be in bf16, whatever precision.dtype says",
     "elastic_checkpoint_is_not_needed": "is about DeepSpeed's own checkpoints, which nbtrain does not read",
+    "heads_fill_the_width": "the heads would be narrower, by what is left of the hidden size",
     "hpz + tensor": "right on one data-parallel rank, which gathers nothing",
     "hpz alone": NO_EFFECT,
     "hpz_divides": NO_EFFECT,

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,7 @@ from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, with_the_disk
 from nbtrain.jobs.supervisor.reserve import Reserve
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, Asked
-from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts
+from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.jobs.supervisor.verdict import Verdict
 
 
@@ -471,6 +472,17 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
     assert (verdict.state, verdict.step, supervised.it.asked.why) == ("FAILED", 4, DEADLINE)
     assert verdict.cause == ("deadline: backend.deadline_seconds = 60 have passed; stopped at step 4; saved")
     assert run_attempts(supervised.it, lambda it: Verdict("SUCCEEDED", "done")).state == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
+    """Its time counts from the end of the first wait; one that follows a pause is subtracted."""
+    it = supervised.it
+    it.journal.record.started_at = 1.0
+    it.journal.record.attempts = [AttemptRecord(0, 1.0, 1, 1)] * attempts
+    it.place = SimpleNamespace(wait=lambda asked, config: None)
+    assert wait_for_devices(it) is None
+    assert (it.journal.record.started_at > 1.0, it.paused_seconds > 0) == (not attempts, bool(attempts))
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):

@@ -355,6 +355,38 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
         assert {"kind": "stop"} in page.evaluate("window.sent")
 
 
+def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: Any) -> None:
+    """Its last figures stay without a button; a kernel's run that the server never had is no such run."""
+    job.finish("SUCCEEDED", "done")
+    words, known = {"message": "there is no run 'gpt-fake' under output."}, [True]
+
+    def answer(route: Any) -> None:
+        if known[0]:
+            route.fallback()
+        else:
+            route.fulfill(status=404, json=words)
+
+    with view_page(browser, routes_of(job.run), MOUNT) as page:
+        page.route("**/nbtrain/run/gpt-fake?*", answer)
+        page.get_by_role("button", name="Delete").wait_for()
+        known[0] = False
+        page.get_by_text(
+            "The run gpt-fake is not there any more: it was deleted, renamed or moved."
+        ).wait_for()
+        assert page.locator(".nbt-head .nbt-actions button").count() == 0
+        assert page.locator(".nbt-charts polyline").count() > 0
+        known[0] = True
+        page.get_by_role("button", name="Delete").wait_for()
+    known[0] = False
+    mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(job.run))))
+    mount = mount.replace("document.getElementById('jupyter-config-data').remove();", "")
+    with view_page(browser, {}, mount) as page:
+        page.route("**/nbtrain/run/gpt-fake?*", answer)
+        page.get_by_text(
+            "This Jupyter server has no run of this name: the figures come from the kernel."
+        ).wait_for()
+
+
 def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None:
     """Beside kind and words: of the job, of a rank, of a machine."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:

@@ -133,14 +133,14 @@ class Dispatcher:
             raise self._ended
         answer = Answer(self, requests)
         present = sum(one.texts for one in set(self._answers.values()))
-        slots = self.process.ready["max_batch"]
-        if present + answer.texts > slots + self.max_queue and (
-            present or answer.texts > slots + self.max_queue
-        ):
+        most = self.process.ready["max_batch"] + self.max_queue
+        if answer.texts > most:
+            raise Refusal(400, f"{answer.texts} texts are asked for at once: at most {most} may be.", "n")
+        if present + answer.texts > most:
             raise Refusal(
                 429,
-                f"{present} texts are being made or wait, and {answer.texts} are asked for: at most "
-                f"{slots + self.max_queue} may. Try again later.",
+                f"{present} texts are being made or wait, and {answer.texts} are asked for: at most {most} "
+                "may. Try again later.",
                 code="queue_full",
             )
         for request_id, request in zip(answer.numbers, requests):

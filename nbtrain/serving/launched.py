@@ -48,24 +48,26 @@ class Server:
             self._process.stdin.write(json.dumps({"options": asdict(options), "token": self.token}) + "\n")
             self._process.stdin.flush()
         try:
-            line = self._process.stdout.readline()
+            answer = self._first_answer()
         except BaseException:
             self.stop()
             raise
-        if not line:
-            code = self._process.wait()
-            raise NbtrainError(
-                f"the server ended with code {code}. Its last words:\n{last_words(self._said)}"
-            )
-        answer = json.loads(line)
-        if answer["kind"] == "error":
-            self._process.wait()
-            raise named_error(answer)
         self.url: str = answer["url"]
         """http://127.0.0.1:PORT"""
         self.name: str | None = answer["name"]
         """The run, which is the `model` of a request."""
         self.facts: dict[str, Any] = answer["facts"]
+
+    def _first_answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            code = self._process.wait()
+            said = last_words(self._said)
+            raise NbtrainError(f"the server ended with code {code}. Its last words:\n{said}")
+        answer = json.loads(line)
+        if answer["kind"] == "error":
+            raise named_error(answer)
+        return answer
 
     @property
     def base_url(self) -> str:

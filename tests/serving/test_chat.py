@@ -1,0 +1,115 @@
+"""Prompts of conversations: the run's template, Alpaca's, a file's, Jinja; what is taken off an answer."""
+
+import random
+
+import orjson
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
+from nbtrain.corpus.sources.chat import ChatReader
+from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT
+from nbtrain.corpus.tokenizer.folder import ONE_FILE
+from nbtrain.serving.chat import JinjaTemplate, RunTemplate, Suffix, template_of
+from nbtrain.serving.refusals import Refusal
+
+TALK = [
+    {"role": "user", "content": "a {content} <|user|>"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+def config_of(*sources: dict):
+    return load("gpt-tiny", {"data.sources": list(sources)}, check=False)
+
+
+def test_the_prompt_is_what_training_saw_before_the_answer():
+    """The pieces of the same conversation with its answer, but for the answer."""
+    config = config_of({"kind": "chat", "path": "x.jsonl"})
+    template = template_of(config, None, None, "<eod>")
+    found = template.prompt(TALK)
+    example = ChatReader(config.data.sources[0]).example(
+        {"messages": [*TALK, {"role": "assistant", "content": "answer"}]}
+    )
+    texts = [text for text, _ in example.pieces]
+    assert [*found.pieces, "answer\n"] == texts
+    assert found.suffix == "\n"
+    assert {"<|user|>", "<|assistant|>", "<|system|>"} <= set(found.stop)
+
+
+def test_other_templates_and_roles():
+    source = {"kind": "chat", "path": "x", "template": "[{role}] {content} [/]", "learn_roles": ["bot"]}
+    template = template_of(config_of(source), None, None, "")
+    found = template.prompt([{"role": "user", "content": "a"}])
+    assert found.pieces == ["[user] a [/][bot] "] and found.suffix == " [/]"
+    with pytest.raises(Refusal, match=r"messages\[0\].role = 'x' must be one of system, developer, user"):
+        template.prompt([{"role": "x", "content": "a"}])
+
+
+def test_alpacas_prompt_is_for_one_question():
+    template = template_of(config_of({"kind": "alpaca", "path": "x"}), None, None, "")
+    found = template.prompt([{"role": "user", "content": "Do {input}."}])
+    assert found.pieces == [ALPACA_WITHOUT_INPUT.replace("{instruction}", "Do {input}.")]
+    with pytest.raises(Refusal, match="send one message, of the role user"):
+        template.prompt(TALK)
+
+
+def test_a_run_without_conversations_says_so():
+    with pytest.raises(Refusal, match=r"has no chat template: its data\.sources hold no conversations"):
+        template_of(config_of({"kind": "mock"}), None, None, "").prompt(TALK)
+
+
+def test_a_file_of_either_kind(tmp_path):
+    file = tmp_path / "template"
+    file.write_text("{role}: {content}\n")
+    config = config_of({"kind": "mock"})
+    assert template_of(config, str(file), tmp_path, "").prompt(TALK[:1]).pieces == [
+        "user: a {content} <|user|>\nassistant: "
+    ]
+    for text, message in (("none", "has no {content}"), ("{% if", "is no Jinja template")):
+        file.write_text(text)
+        (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": []}))
+        with pytest.raises(ConfigError) as error:
+            template_of(config, str(file), tmp_path, "")
+        assert message in str(error.value)
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
+        template_of(config, str(tmp_path / "none"), tmp_path, "")
+
+
+JINJA = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_jinja_and_special_tokens(tmp_path):
+    """Special tokens become their ids, as in transformers; a template can refuse, and reaches nothing."""
+    tokens = [{"content": "<|im_start|>", "id": 7, "special": True}]
+    tokens += [{"content": "<|im_end|>", "id": 8, "special": True}]
+    (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": tokens}))
+    template = JinjaTemplate(JINJA, tmp_path, "<eod>", "file")
+    found = template.prompt([{"role": "user", "content": "a"}])
+    assert found.pieces == [7, "user\na", 8, "\n", 7, "assistant\n"]
+    with pytest.raises(Refusal, match="the chat template refuses these messages: no tools"):
+        template.prompt([{"role": "tool", "content": "a"}])
+    reaching = JinjaTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", tmp_path, "", "file")
+    with pytest.raises(Refusal, match="refuses"):
+        reaching.prompt([{"role": "user", "content": "a"}])
+
+
+def test_what_follows_an_answer_is_taken_off():
+    """Only at its end, however the text is cut."""
+    chance = random.Random(1)
+    for text, suffix in (("a\nb\n", "\n"), ("x [/] y [/]", " [/]"), ("plain", "\n"), ("\n\n", "\n")):
+        for _ in range(50):
+            cuts = sorted(chance.sample(range(len(text) + 1), chance.randint(0, len(text))))
+            pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)])]
+            held = Suffix(suffix)
+            given = [held.add(piece, number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+            assert "".join(given) == text.removesuffix(suffix)
+
+
+def test_a_template_without_a_role_ends_at_no_header():
+    assert RunTemplate("{content}\n").prompt([{"role": "user", "content": "a"}]).stop == ()

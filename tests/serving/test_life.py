@@ -1,0 +1,175 @@
+"""How models live: kept for a notebook, served by turns, and how all of it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+import nbtrain as nb
+from nbtrain.base.errors import CheckpointError
+from nbtrain.serving.tokens import VARIABLE
+from tests.inference import saved
+from tests.serving.conftest import CHAT
+from tests.serving.test_openai import eventually
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "a token of the tests".replace(" ", "-")
+
+KERNEL = """
+import json, shutil, sys, time
+import nbtrain as nb
+from nbtrain.serving.resident import RESIDENT
+
+STEP = 7
+
+def made(prompt):
+    text = nb.generate("talks", prompt, max_new_tokens=5, temperature=0)
+    return [text.new_text, RESIDENT.engine._process.pid, RESIDENT.engine.ready["step"]]
+
+first, second = made("One"), made("One")
+run = nb.open_run("talks").directory
+shutil.copytree(run.checkpoint(STEP), run.checkpoint(STEP + 1))
+RESIDENT.idle_seconds = 0.1
+newer, engine = made("One"), RESIDENT.engine
+while RESIDENT.engine is not None:
+    time.sleep(0.05)
+after_idle = engine._process.poll()
+RESIDENT.idle_seconds = 600
+print(json.dumps([first, second, newer, after_idle, made("One")]), flush=True)
+print("torch" in sys.modules, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_notebook_keeps_its_model(workspace):
+    """For the next call; until a newer checkpoint is there, or it has been idle; no longer than itself."""
+    saved.save_run("talks")
+    repository = Path(__file__).parents[2]
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", KERNEL], stdout=subprocess.PIPE, text=True, cwd=repository
+    )
+    with kernel:
+        try:
+            assert kernel.stdout is not None
+            first, second, newer, after_idle, last = json.loads(kernel.stdout.readline())
+            assert first == second and first[2] == saved.STEP
+            assert newer[0] == first[0] and newer[1] != first[1] and newer[2] == saved.STEP + 1
+            assert after_idle == 0 and last[1] != newer[1]
+            assert kernel.stdout.readline() == "False\n"
+            assert psutil.pid_exists(last[1])
+        finally:
+            kernel.kill()
+    # Its stdin has ended.
+    eventually(lambda: not psutil.pid_exists(last[1]) or psutil.Process(last[1]).status() == "zombie")
+
+
+def test_errors_of_the_loading_process_are_named(workspace):
+    """A run without a checkpoint: before a server is started, and by the process itself."""
+    run = saved.save_run("talks")
+    run.checkpoint_manifest(saved.STEP).unlink()
+    for call in (lambda: nb.serve("talks"), lambda: nb.generate("talks", "a")):
+        with pytest.raises(CheckpointError, match="holds no whole checkpoint; train the run first"):
+            call()
+
+
+@pytest.fixture
+def serving(workspace):
+    """(its output's first lines, its address) of `nbtrain serve` on a free port, and the process."""
+    saved.save_run("talks", CHAT)
+    command = [sys.executable, "-m", "nbtrain", "serve", "talks", "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--grace-seconds", "0.5", "--max-batch", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, VARIABLE: TOKEN},
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(4)]
+            yield process, lines, lines[1].split()[-1]
+        finally:
+            process.kill()
+
+
+def streaming(url: str, **more):
+    client = openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0)
+    how = {"max_tokens": 250, "extra_body": {"ignore_eos": True}, **more}
+    return client.completions.create(model="talks", prompt="a", stream=True, **how)
+
+
+def test_sigterm_ends_streams_with_an_error(serving):
+    """After their grace; a stream that just stopped would look whole. A variable's token is not shown."""
+    process, lines, url = serving
+    assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of 256 tokens at most\n"
+    assert lines[2] == f"api_key: the token of {VARIABLE}\n" and not any(TOKEN in line for line in lines)
+    stream = streaming(url, n=2)
+    iterator = iter(stream)
+    next(iterator)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="the server is shutting down"):
+        for _ in range(10_000):
+            next(iterator)
+    assert process.wait(60) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), timeout=5)
+
+
+def test_a_model_whose_process_dies_ends_the_server(serving):
+    """What is being answered, and whoever starts the server again, are told."""
+    process, _, url = serving
+    iterator = iter(streaming(url))
+    next(iterator)
+    (engine,) = psutil.Process(process.pid).children()
+    engine.kill()
+    with pytest.raises(openai.APIError, match=r"the model's process has ended: .* was killed by signal 9"):
+        for _ in range(10_000):
+            next(iterator)
+    assert process.wait(60) == 1
+    assert (
+        "NbtrainError: python -m nbtrain.inference.generate was killed by signal 9" in process.stderr.read()
+    )
+
+
+def test_any_run_by_turns_on_a_socket(workspace, tmp_path):
+    """What the tile of JupyterLab starts: no token, one model at a time, unloaded when nobody asks."""
+    import httpx
+
+    for name in ("one", "two"):
+        saved.save_run(name)
+    path = tmp_path / "socket"
+    command = [sys.executable, "-m", "nbtrain", "serve", "--uds", str(path), "--idle-seconds", "2"]
+    with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == f"listening on {path}\n"
+            assert path.stat().st_mode & 0o077 == 0
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://models", timeout=120) as client:
+                assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["one", "two"]
+                assert client.get("/health").json() == {"status": "ok", "loaded": False}
+                for name in ("one", "two"):
+                    body = {"model": name, "prompt": "a", "max_tokens": 3}
+                    answer = client.post("/v1/completions", json=body).json()
+                    assert answer["model"] == name and answer["usage"]["completion_tokens"] <= 3
+                assert len(psutil.Process(process.pid).children()) == 1
+                missing = client.post("/v1/completions", json={"model": "none", "prompt": "a"})
+                assert missing.status_code == 404 and "one, two" in missing.json()["error"]["message"]
+                deadline = time.monotonic() + 60
+                while client.get("/health").json()["loaded"]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.2)
+                eventually(lambda: psutil.Process(process.pid).children() == [])
+            process.terminate()
+            assert process.wait(60) == 0 and not path.exists()
+        finally:
+            process.kill()

@@ -1,0 +1,238 @@
+"""What is read of requests, tokens and options without a server; an answer that nobody takes stays small."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.serving import megatron
+from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
+from nbtrain.serving.openai_requests import ChatRequest, CompletionRequest, read
+from nbtrain.serving.options import ServeOptions
+from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.tokens import VARIABLE, TokenRequired, token_of
+
+
+def test_openais_defaults_and_vllms_names():
+    asked = read(CompletionRequest, {"prompt": "a", "user": "x", "top_k": -1, "min_p": 0.1, "stop": "b"})
+    generation = asked.generation(16)
+    assert (generation.temperature, generation.top_k, generation.top_p, generation.min_p) == (
+        1.0,
+        0,
+        1.0,
+        0.1,
+    )
+    assert (generation.stop, generation.n, generation.seed) == (("b",), 1, None)
+    asked = read(CompletionRequest, {"prompt": [1, 2], "logit_bias": {"5": -100}, "temperature": 0})
+    assert asked.prompts() == [[1, 2]] and asked.generation(1).logit_bias == ((5, -100.0),)
+    asked = read(ChatRequest, {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 5})
+    assert asked.most_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({}, "prompt: field required.", "prompt"),
+        ({"prompt": []}, "prompt has 0 entries: must be from 1 to 128.", "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt has 129 entries: must be from 1 to 128.", "prompt"),
+        ({"prompt": "a", "temperature": "1"}, "temperature: input should be a valid number.", "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut).", "top_p"),
+        ({"prompt": "a", "colour": 1}, "colour is not supported: no such field is known here.", "colour"),
+    ],
+)
+def test_refusals_name_the_field(body, message, param):
+    with pytest.raises(Refusal) as refused:
+        asked = read(CompletionRequest, body)
+        asked.prompts()
+        asked.generation(1)
+    assert (refused.value.status, refused.value.message, refused.value.param) == (400, message, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompts argument required"),
+        ({"prompts": []}, "prompts is empty"),
+        ({"prompts": [""]}, "Empty prompts require add_BOS=true"),
+        ({"prompts": ["a"] * 129}, "Maximum number of prompts is 128"),
+        ({"prompts": ["a"], "tokens_to_generate": 0}, "tokens_to_generate=0 implies logprobs should be True"),
+        ({"prompts": ["a"], "top_k": 5, "top_p": 0.5}, "cannot set both top-k and top-p samplings."),
+        ({"prompts": ["a", "b"], "beam_width": 2}, "When doing beam_search, batch size must be 1"),
+        ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay is not supported: leave it out"),
+        ({"prompts": ["a"], "temperature": 0.5, "what": 1}, "what is not known"),
+        ({"prompts": ["a"], "temperature": "hot"}, "temperature must be a number from 0 to 100"),
+    ],
+)
+def test_megatrons_errors_are_its_own(body, message):
+    with pytest.raises(megatron.BadRequest) as error:
+        megatron.read(body)
+    assert str(error.value) == message
+
+
+def test_megatrons_words():
+    _, generation = megatron.read(
+        {"prompts": ["a"], "top_k": 1, "stop_on_double_eol": True, "random_seed": 3}
+    )
+    assert (generation.temperature, generation.stop, generation.seed) == (0.0, ("\n\n",), 3)
+    assert generation.max_new_tokens == 64 and generation.echo
+
+
+def test_where_the_token_is_from(tmp_path, monkeypatch):
+    """A file that others may read, a short token, and none at all."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    made, source = token_of(None)
+    assert len(made) == 48 and source is None and token_of(None)[0] != made
+    monkeypatch.setenv(VARIABLE, "x" * 20)
+    assert token_of(None) == ("x" * 20, VARIABLE)
+    file = tmp_path / "token"
+    file.write_text("y" * 20 + "\n")
+    file.chmod(0o600)
+    assert token_of(str(file)) == ("y" * 20, f"--token-file {file}")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="others may read it: `chmod 600"):
+        token_of(str(file))
+    file.chmod(0o600)
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="the token has 5 characters: must be at least 16"):
+        token_of(str(file))
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
+        token_of(str(tmp_path / "none"))
+
+
+def test_bytes_that_are_no_text_are_no_token():
+    """Neither in a header nor in an address do they end the server's answer."""
+    required = TokenRequired(None, "t" * 20)
+    for headers, query in (
+        ([(b"authorization", b"Bearer \xff\xfe")], b""),
+        ([(b"authorization", b"")], b"token=%ff&token"),
+        ([], b"\xff=\xff"),
+    ):
+        assert not required._brings_token({"headers": headers, "query_string": query})
+    assert required._brings_token({"headers": [], "query_string": b"token=" + b"t" * 20})
+
+
+def test_options_out_of_range():
+    for options, message in (
+        ({"port": 70000}, "port = 70000 must be from 0 (a free one) to 65535."),
+        ({"max_queue": -1}, "max_queue = -1 must be at least 0."),
+        ({"grace_seconds": 0}, "grace_seconds = 0 must be above 0."),
+        ({"dtype": "int4"}, "dtype = 'int4' must be auto, fp32, bf16 or fp16."),
+    ):
+        with pytest.raises(ConfigError) as error:
+            ServeOptions(**options)
+        assert str(error.value) == message
+
+
+class Process:
+    """An engine process that only takes lines."""
+
+    def __init__(self, *arguments):
+        self.sent: list[dict] = []
+        self.ready = {"max_batch": 2}
+        self._ids = itertools.count()
+
+    def new_id(self) -> str:
+        return str(next(self._ids))
+
+    def send(self, line: dict) -> None:
+        self.sent.append(line)
+
+
+@pytest.fixture
+def dispatcher(monkeypatch):
+    """A dispatcher over it, made inside a running loop."""
+    from nbtrain.serving import dispatch
+    from nbtrain.serving.metrics import Metrics
+
+    monkeypatch.setattr(dispatch, "EngineProcess", Process)
+    return lambda: Dispatcher(None, 3, Metrics())
+
+
+def event(text: str, **more) -> dict:
+    return {"id": "0", "index": 0, "text": text, "tokens": [1], **more}
+
+
+def test_what_nobody_takes_is_joined(dispatcher):
+    """A thousand events become 256, and no character is lost."""
+
+    async def play() -> list[dict]:
+        answer = dispatcher().submit([{"n": 1}])
+        for number in range(1000):
+            answer.put(event(f"{number} "))
+        answer.put(event("end", finish_reason="stop", new_tokens=1001))
+        answer.put({"id": "0", "end": True})
+        assert len(answer._events) <= MOST_EVENTS + 1
+        return [one async for _, one in answer]
+
+    *texts, end = asyncio.run(play())
+    assert "".join(one["text"] for one in texts) == "".join(f"{number} " for number in range(1000)) + "end"
+    assert sum(len(one["tokens"]) for one in texts) == 1001
+    assert texts[-1]["finish_reason"] == "stop" and end["end"]
+
+
+def test_no_more_may_wait_than_the_queue_holds(dispatcher):
+    """Two places and three that wait; what can never be met is a 400, which nobody sends again."""
+
+    async def play() -> None:
+        made = dispatcher()
+        with pytest.raises(Refusal) as refused:
+            made.submit([{"n": 6}])
+        assert (refused.value.status, refused.value.message) == (
+            400,
+            "6 texts are asked for at once: at most 5 may be.",
+        )
+        first: Answer = made.submit([{"n": 2}, {"n": 3}])
+        with pytest.raises(Refusal, match="5 texts are being made or wait, and 1 are asked for"):
+            made.submit([{"n": 1}])
+        first.cancel()
+        assert [line["kind"] for line in made.process.sent] == ["generate", "generate", "cancel", "cancel"]
+        made.submit([{"n": 5}])
+        made.fail_all(Refusal(503, "over"))
+        with pytest.raises(Refusal, match="over"):
+            made.submit([{"n": 1}])
+
+    asyncio.run(play())
+
+
+def test_an_answer_ends_with_what_went_wrong(dispatcher):
+    """What has come before it is given out first."""
+
+    async def play() -> list[str]:
+        answer = dispatcher().submit([{"n": 1}])
+        answer.put(event("a"))
+        answer.fail(Refusal(504, "too late"))
+        given = []
+        with pytest.raises(Refusal, match="too late"):
+            async for _, one in answer:
+                given.append(one["text"])
+        return given
+
+    assert asyncio.run(play()) == ["a"]
+
+
+def test_a_refused_request_is_known_before_a_stream_begins(dispatcher):
+    async def play() -> None:
+        answer = dispatcher().submit([{"n": 1}])
+        answer.put({"id": "0", "error": "ConfigError", "message": "no room"})
+        with pytest.raises(Refusal, match="no room") as refused:
+            await answer.accepted()
+        assert refused.value.status == 400
+        taken = dispatcher().submit([{"n": 1}])
+        taken.put({"id": "0", "accepted": True})
+        await asyncio.wait_for(taken.accepted(), 10)
+
+    asyncio.run(play())
+
+
+def test_a_socket_in_use_is_named():
+    import socket
+
+    from nbtrain.serving.server import _socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1, port {port}: in use by another program"):
+            _socket(ServeOptions(port=port))

@@ -1,4 +1,4 @@
-"""Models of all runs behind Jupyter's own address and login, by jupyter-server-proxy, with a launcher tile.
+"""Models of all runs behind Jupyter's own address and login, by jupyter-server-proxy.
 
     <base_url>nbtrain-models/       a page to try a model
     <base_url>nbtrain-models/v1     OpenAI's base_url; the api_key is Jupyter's token
@@ -8,12 +8,8 @@ is. It starts at the first look, loads a model when it is asked for, and unloads
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
-PROXY_NAME = "nbtrain-models"
-TITLE = "Try a model"
-CATEGORY = "nbtrain"
 START_SECONDS = 60
 
 
@@ -25,11 +21,6 @@ def models_entry() -> dict[str, Any]:
         "timeout": START_SECONDS,
         "absolute_url": False,
         "new_browser_tab": False,
-        "launcher_entry": {
-            "enabled": True,
-            "title": TITLE,
-            "icon_path": str(Path(__file__).with_name("tile.svg")),
-            "path_info": f"{PROXY_NAME}/",
-            "category": CATEGORY,
-        },
+        # The labextension has the tile, in a category of its own.
+        "launcher_entry": {"enabled": False, "title": "Try a model"},
     }

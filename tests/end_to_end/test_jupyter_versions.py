@@ -91,7 +91,7 @@ def test_a_jupyterlab_shows_the_sidebar_the_run_and_the_widget(
         assert f"jupyterlab=={page.evaluate('window.jupyterapp.version')}" == packages[0]
         section = page.locator(".jp-Launcher-section", has=page.get_by_text("nbtrain", exact=True))
         tiles = [text.strip() for text in section.locator(".jp-LauncherCard").all_inner_texts()]
-        assert tiles == ["New Run", "Runs", "TensorBoard"]
+        assert tiles == ["New Run", "Runs", "TensorBoard", "Try a model"]
         page.locator(SIDEBAR_TAB).click()
         page.locator(".nbtrain-Sidebar [data-run=gpt-version] .nbt-open").click()
         page.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()

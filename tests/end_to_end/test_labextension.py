@@ -5,8 +5,10 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from typing import Any
 
+import openai
 import pytest
 
 from nbtrain.base.rundir import RunDir
@@ -14,6 +16,7 @@ from tests.end_to_end.accessible import axe_script, findings
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
     PATIENCE_SECONDS,
+    TOKEN,
     Lab,
     assert_step_advances,
     fake_job,
@@ -27,6 +30,7 @@ from tests.end_to_end.jupyterlab import (
 )
 from tests.end_to_end.stations import choose_theme
 from tests.end_to_end.test_browser import WATCHED
+from tests.inference import saved
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -309,3 +313,38 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
     page.locator(".nbtrain-RunView").get_by_role("button", name="Stop").click()
     page.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()
     screenshot(page, "extension-resumed-and-stopped")
+
+
+def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkeypatch) -> None:
+    """Behind Jupyter's login, in an iframe; a stream is passed on as it comes if the header asks for one."""
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(lab.output))
+    monkeypatch.setenv("NBTRAIN_DATA", str(lab.root / "datasets"))
+    saved.save_run("gpt-models", {"model.seq_length": 512})
+    page.goto(lab.url("lab?reset"))
+    page.locator(".jp-LauncherCard", has_text="Try a model").click()
+    shown = page.frame_locator("iframe[src*=nbtrain-models]")
+    shown.get_by_label("Model").select_option("gpt-models")
+    shown.get_by_label("Prompt").fill("One day")
+    shown.get_by_label("New tokens").fill("20")
+    shown.get_by_role("button", name="Generate").click()
+    shown.get_by_role("status").get_by_text("tokens in").wait_for()
+    assert shown.get_by_role("log").inner_text().startswith("One day")
+    screenshot(page, "models-page")
+
+    base = f"{lab.base}nbtrain-models/v1"
+    headers = {"Accept": "text/event-stream"}
+    with openai.OpenAI(base_url=base, api_key=TOKEN, default_headers=headers) as client:
+        stream = client.completions.create(
+            model="gpt-models", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+        )
+        chunks = iter(stream)
+        next(chunks)
+        # Its end is far: what has come was not held back.
+        with urllib.request.urlopen(lab.url("nbtrain-models/metrics")) as answer:
+            assert "nbtrain_running_texts 1.0" in answer.read().decode()
+        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    with (
+        openai.OpenAI(base_url=base, api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.APIStatusError),
+    ):
+        client.completions.create(model="gpt-models", prompt="a")

@@ -34,3 +34,12 @@ export const tensorBoardIcon = new LabIcon({
       '<path d="M6.5 10.5c2 4 4 4.5 6.5 3.5s4.5-5.5 7.5-6" stroke="#1976d2" stroke-width="1.6"/></g>',
   ),
 });
+
+/** Words in a bubble: a model that writes. */
+export const modelsIcon = new LabIcon({
+  name: "nbtrain:models",
+  svgstr: svg(
+    '<path class="jp-icon3" fill="#616161" d="M4 3h16a2 2 0 0 1 2 2v11a2 2 0 0 1-2 2h-9l-5 4v-4H4a2 2 0 0 1-2-2V5a2 2 0 0 1 ' +
+      '2-2zm0 2v11h4v2l2.5-2H20V5zm2 2.5h12v2H6zm0 4h8v2H6z"/>',
+  ),
+});

@@ -11,12 +11,12 @@ import type { ReadonlyPartialJSONObject } from "@lumino/coreutils";
 
 import { Server, pageConfig } from "../../ui/server.js";
 import { makeHost, notify } from "./host";
-import { newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
+import { modelsIcon, newRunIcon, runsIcon, tensorBoardIcon } from "./icons";
 import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
 import { makeSidebar } from "./sidebar";
 import { Status } from "./status";
-import { Tabs, only, tensorBoardFrame } from "./tabs";
+import { Tabs, modelsFrame, only, tensorBoardFrame } from "./tabs";
 import { compareView, formView, runView, runsView } from "./views";
 import { RunsWatch, type RunEntry } from "./watch";
 
@@ -109,6 +109,14 @@ function activate(
     own: (args) => only(args, "name"),
     content: (args) => tensorBoardFrame(text(args, "name")),
   });
+  const models = new Tabs(app, {
+    command: ids.models,
+    namespace: "nbtrain-models",
+    icon: modelsIcon,
+    label: () => "Try a model",
+    own: () => ({}),
+    content: () => modelsFrame(),
+  });
 
   commands.addCommand(ids.showRuns, {
     label: "Runs of nbtrain",
@@ -161,6 +169,12 @@ function activate(
     icon: tensorBoardIcon,
     execute: (args) => boards.open(args as any),
   });
+  commands.addCommand(ids.models, {
+    label: "Try a model",
+    caption: "Ask the model of a run for text",
+    icon: modelsIcon,
+    execute: () => models.open({}),
+  });
 
   const list = runsView(server, host, true);
   const sidebar = makeSidebar(list, {
@@ -176,11 +190,11 @@ function activate(
 
   if (restorer) {
     restorer.add(sidebar, SIDEBAR_ID);
-    [runs, lists, forms, comparisons, boards].forEach((tabs) => tabs.restore(restorer));
+    [runs, lists, forms, comparisons, boards, models].forEach((tabs) => tabs.restore(restorer));
   }
   const offered = [ids.showRuns, ids.openRuns, ids.openRun, ids.newRun, ids.stopRun, ids.resumeRun, ids.tensorBoard];
-  offered.forEach((command) => palette?.addItem({ command, category: CATEGORY }));
-  [ids.newRun, ids.openRuns, ids.tensorBoard].forEach((command, rank) =>
+  [...offered, ids.models].forEach((command) => palette?.addItem({ command, category: CATEGORY }));
+  [ids.newRun, ids.openRuns, ids.tensorBoard, ids.models].forEach((command, rank) =>
     launcher?.add({ command, args: { isLauncher: true }, category: CATEGORY, rank }),
   );
   if (running) addToRunning(running, watch, host, (name) => void act(name, "stop"));

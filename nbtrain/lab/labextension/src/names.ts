@@ -13,4 +13,5 @@ export const ids = {
   stopRun: "nbtrain:stop-run",
   resumeRun: "nbtrain:resume-run",
   tensorBoard: "nbtrain:tensorboard",
+  models: "nbtrain:models",
 } as const;

@@ -3,7 +3,7 @@
 
 import type { ILayoutRestorer, JupyterFrontEnd } from "@jupyterlab/application";
 import { IFrame, MainAreaWidget, WidgetTracker } from "@jupyterlab/apputils";
-import { PageConfig, URLExt } from "@jupyterlab/coreutils";
+import { PageConfig } from "@jupyterlab/coreutils";
 import type { LabIcon } from "@jupyterlab/ui-components";
 import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from "@lumino/coreutils";
 import { SplitPanel, type Widget } from "@lumino/widgets";
@@ -85,14 +85,23 @@ function giveHeight(widget: Widget): void {
 
 /** The page that keeps TensorBoard live, of one run or of all; it follows JupyterLab's theme by itself. */
 export function tensorBoardFrame(name: string): Widget {
+  const page = name ? `nbtrain/tensorboard/?${new URLSearchParams({ run: name })}` : "nbtrain/tensorboard/";
+  return pageFrame(page, name ? `TensorBoard of ${name}` : "TensorBoard of all runs");
+}
+
+/** The page to try the models of the runs: serving/page.html, behind jupyter-server-proxy. */
+export function modelsFrame(): Widget {
+  return pageFrame("nbtrain-models/", "Try a model");
+}
+
+/** A page of this server. */
+function pageFrame(page: string, title: string): Widget {
   const frame = new IFrame({
     sandbox: ["allow-scripts", "allow-same-origin", "allow-downloads", "allow-popups", "allow-forms"],
     referrerPolicy: "same-origin",
   });
   frame.addClass("nbtrain-TensorBoard");
-  const page = URLExt.join(PageConfig.getBaseUrl(), "nbtrain/tensorboard/");
-  frame.url = name ? `${page}?${new URLSearchParams({ run: name })}` : page;
-  const inner = frame.node.querySelector("iframe");
-  inner?.setAttribute("title", name ? `TensorBoard of ${name}` : "TensorBoard of all runs");
+  frame.url = PageConfig.getBaseUrl() + page;
+  frame.node.querySelector("iframe")?.setAttribute("title", title);
   return frame;
 }

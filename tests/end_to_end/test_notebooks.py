@@ -283,6 +283,26 @@ def test_one_notebook_for_every_backend(trial, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_server_from_a_notebook(trial, tmp_path):
+    """10_serve: one answer, the same as a stream, and three at once; the server has ended at the end."""
+    from tests.inference import saved  # with torch, which every process of the tests would load
+
+    saved.save_run("served")
+    prompts = ["One day", "The next", "At night"]
+    notebook = execute("10_serve", tmp_path / "out.ipynb", run="served", prompts=prompts, max_tokens=8)
+    shown = texts(notebook)
+    assert "served, step 7, fp32 on CPU" in shown and "/?token=" in shown
+    answer, stream = (
+        "".join(output.get("text", "") for output in cell.outputs)
+        for cell in notebook.cells
+        if "seed" in cell.source
+    )
+    assert answer == f"One day{stream}\n" and stream
+    assert [prompt for prompt in prompts if f">>> {prompt!r}" in shown] == prompts
+    assert "the server has ended" in shown
+
+
+@pytest.mark.slow
 def test_a_failing_job_fails_the_notebook(trial, tmp_path):
     """The error names the cause and ends with the job's log; the executed notebook and its page are there."""
     overrides = (

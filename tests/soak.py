@@ -76,6 +76,7 @@ def _evidence(
 
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
 DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
+LOAD_TEST = "tests/serving/test_load.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
@@ -379,6 +380,16 @@ PARTS = (
                 "tests/config/rules/engine_rank.py",
             ),
             OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "serving-load",
+        "64 clients of `nbtrain serve` for 5 minutes, 16 of them bad: every text right, nothing left behind",
+        _pytest("--soak", "-s", LOAD_TEST),
+        _evidence(
+            ("nbtrain.serving.__main__", "nbtrain.inference.generate"),
+            (LOAD_TEST, "tests/serving/load.py", "tests/inference/saved.py"),
+            ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
     ),
     Part(

@@ -1,0 +1,27 @@
+"""Under load the server answers right, or refuses, and is itself afterwards: at length in soak."""
+
+import asyncio
+
+import pytest
+
+from nbtrain.serving.launched import Server
+from nbtrain.serving.options import ServeOptions
+from tests.inference import saved
+from tests.serving.load import figures, load, table
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.soak)])
+def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
+    """No wrong text, no status of 500, nothing left behind."""
+    run = saved.save_run("loaded")
+    options = ServeOptions(run=str(run.path), port=0, max_batch=16, max_queue=40, threads=1)
+    with Server(options) as server:
+        seen = asyncio.run(load(server, seconds))
+        print(table(seen, "small"))
+        assert seen.problems() == [] and server.is_running
+        assert seen.good["ok"] > 48
+        left = figures(server)
+    assert left["nbtrain_running_texts"] == left["nbtrain_waiting_texts"] == 0
+    assert seen.grown_bytes < 100 << 20

@@ -45,12 +45,12 @@ class Initializer:
 class Zeros(Initializer):
     """Of a run whose weights are loaded next: zeros and ones in the model's own format, made on its device.
 
-    Nothing is drawn, and the host holds no second copy of the model. What the load leaves out, which is the
-    padding of the vocabulary that no softmax sees, stays 0.
+    No matrix is drawn, and the host holds no second copy of the model. What the load leaves out, which is the
+    padding of the vocabulary that no softmax sees, stays 0. `seed` is the run's, for what no folder has.
     """
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
-        super().__init__(seed=0, std=0.0, num_layers=1)
+    def __init__(self, seed: int, device: str, dtype: torch.dtype) -> None:
+        super().__init__(seed, std=0.0, num_layers=1)
         self.device, self.dtype = device, dtype
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:

@@ -219,7 +219,8 @@ def _zeros(config: RunConfig) -> Zeros:
     import deepspeed
 
     dtype = "fp32" if config.precision.autocast else config.precision.dtype
-    return Zeros(deepspeed.accelerator.get_accelerator().current_device_name(), DTYPES[dtype])
+    device = deepspeed.accelerator.get_accelerator().current_device_name()
+    return Zeros(config.model.seed, device, DTYPES[dtype])
 
 
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:

@@ -1,22 +1,24 @@
 """Training speed on CPU: our trainer, as a user runs it, against a bare loop and against transformers.
 
-    python tests/benchmarks/train_cpu.py [--rounds 5] [--seconds 20] [--compiled] [--layouts] [--trainer]
-                                         [--precision masters] [--threads 2] [--dropout 0]
+    python tests/benchmarks/train_cpu.py [--model gpt] [--rounds 5] [--seconds 20] [--compiled] [--layouts]
+                                         [--trainer] [--precision masters] [--threads 2] [--dropout 0]
 
-(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel in the same loop. (c) with
---trainer, transformers' Trainer with DeepSpeed (ZeRO 1), which needs the package accelerate. (d) with
---layouts, ours on two ranks of one thread: data, tensor, Ulysses and pipeline parallel. All with 6 layers,
-hidden 384, vocabulary 8192, sequences of 512, batches of 8, AdamW (fused), gradient clipping; in fp32, in
-bf16 autocast and in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data from disk
-and all its records. A pipeline cuts the batch in four micro batches, so that of two stages' time a fifth is
-the bubble; two ranks of data parallelism take four sequences each.
+(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel or, with --model llama or
+llama-tiny, LlamaForCausalLM in the same loop. (c) with --trainer, transformers' Trainer with DeepSpeed (ZeRO
+1), which needs the package accelerate. (d) with --layouts, ours on two ranks of one thread: data, tensor,
+Ulysses and pipeline parallel. gpt and llama have 14M parameters (6 layers, hidden 384, vocabulary 8192,
+sequences of 512), llama-tiny is the shape of that run; batches of 8, AdamW (fused), gradient clipping; in
+fp32, in bf16 autocast and in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data
+from disk and all its records. A pipeline cuts the batch in four micro batches, so that of two stages' time a
+fifth is the bubble; two ranks of data parallelism take four sequences each.
 
 Every contender is started once and then stopped (SIGSTOP); a round lets each run alone for some seconds, in
-turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time between its
-first and last finished step. Prints the medians over the rounds and the ratios: to the bare loop, to the
-fastest transformers, and of the gains of bf16 and of compiling to the bare loop's own. Asserts nothing. Wants
-a quiet machine: check the load first. A stopped contender keeps its memory: with --layouts one --precision at
-a time fits 24 GiB. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
+turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time, and over
+the CPU seconds, between the ends of its first and last step. Prints the medians over the rounds and the
+ratios: to the bare loop, to the fastest transformers, and of the gains of bf16 and of compiling to the bare
+loop's own. Asserts nothing. Wants a quiet machine: check the load first. A stopped contender keeps its
+memory: with --layouts one --precision at a time fits 24 GiB. Tokens per CPU second and their ratios, round by
+round, stand up to a busy one with --threads 1.
 """
 
 import argparse
@@ -31,12 +33,37 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 6, 384, 6, 8192, 512, 8
-TOKENS = SEQ * BATCH
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes; of a Llama if it has groups, tied as small ones are."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    groups: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.seq * BATCH
+
+
+SHAPES = {
+    "gpt": Shape(6, 384, 6, 1536, 8192, 512),
+    "llama": Shape(6, 384, 6, 1152, 8192, 512, groups=2),
+    "llama-tiny": Shape(4, 256, 4, 768, 1024, 256, groups=2),
+}
 PRECISIONS = ("fp32", "autocast", "masters")
 # Micro batch and parallel sizes of two ranks that make the same step.
 LAYOUTS = {
@@ -56,12 +83,12 @@ LAYOUTS = {
 # --- a contender's own process ------------------------------------------------------------------------------
 
 
-def loop(kind: str, precision: str, compiled: bool, dropout: float, log: Path) -> None:
+def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
     """A bare PyTorch loop over random batches; appends the time of each finished step to `log`."""
     import torch
 
     torch.manual_seed(0)
-    model = bare_model(dropout) if kind == "bare" else transformers_model(dropout)
+    model = bare_model(shape, dropout) if kind == "bare" else transformers_model(shape, dropout)
     if precision == "masters":
         model.bfloat16()
     weights = list(model.parameters())
@@ -77,7 +104,8 @@ def loop(kind: str, precision: str, compiled: bool, dropout: float, log: Path) -
     )
     if compiled:
         model.compile()
-    batches = torch.randint(VOCAB, (16, BATCH, SEQ + 1), generator=torch.Generator().manual_seed(0))
+    size = (16, BATCH, shape.seq + 1)
+    batches = torch.randint(shape.vocab, size, generator=torch.Generator().manual_seed(0))
     step = 0
     with log.open("a") as stream:
         while True:
@@ -102,23 +130,56 @@ def loop(kind: str, precision: str, compiled: bool, dropout: float, log: Path) -
             stream.flush()
 
 
-def bare_model(dropout: float):
+def bare_model(shape: Shape, dropout: float):
     from nbtrain.model.gpt import GPT
     from nbtrain.model.gpt_config import GPTConfig
 
-    return GPT(GPTConfig(LAYERS, HIDDEN, HEADS, 4 * HIDDEN, VOCAB, SEQ, dropout, dropout))
+    sizes = shape.layers, shape.hidden, shape.heads, shape.ffn, shape.vocab, shape.seq
+    return GPT(GPTConfig(*sizes, dropout, dropout, **llama_fields(shape)))
 
 
-def transformers_model(dropout: float):
+def llama_fields(shape: Shape) -> dict[str, object]:
+    """What GPTConfig is told of a Llama; {} of a GPT."""
+    if not shape.groups:
+        return {}
+    return {
+        "num_query_groups": shape.groups,
+        "normalization": "RMSNorm",
+        "activation": "swiglu",
+        "add_bias_linear": False,
+        "position_embedding_type": "rope",
+        "rotary_size": shape.hidden // shape.heads,
+    }
+
+
+def transformers_model(shape: Shape, dropout: float):
+    if shape.groups:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=shape.vocab,
+                hidden_size=shape.hidden,
+                intermediate_size=shape.ffn,
+                num_hidden_layers=shape.layers,
+                num_attention_heads=shape.heads,
+                num_key_value_heads=shape.groups,
+                max_position_embeddings=shape.seq,
+                attention_dropout=dropout,
+                tie_word_embeddings=True,
+                use_cache=False,
+                attn_implementation="sdpa",
+            )
+        ).train()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCAB,
-            n_positions=SEQ,
-            n_embd=HIDDEN,
-            n_layer=LAYERS,
-            n_head=HEADS,
+            vocab_size=shape.vocab,
+            n_positions=shape.seq,
+            n_embd=shape.hidden,
+            n_layer=shape.layers,
+            n_head=shape.heads,
             resid_pdrop=dropout,
             embd_pdrop=dropout,
             attn_pdrop=dropout,
@@ -130,7 +191,7 @@ def transformers_model(dropout: float):
     ).train()
 
 
-def trainer(precision: str, compiled: bool, dropout: float, log: Path) -> None:
+def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
     """transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; steps to `log`."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as probe:
@@ -147,7 +208,7 @@ def trainer(precision: str, compiled: bool, dropout: float, log: Path) -> None:
     class Tokens(Dataset):
         def __init__(self) -> None:
             generator = torch.Generator().manual_seed(0)
-            self.sequences = torch.randint(VOCAB, (16 * BATCH, SEQ), generator=generator)
+            self.sequences = torch.randint(shape.vocab, (16 * BATCH, shape.seq), generator=generator)
 
         def __len__(self) -> int:
             return 10**7
@@ -171,7 +232,7 @@ def trainer(precision: str, compiled: bool, dropout: float, log: Path) -> None:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
-    model = transformers_model(dropout)
+    model = transformers_model(shape, dropout)
     arguments = TrainingArguments(
         output_dir=str(log.with_suffix("")),
         per_device_train_batch_size=BATCH,
@@ -197,9 +258,10 @@ def trainer(precision: str, compiled: bool, dropout: float, log: Path) -> None:
 class Contender:
     """A process group that trains for ever, and when its steps ended."""
 
-    def __init__(self, name: str, process: subprocess.Popen):
+    def __init__(self, name: str, process: subprocess.Popen, tokens: int):
         self.name = name
         self.process = process
+        self.tokens = tokens
         self.rates: list[float] = []
         self.cpu_rates: list[float] = []
 
@@ -220,16 +282,28 @@ class Contender:
     def cpu_seconds(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self.tree())
 
-    def run_for(self, seconds: float) -> None:
-        before = self.cpu_seconds()
+    def run_for(self, seconds: float, steps: int) -> None:
+        """From the end of a step to the end of another: at least that long, and that many steps."""
         self.signal(signal.SIGCONT)
-        began = time.time()
-        time.sleep(seconds)
+        first = self.wait(len(self.finished_steps()) + 1)
+        cpu, began = self.cpu_seconds(), time.monotonic()
+        last = self.wait(first + steps)
+        while time.monotonic() - began < seconds:
+            last = self.wait(last + 1)
+        cpu = self.cpu_seconds() - cpu
         self.signal(signal.SIGSTOP)
-        ended = [moment for moment in self.finished_steps() if moment > began]
-        if len(ended) >= 2:
-            self.rates.append(TOKENS * (len(ended) - 1) / (ended[-1] - ended[0]))
-            self.cpu_rates.append(TOKENS * len(ended) / (self.cpu_seconds() - before))
+        ended = self.finished_steps()[first - 1 : last]
+        self.rates.append(self.tokens * (last - first) / (ended[-1] - ended[0]))
+        self.cpu_rates.append(self.tokens * (last - first) / cpu)
+
+    def wait(self, steps: int) -> int:
+        """Until so many steps have ended; how many then have."""
+        deadline = time.monotonic() + 600
+        while (made := len(self.finished_steps())) < steps:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{self.name} ended or stands still\n{self.last_words()}")
+            time.sleep(0.05)
+        return made
 
 
 class Loop(Contender):
@@ -242,6 +316,7 @@ class Loop(Contender):
             __file__,
             "--contender",
             kind,
+            options.model,
             precision,
             str(int(compiled)),
             str(self.log),
@@ -252,6 +327,7 @@ class Loop(Contender):
         super().__init__(
             name,
             subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True),
+            SHAPES[options.model].tokens,
         )
 
     def last_words(self) -> str:
@@ -268,20 +344,25 @@ class Ours(Contender):
         from tests.train import launch
 
         name = f"nbtrain {precision}{' compiled' if compiled else ''}{' ' + layout if layout else ''}"
+        shape = SHAPES[options.model]
+        llama = {"architecture": "llama", "num_query_groups": shape.groups, "rotary_base": 10000.0}
+        llama["untie_embeddings_and_output_weights"] = False
         overrides = {
-            "model.num_layers": LAYERS,
-            "model.hidden_size": HIDDEN,
-            "model.num_attention_heads": HEADS,
-            "model.seq_length": SEQ,
+            **({f"model.{key}": value for key, value in llama.items()} if shape.groups else {}),
+            "model.num_layers": shape.layers,
+            "model.hidden_size": shape.hidden,
+            "model.num_attention_heads": shape.heads,
+            "model.ffn_hidden_size": shape.ffn,
+            "model.seq_length": shape.seq,
             "model.hidden_dropout": options.dropout,
             "model.attention_dropout": options.dropout,
             "model.cross_entropy_chunk_tokens": 1024,
             "model.compile": compiled,
-            "tokenizer.vocab_size": VOCAB,
+            "tokenizer.vocab_size": shape.vocab,
             "data.index_samples": 80_000,
             "batch.micro_batch_size": BATCH,
             "batch.global_batch_size": BATCH,
-            "batch.train_tokens": 10_000 * TOKENS,
+            "batch.train_tokens": 10_000 * shape.tokens,
             "evaluation.eval_interval_steps": 10**6,
             "checkpoint.save_interval_steps": 10**6,
             "precision.dtype": "fp32" if precision == "fp32" else "bf16",
@@ -298,6 +379,7 @@ class Ours(Contender):
         super().__init__(
             name,
             launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads),
+            shape.tokens,
         )
 
     def last_words(self) -> str:
@@ -316,8 +398,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", choices=SHAPES, default="gpt")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each contender in each round")
+    parser.add_argument("--steps", type=int, default=2, help="the same, at least")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument(
@@ -326,12 +410,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="all when not given")
     parser.add_argument("--layouts", action="store_true", help="ours on two ranks, in each layout, too")
     parser.add_argument("--trainer", action="store_true", help="transformers' Trainer with DeepSpeed, too")
-    parser.add_argument("--contender", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
-        kind, precision, compiled, log = options.contender
+        kind, model, precision, compiled, log = options.contender
         play = trainer if kind == "trainer" else functools.partial(loop, kind)
-        play(precision, bool(int(compiled)), options.dropout, Path(log))
+        play(SHAPES[model], precision, bool(int(compiled)), options.dropout, Path(log))
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
     # Whoever ends the contest ends the contenders, stopped ones too.
@@ -343,7 +427,8 @@ def main() -> None:
 def contest(options: argparse.Namespace, root: Path) -> None:
     from tests.train import launch
 
-    launch.make_dataset(root / "data", documents=2000, document_tokens=(100, 1000), vocab_size=VOCAB)
+    vocab_size = SHAPES[options.model].vocab
+    launch.make_dataset(root / "data", documents=2000, document_tokens=(100, 1000), vocab_size=vocab_size)
     contenders: list[Contender] = []
     try:
         for precision in options.precision or PRECISIONS:
@@ -361,7 +446,7 @@ def contest(options: argparse.Namespace, root: Path) -> None:
         for number in range(options.rounds):
             # Another order each round, so that nobody always follows the same neighbour.
             for contender in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
-                contender.run_for(options.seconds)
+                contender.run_for(options.seconds, options.steps)
             print(f"round {number + 1} of {options.rounds} done, load {os.getloadavg()[0]:.1f}", flush=True)
     finally:
         for contender in contenders:
@@ -395,7 +480,8 @@ def warm_up(contender: Contender) -> None:
 def report(contenders: list[Contender], options: argparse.Namespace) -> None:
     medians = {contender.name: statistics.median(contender.rates) for contender in contenders}
     print(
-        f"\n{options.threads} threads, dropout {options.dropout}, median tokens/s of {options.rounds} rounds"
+        f"\n{options.model}, {options.threads} threads, dropout {options.dropout}, median tokens/s of "
+        f"{options.rounds} rounds"
     )
     for contender in contenders:
         spread = f"{min(contender.rates):,.0f} to {max(contender.rates):,.0f}"
@@ -405,6 +491,21 @@ def report(contenders: list[Contender], options: argparse.Namespace) -> None:
             "per CPU second"
         )
     ratios(medians)
+    cpu_ratios(contenders)
+
+
+def cpu_ratios(contenders: list[Contender]) -> None:
+    """Tokens per CPU second of ours over those of the same round of the others in the same precision."""
+    print()
+    of = {contender.name: contender.cpu_rates for contender in contenders}
+    for name, rates in of.items():
+        for other in (name.replace("nbtrain", "bare"), name.replace("nbtrain", "transformers")):
+            if name.startswith("nbtrain") and other in of:
+                each = [one / peer for one, peer in zip(rates, of[other], strict=True)]
+                print(
+                    f"  per CPU second, {name} over {other}: {statistics.median(each):.3f} "
+                    f"({', '.join(f'{one:.3f}' for one in each)})"
+                )
 
 
 def ratios(medians: dict[str, float]) -> None:

@@ -81,6 +81,7 @@ TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
+HARNESS_TEST = "tests/evaluation/test_harness.py"
 HUGGING_FACE = ("tests/train/test_init_from.py", "tests/checkpoint/pretrained/test_export.py")
 IN_A_BROWSER = (
     "tests/end_to_end/test_form_browser.py",
@@ -132,6 +133,12 @@ PARTS = (
             ("tests/jobs/twin/test_prove.py", *EXAMPLE_YAMLS),
             OUTSIDE_ENGINE,
         ),
+    ),
+    Part(
+        "harness",
+        "tasks of lm-evaluation-harness (extra `eval`) on a run and, by transformers, on its export",
+        _pytest("--soak", HARNESS_TEST),
+        _evidence(("nbtrain.api.evaluate", "nbtrain.inference.generate"), (HARNESS_TEST,)),
     ),
     Part(
         "hugging-face",

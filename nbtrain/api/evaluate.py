@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.asked import Asked, Scored, Task
     from nbtrain.evaluation.evaluate import Evaluation
+    from nbtrain.serving.engine_process import EngineProcess
 
 PathLike = str | Path
 # While some are read, others wait in the engine: a slot that gets free has its next text at once.
@@ -30,20 +31,27 @@ def evaluate(
     limit: int | None = None,
     step: int | None = None,
     *,
+    harness: str | Sequence[str] = (),
+    include_path: PathLike | None = None,
+    num_fewshot: int | None = None,
     dtype: str = "auto",
     tensor_parallel_size: int | None = None,
 ) -> "Evaluation":
     """Perplexity on prepared data, and scores on files of questions, of the newest checkpoint or of `step`'s.
 
-    Without `data` and `tasks`, the data is the run's own validation data. `data` is the name of a dataset or
-    the prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's data.split) or all;
-    without it, valid for the run's own data and all for other data. `tasks` is {format: a file of JSON lines,
-    or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md). `limit` takes the first
-    windows or questions only. Everything is checked before the model is loaded. Results have standard errors.
-    They are written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
+    Without `data`, `tasks` and `harness`, the data is the run's own validation data. `data` is the name of
+    a dataset or the prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's
+    data.split) or all; without it, valid for the run's own data and all for other data. `tasks` is {format:
+    a file of JSON lines, or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md).
+    `limit` takes the first windows or questions only. `harness` names tasks of lm-evaluation-harness (extra
+    `eval`): NAME=FILE puts its task on local JSON lines, `include_path` is a folder with task files of
+    yours, and `num_fewshot` says how many examples come first. Everything is checked before the model is
+    loaded. Results have standard errors, are written to evaluation/ in the run's directory and stand in
+    nb.compare; a cell shows a table.
     """
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-    from nbtrain.evaluation.evaluate import evaluate as ask
+    from nbtrain.evaluation.evaluate import Evaluation, ask
+    from nbtrain.evaluation.harness import ask_harness, load_tasks
     from nbtrain.serving.resident import RESIDENT
 
     opened = open_run(run)
@@ -51,29 +59,53 @@ def evaluate(
     first = whole_or_none("limit", limit, "all of them")
     if first is not None and first < 1:
         raise ConfigError(f"limit = {first} must be at least 1, or None for all of them.")
+    shots = whole_or_none("num_fewshot", num_fewshot, "what each task of the harness says")
     loading = loading_of(opened, step, dtype, tensor_parallel_size)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
-    wanted = _tasks(config, tokenizer, data, tasks, split, first)
+    names = [harness] if isinstance(harness, str) else [text("harness", name) for name in harness]
+    wanted = _tasks(config, tokenizer, data, tasks, split, first) if data or tasks or not names else []
+    folder = None if include_path is None else _path(include_path)
+    harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
     try:
         directory.evaluation.mkdir(exist_ok=True)
     except OSError as error:
         raise RecordError(f"{not_allowed(error)}.") from None
     with RESIDENT.used(loading) as engine:
-        ready = engine.ready
-        most = ASKED_FOR_EACH_SLOT * ready["max_batch"]
+        answers = _Engine(engine, tokenizer, config.model.seq_length)
+        found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
+        ask(found, wanted, answers.score)
+        if harness_tasks:
+            ask_harness(found, harness_tasks, answers, shots, first)
+        return found
 
-        def score(asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
-            from nbtrain.evaluation.asked import Scored
 
-            requests = ({"kind": "score", **one._asdict()} for one in asked)
-            found: dict[int, list[Scored]] = {}
-            for number, event in engine.each(requests, most):
-                if "end" in event:
-                    yield number, found.pop(number)
-                elif "logprobs" in event:
-                    found.setdefault(number, []).append(Scored(event["logprobs"], event["greedy"]))
+class _Engine:
+    """The resident model as evaluations ask it."""
 
-        return ask(directory, ready["step"], ready["dtype"], wanted, score)
+    def __init__(self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int):
+        self.tokenizer, self.positions, self._engine = tokenizer, positions, engine
+        self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
+
+    def score(self, asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
+        """(number, the scores of its continuations) of what is asked, in any order."""
+        from nbtrain.evaluation.asked import Scored
+
+        requests = ({"kind": "score", **one._asdict()} for one in asked)
+        found: dict[int, list[Scored]] = {}
+        for number, event in self._engine.each(requests, self._most):
+            if "end" in event:
+                yield number, found.pop(number)
+            elif "logprobs" in event:
+                found.setdefault(number, []).append(Scored(event["logprobs"], event["greedy"]))
+
+    def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+        """(number, new text) of requests for text, in any order."""
+        pieces: dict[int, list[str]] = {}
+        for number, event in self._engine.each(requests, self._most):
+            if "end" in event:
+                yield number, "".join(pieces.pop(number, ()))
+            elif "text" in event:
+                pieces.setdefault(number, []).append(event["text"])
 
 
 def _tasks(
@@ -120,5 +152,15 @@ def _own_data(config: RunConfig) -> list[str]:
 def _file(path: Any) -> Path:
     if not isinstance(path, str | Path):
         raise misused("a file of tasks", path, "the path of a file of JSON lines")
-    # As typed first, then below the workspace.
-    return typed if (typed := Path(path).expanduser()).is_file() else resolve(path)
+    return _path(path)
+
+
+def _path(path: PathLike) -> Path:
+    """As typed first, then below the workspace."""
+    return typed if (typed := Path(path).expanduser()).exists() else resolve(path)
+
+
+def _on_path(name: str) -> str:
+    """NAME, or NAME=FILE with the file's whole path."""
+    task, equals, file = name.partition("=")
+    return f"{task}={_path(file)}" if equals else task

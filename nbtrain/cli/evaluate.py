@@ -21,6 +21,12 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
     text = "lambada, hellaswag, mmlu or multiple_choice, and a file of JSON lines; several times"
     one.add_argument("--task", action="append", default=[], metavar="FORMAT=FILE", help=text)
+    text = "a task of lm-evaluation-harness; NAME=FILE: on local JSON lines; several times (extra `eval`)"
+    one.add_argument("--harness", action="append", default=[], metavar="NAME[=FILE]", help=text)
+    one.add_argument("--include-path", metavar="DIR", help="task files of yours for --harness")
+    one.add_argument(
+        "--num-fewshot", type=int, metavar="COUNT", help="examples before each question of --harness"
+    )
     one.add_argument("--limit", type=int, metavar="COUNT", help="the first windows or questions only")
     one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
     one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
@@ -40,7 +46,17 @@ def evaluate(options: argparse.Namespace) -> None:
         if not equals or not file:
             raise ConfigError(f"--task {asked} must be FORMAT=FILE, such as hellaswag=hellaswag_val.jsonl.")
         tasks.setdefault(kind, []).append(file)
-    how = {key: getattr(options, key) for key in ("split", "limit", "step", "dtype", "tensor_parallel_size")}
+    names = (
+        "split",
+        "limit",
+        "step",
+        "harness",
+        "include_path",
+        "num_fewshot",
+        "dtype",
+        "tensor_parallel_size",
+    )
+    how = {name: getattr(options, name) for name in names}
     found = api.evaluate(options.run, options.data, tasks, **how)
     if options.json:
         print(json.dumps({name: asdict(record) for name, record in found.items()}, indent=2))

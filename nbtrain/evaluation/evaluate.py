@@ -11,7 +11,7 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.table import aligned
 from nbtrain.base.version import __version__
-from nbtrain.evaluation.asked import Score, Task
+from nbtrain.evaluation.asked import Outcome, Score, Task
 
 
 class Evaluation(dict[str, EvaluationRecord]):
@@ -19,9 +19,25 @@ class Evaluation(dict[str, EvaluationRecord]):
 
     HEADS = ("evaluation", "metric", "value", "standard error", "of")
 
-    def __init__(self, run: RunDir, step: int):
+    def __init__(self, run: RunDir, step: int, dtype: str):
         super().__init__()
-        self.run, self.step = run, step
+        self.run, self.step, self.dtype = run, step, dtype
+
+    def keep(self, outcome: Outcome, started: float, **of: Any) -> None:
+        """Write what was found since `started`, and hold it; `of` says of what: the record's other fields."""
+        record = EvaluationRecord(
+            step=self.step,
+            dtype=self.dtype,
+            counts=outcome.counts,
+            metrics=outcome.metrics,
+            groups=outcome.groups,
+            seconds=time.time() - started,
+            created_at=started,
+            version=__version__,
+            **of,
+        )
+        record.write(self.run)
+        self[record.name] = record
 
     @property
     def rows(self) -> list[list[str]]:
@@ -42,35 +58,24 @@ class Evaluation(dict[str, EvaluationRecord]):
         return html_table(self.HEADS, self.rows, f"{self.run.name}, step {self.step:,}")
 
 
-def evaluate(run: RunDir, step: int, dtype: str, tasks: Sequence[Task], score: Score) -> Evaluation:
-    """The results of `tasks`, each written as soon as it is there. Raises RecordError if it cannot be."""
-    found = Evaluation(run, step)
+def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
+    """Ask what `tasks` ask; each result is written as soon as it is there. Raises RecordError."""
     for task in tasks:
         started = time.time()
         with Progress(task.name, task.total, task.unit) as bar:
             for number, scored in score(task.asked()):
                 if done := task.take(number, scored):
                     bar.update(done)
-        outcome = task.outcome()
-        record = EvaluationRecord(
+        found.keep(
+            task.outcome(),
+            started,
             name=task.name,
             task=task.kind,
-            step=step,
-            dtype=dtype,
             source=task.source,
             source_sha256=task.source_sha256,
             split=task.split,
             limit=task.limit,
-            counts=outcome.counts,
-            metrics=outcome.metrics,
-            groups=outcome.groups,
-            seconds=time.time() - started,
-            created_at=started,
-            version=__version__,
         )
-        record.write(run)
-        found[task.name] = record
-    return found
 
 
 def _of(record: EvaluationRecord) -> str:

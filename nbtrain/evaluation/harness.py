@@ -1,0 +1,269 @@
+"""Tasks of lm-evaluation-harness, answered by a run's model (extra `eval`; lm_eval is imported on use).
+
+    tasks = load_tasks(["hellaswag=val.jsonl", "my_task"], "my-tasks/")
+    ask_harness(found, tasks, answers, num_fewshot=None, limit=None)
+
+NAME=FILE is the harness's own task file NAME on the JSON lines of FILE, without the Hub; other names are
+looked for in a folder of task files, or among the harness's own.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.evaluation_files import Estimate, file_name
+from nbtrain.base.progress import Progress
+from nbtrain.config.generation import Generation
+from nbtrain.corpus.optional import missing
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.evaluation.asked import Asked, Outcome, Score
+from nbtrain.evaluation.encoding import fitted
+from nbtrain.evaluation.evaluate import Evaluation
+
+# What HFLM takes if a task does not say how long its answers are.
+MAX_GEN_TOKENS = 256
+SPLIT = re.compile(r"^(test_split|validation_split|include): *[\"']?([^\s\"'#]+)", re.MULTILINE)
+
+
+class Answers(Protocol):
+    """The model's side of a harness."""
+
+    tokenizer: Tokenizer
+    positions: int
+
+    @property
+    def score(self) -> Score:
+        """Log-probabilities of continuations."""
+
+    def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+        """(number, new text) of requests that hold a prompt and fields of config/generation.py."""
+
+
+class HarnessTask(NamedTuple):
+    """A task as the harness has loaded it, data included."""
+
+    name: str
+    loaded: Any
+    """lm_eval's Task or Group."""
+    source: str
+
+
+def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
+    """The tasks that are named. Raises DataError without lm_eval, and for a task that it cannot load."""
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise missing("lm_eval", "harness", extra="eval") from error
+    # It says at length what it does.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    all_local = include_path is not None or all("=" in name for name in names)
+    if include_path is not None and not include_path.is_dir():
+        raise ConfigError(f"include_path = {include_path}: no such folder.")
+    manager = TaskManager(
+        include_defaults=not all_local,
+        include_path=None if include_path is None else str(include_path),
+    )
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for asked in names:
+            name, _, file = asked.partition("=")
+            task_file = _task_file(name, Path(file), Path(folder)) if file else None
+            try:
+                loaded = manager.load([str(task_file) if task_file else name])
+            except Exception as error:  # whatever the harness, datasets or a task's own code raises
+                said = f"{type(error).__name__}: {error}"
+                raise DataError(f"{asked}: lm-evaluation-harness cannot load this task ({said}).") from None
+            several = loaded["groups"] if name in loaded["groups"] else loaded["tasks"]
+            source = Path(file).name if file else f"lm-eval {lm_eval.__version__}"
+            found += [HarnessTask(key, one, source) for key, one in several.items()]
+    return found
+
+
+def _task_file(name: str, file: Path, folder: Path) -> Path:
+    """A task file in `folder`: the harness's own of that name, with a local file as what it evaluates."""
+    import lm_eval
+
+    if not file.is_file():
+        raise DataError(f"{file}: no such file.")
+    tasks = Path(lm_eval.__file__).parent / "tasks"
+    named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
+    own = next((path for path in tasks.rglob(f"{name}.yaml") if named.search(path.read_text("utf-8"))), None)
+    if own is None:
+        raise ConfigError(
+            f"{name}: lm-evaluation-harness has no task file of this name. Give a folder with task files as "
+            "include_path, and the name of the task alone."
+        )
+    splits = _splits(own)
+    wanted = "test_split" if splits.get("test_split") else "validation_split"
+    path = folder / f"{name}.yaml"
+    # Examples for few-shot prompts come from the same split: the harness leaves out the question itself.
+    lines = {
+        "include": str(own),
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"local": str(file.absolute())}},
+        "training_split": None,
+        "fewshot_split": "local",
+        "test_split": None,
+        "validation_split": None,
+        wanted: "local",
+    }
+    # JSON is YAML.
+    path.write_text(json.dumps(lines), encoding="utf-8")
+    return path
+
+
+def _splits(path: Path) -> dict[str, str]:
+    """The splits that a task file or one that it includes names; null leaves one out."""
+    found = dict(SPLIT.findall(path.read_text("utf-8")))
+    included = _splits(path.parent / found.pop("include")) if "include" in found else {}
+    return {key: "" if value in ("null", "~") else value for key, value in {**included, **found}.items()}
+
+
+def ask_harness(
+    found: Evaluation,
+    tasks: Sequence[HarnessTask],
+    answers: Answers,
+    num_fewshot: int | None,
+    limit: int | None,
+) -> None:
+    """Let the harness ask; each task's result is written as soon as it is there."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    # The tasks are loaded; without a manager the harness would look through all of its own.
+    manager = TaskManager(include_defaults=False)
+    for task in tasks:
+        started = time.time()
+        results = simple_evaluate(
+            harness_model(answers),
+            tasks=[task.loaded],
+            num_fewshot=num_fewshot,
+            limit=limit,
+            task_manager=manager,
+        )
+        assert results is not None
+        own = results.get("groups", {}).get(task.name) or results["results"][task.name]
+        hashes = results.get("task_hashes") or {}
+        sha256 = hashlib.sha256("".join(f"{key} {hashes[key]}\n" for key in sorted(hashes)).encode())
+        samples = [one["effective"] for one in results["n-samples"].values()]
+        found.keep(
+            Outcome({"examples": sum(samples)}, _metrics(own), {}),
+            started,
+            name=file_name("harness", task.name),
+            task=f"lm-eval: {task.name}",
+            source=task.source,
+            source_sha256=sha256.hexdigest(),
+            split=None,
+            limit=limit,
+        )
+
+
+def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
+    """{metric: value and standard error} of "acc,none" and "acc_stderr,none"; a filter's name is kept."""
+    found = {}
+    for key, value in result.items():
+        metric, comma, kept = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        stderr = result.get(f"{metric}_stderr,{kept}")
+        name = metric if kept == "none" else f"{metric} ({kept})"
+        found[name] = Estimate(float(value), float(stderr) if isinstance(stderr, int | float) else None)
+    return found
+
+
+def harness_model(answers: Answers) -> Any:
+    """The model as the harness asks it: an lm_eval.api.model.TemplateLM."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    tokenizer, positions = answers.tokenizer, answers.positions
+
+    class Model(TemplateLM):
+        eot_token_id = tokenizer.eod_id
+        max_length = positions
+        max_gen_toks = min(MAX_GEN_TOKENS, positions // 2)
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return tokenizer.encode(string).tolist()
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            pairs = [(context, continuation) for _, context, continuation in requests]
+            return scored_pairs(pairs, answers)
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            pairs, ends = [], [0]
+            for request in requests:
+                windows = get_rolling_token_windows(
+                    self.tok_encode(request.args[0]), self.prefix_token_id, positions, context_len=1
+                )
+                pairs += [make_disjoint_window(window) for window in windows]
+                ends.append(len(pairs))
+            scores = [logprob for logprob, _ in scored_pairs(pairs, answers)]
+            return [sum(scores[first:last]) for first, last in itertools.pairwise(ends)]
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            asked = [
+                _generation(context, how, tokenizer, positions, self.max_gen_toks)
+                for context, how in (request.args[:2] for request in requests)
+            ]
+            texts = [""] * len(asked)
+            with Progress("generate", len(asked), "texts") as bar:
+                for number, text in answers.generate(asked):
+                    texts[number] = text
+                    bar.update()
+            return texts
+
+    return Model()
+
+
+def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
+    """(ln p of the continuation, whether it is greedy) of each (context, continuation) in tokens."""
+    cut = [fitted(context, continuation, answers.positions) for context, continuation in pairs]
+    # Choices of one question follow each other.
+    together = [list(group) for _, group in itertools.groupby(range(len(cut)), lambda number: cut[number][0])]
+    found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+    with Progress("score", len(pairs), "choices") as bar:
+        asked = (Asked(cut[group[0]][0], [cut[number][1] for number in group]) for group in together)
+        for place, scored in answers.score(asked):
+            for number, one in zip(together[place], scored, strict=True):
+                found[number] = (sum(one.logprobs), one.is_greedy)
+            bar.update(len(scored))
+    return found
+
+
+def _generation(
+    context: str, how: dict[str, Any], tokenizer: Tokenizer, positions: int, default_tokens: int
+) -> dict[str, Any]:
+    """A request for text in the engine's words. Raises ConfigError for what it does not know."""
+    how = dict(how)
+    until = how.pop("until", None) or []
+    names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+    most = next((value for name in names if (value := how.pop(name, None)) is not None), default_tokens)
+    if not 0 < most < positions:
+        raise ConfigError(
+            f"max_gen_toks = {most} must be 1 to {positions - 1:,}: the model has {positions:,} positions. "
+            "Set generation_kwargs.max_gen_toks in the task file."
+        )
+    temperature = float(how.pop("temperature", 1.0)) if how.pop("do_sample", False) else 0.0
+    how.pop("temperature", None)
+    known: dict[str, Any] = {
+        name: how.pop(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty") if name in how
+    }
+    if how:
+        raise ConfigError(f"generation_kwargs: {', '.join(how)}: the model does not know such a setting.")
+    tokens = tokenizer.encode(context).tolist() or [tokenizer.eod_id]
+    stops = tuple([until] if isinstance(until, str) else until)
+    generation = Generation.of(
+        {"max_new_tokens": int(most), "temperature": temperature, "top_k": 0, "stop": stops, **known}
+    )
+    return {**generation.to_dict(), "prompt": tokens[-(positions - most) :]}

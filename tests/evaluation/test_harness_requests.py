@@ -1,0 +1,82 @@
+"""What lm-evaluation-harness asks, in the engine's words; without the harness itself."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.evaluation_files import Estimate
+from nbtrain.evaluation import harness
+from nbtrain.evaluation.asked import Scored
+from tests.inference.made import tokenizer_in
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+def test_without_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(DataError) as refused:
+        harness.load_tasks(["hellaswag"])
+    assert str(refused.value) == (
+        "harness needs the package lm_eval, which is not installed. Install it with `pip install "
+        "'nbtrain[eval]'`."
+    )
+
+
+def test_choices_of_one_context_are_asked_together():
+    """In the order of the requests, whatever order the answers come in."""
+    asked = []
+
+    def score(questions):
+        asked.extend(questions)
+        for number in reversed(range(len(asked))):
+            yield number, [Scored([-float(one[0]), -1.0], one[0] == 5) for one in asked[number].continuations]
+
+    pairs = [([1, 2], [5]), ([1, 2], [6]), ([3], [7]), ([1, 2], [8])]
+    found = harness.scored_pairs(pairs, SimpleNamespace(positions=8, score=score))
+    assert [(one.context, one.continuations) for one in asked] == [
+        ([1, 2], [[5], [6]]),
+        ([3], [[7]]),
+        ([1, 2], [[8]]),
+    ]
+    assert found == [(-6.0, True), (-7.0, False), (-8.0, False), (-9.0, False)]
+
+
+def test_a_request_for_text(tokenizer):
+    """Greedy unless it says do_sample; the prompt is cut on the left to leave room."""
+    how = {"until": ["\n"], "max_gen_toks": 20, "temperature": 0.7}
+    request = harness._generation("a text " * 40, how, tokenizer, 96, 48)
+    assert (request["max_new_tokens"], request["temperature"], request["stop"]) == (20, 0.0, ("\n",))
+    assert request["prompt"] == tokenizer.encode("a text " * 40).tolist()[-76:]
+    assert how == {"until": ["\n"], "max_gen_toks": 20, "temperature": 0.7}
+    sampled = harness._generation("", {"do_sample": True, "top_p": 0.5, "until": "x"}, tokenizer, 96, 48)
+    assert (sampled["max_new_tokens"], sampled["temperature"], sampled["top_p"]) == (48, 1.0, 0.5)
+    assert sampled["prompt"] == [tokenizer.eod_id] and sampled["stop"] == ("x",)
+    for wrong, said in (
+        ({"max_gen_toks": 96}, "max_gen_toks = 96 must be 1 to 95: the model has 96 positions."),
+        ({"num_beams": 3}, "generation_kwargs: num_beams: the model does not know such a setting."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            harness._generation("a", wrong, tokenizer, 96, 48)
+        assert str(refused.value).startswith(said)
+
+
+def test_metrics_and_their_filters():
+    """Names of filters are kept; what is no number is none."""
+    result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 3}
+    result |= {"exact_match,strict": 1, "exact_match_stderr,strict": "N/A"}
+    assert harness._metrics(result) == {
+        "acc": Estimate(0.5, 0.1),
+        "exact_match (strict)": Estimate(1.0, None),
+    }
+
+
+def test_the_split_that_a_task_evaluates(tmp_path):
+    """Its own word, or that of the file it includes; null is none."""
+    (tmp_path / "base.yaml").write_text("test_split: test\nvalidation_split: 'dev'\n")
+    (tmp_path / "one.yaml").write_text("include: base.yaml\ntask: one\ntest_split: null\n")
+    assert harness._splits(tmp_path / "one.yaml") == {"test_split": "", "validation_split": "dev"}

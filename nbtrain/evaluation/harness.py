@@ -90,11 +90,11 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
 
 def _task_file(name: str, file: Path, folder: Path) -> Path:
     """A task file in `folder`: the harness's own of that name, with a local file as what it evaluates."""
-    import lm_eval
+    import lm_eval.tasks
 
     if not file.is_file():
         raise DataError(f"{file}: no such file.")
-    tasks = Path(lm_eval.__file__).parent / "tasks"
+    [tasks, *_] = map(Path, lm_eval.tasks.__path__)
     named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
     own = next((path for path in tasks.rglob(f"{name}.yaml") if named.search(path.read_text("utf-8"))), None)
     if own is None:

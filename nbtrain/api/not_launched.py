@@ -66,6 +66,12 @@ class NotLaunched:
 
         return plan(self.config)
 
+    def profile(self) -> None:
+        """There is no job: nothing to show."""
+
+    def timing(self) -> None:
+        """There is no job: nothing to show."""
+
     def job_page(self) -> None:
         """Say that there is no job."""
         print("There is no job: nothing was submitted.")

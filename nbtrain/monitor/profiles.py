@@ -33,6 +33,13 @@ class Profile:
         return files.read_json(self.page.with_suffix(".json")) or {}
 
     @property
+    def words_html(self) -> str:
+        """Its sentences, as a list."""
+        # A profile of an earlier version has none.
+        rows = "".join(f"<li>{html.escape(one)}</li>" for one in self.data.get("words", []))
+        return f"<ul>{rows}</ul>" if rows else ""
+
+    @property
     def picture(self) -> Path:
         return self.page.with_suffix(".svg")
 
@@ -45,6 +52,9 @@ class Profile:
         return self.page.read_text(encoding="utf-8")
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.words_html + self._repr_svg_()
 
     def _repr_svg_(self) -> str:
         return self.picture.read_text(encoding="utf-8")
@@ -61,7 +71,8 @@ class Profiles(list[Profile]):
     def _repr_html_(self) -> str:
         return "".join(
             f"<details{' open' if number == 0 else ''}><summary>rank {profile.rank}, up to step "
-            f"{profile.step}: {html.escape(profile.page.name)}</summary>{profile._repr_svg_()}</details>"
+            f"{profile.step}: {html.escape(profile.page.name)}</summary>{profile.words_html}"
+            f"{profile._repr_svg_()}</details>"
             for number, profile in enumerate(self)
         )
 

@@ -82,10 +82,10 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_eight():
+def test_there_are_ten():
     """The numbered notebooks of the README."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
-    names += ["06_cluster", "10_serve"]
+    names += ["06_cluster", "07_evaluate_and_export", "09_profile", "10_serve"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
@@ -300,6 +300,47 @@ def test_a_server_from_a_notebook(trial, tmp_path):
     assert answer == f"One day{stream}\n" and stream
     assert [prompt for prompt in prompts if f">>> {prompt!r}" in shown] == prompts
     assert "the server has ended" in shown
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
+    """07_evaluate_and_export: perplexity, baselines, questions, and the folder; a second call keeps it."""
+    from tests.evaluation import made as evaluated  # with torch, which every process of the tests would load
+
+    run = evaluated.run_with_data("evaluated")
+    tasks = {kind: str(path) for kind, path in evaluated.files_in(tmp_path).items()}
+    shown = texts(execute("07_evaluate_and_export", tmp_path / "out.ipynb", run=run.name, tasks=tasks))
+    for text in (
+        "evaluated, step 7",
+        "bits_per_byte",
+        "unigram",
+        "hellaswag",
+        "acc_norm",
+        "its logits are the run's",
+    ):
+        assert text in shown
+    assert (run.export / "hf" / "config.json").is_file()
+    found = {path.name for path in (run.evaluation / "global_step7").iterdir()}
+    assert found == {
+        "perplexity-small-valid.json",
+        "lambada.json",
+        "hellaswag.json",
+        "mmlu.json",
+        "multiple-choice.json",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_few_steps_are_profiled(trial, tmp_path):
+    """09_profile: words, the picture with its phases, and the plan; the run itself is not there."""
+    shown = texts(
+        execute("09_profile", tmp_path / "out.ipynb", run="gpt-tiny", overrides=f"{SMALL} name=seen")
+    )
+    assert "seen-profile: 6 steps on 1 rank(s)" in shown
+    for text in ("A step takes ", "The phases of the steps", "Memory, peak", "By the host&#x27;s clock"):
+        assert text in shown
+    assert not RunDir.named("seen").exists()
 
 
 @pytest.mark.slow

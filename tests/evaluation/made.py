@@ -92,9 +92,11 @@ def texts(count: int, seed: int = 3) -> list[str]:
     return [" ".join(chance.choices(words, k=chance.randint(1, 90))) for _ in range(count)]
 
 
-def run_with_data(overrides: dict[str, Any] | None = None, learnt_from: list[int] | None = None) -> RunDir:
-    """output/talks with a checkpoint and a dataset of 20 documents, whose split has 6 for validation."""
-    run = saved.save_run("talks", {**SPLIT, **(overrides or {})})
+def run_with_data(
+    name: str = "talks", overrides: dict[str, Any] | None = None, learnt_from: list[int] | None = None
+) -> RunDir:
+    """A run with a checkpoint and a dataset of 20 documents, whose split has 6 for validation."""
+    run = saved.save_run(name, {**SPLIT, **(overrides or {})})
     config = load_resolved(run.config_yaml)
     make_dataset(config, texts(20), learnt_from=learnt_from)
     manifest = dataset_of(config).manifest_json

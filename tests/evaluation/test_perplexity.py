@@ -78,7 +78,7 @@ def test_the_first_windows_alone(workspace):
 @pytest.mark.parametrize("change", ["data.inter_document_masking", "data.reset_position_ids"])
 def test_documents_apart(workspace, change):
     """If training kept them apart, so does the evaluation."""
-    run = made.run_with_data({change: True})
+    run = made.run_with_data(overrides={change: True})
     outcome, asked = answered(task_of(run))
     own = documents(run)
     assert outcome.counts["tokens"] == sum(len(one) - 1 for one in own)
@@ -90,7 +90,7 @@ def test_documents_apart(workspace, change):
 
 def test_what_is_not_learnt_is_not_counted(workspace):
     """Prompts of fine-tuning data; and what follows the end of a document, with eod_mask_loss."""
-    run = made.run_with_data({"data.packing": "best_fit"}, learnt_from=[3] * 20)
+    run = made.run_with_data(overrides={"data.packing": "best_fit"}, learnt_from=[3] * 20)
     outcome, _ = answered(task_of(run))
     expected = np.concatenate([one[max(3, 1) :] for one in documents(run)])
     assert outcome.counts["tokens"] == len(expected)
@@ -98,7 +98,7 @@ def test_what_is_not_learnt_is_not_counted(workspace):
 
 
 def test_eod_mask_loss(workspace):
-    run = made.run_with_data({"data.eod_mask_loss": True})
+    run = made.run_with_data(overrides={"data.eod_mask_loss": True})
     outcome, _ = answered(task_of(run))
     tokens = np.concatenate(documents(run))
     eod = Tokenizer.load(tokenizer_dir("small")).eod_id
@@ -125,7 +125,7 @@ def test_what_does_not_fit_the_run(workspace):
 
 
 def test_an_empty_split(workspace):
-    run = made.run_with_data({"data.split": "100,0,0", "evaluation.eval_iters": 0})
+    run = made.run_with_data(overrides={"data.split": "100,0,0", "evaluation.eval_iters": 0})
     with pytest.raises(DataError) as error:
         task_of(run)
     assert str(error.value) == (

@@ -1,4 +1,4 @@
-"""A profile as one SVG picture: time by category, the costliest operators, memory over the profiled steps.
+"""A profile as one SVG picture: time by category, phases, the costliest operators, memory over time.
 
 A browser and JupyterLab show it without further help, and a training run loads no plotting library.
 """
@@ -12,6 +12,14 @@ from nbtrain.train.profile.trace import CATEGORIES, shortened
 WIDTH, MARGIN, SPACE = 960, 24, 30
 OPERATORS, NAME_LETTERS = 15, 62
 ROW, MEMORY_HEIGHT = 20, 130
+LABEL_ROOM = 90
+PHASES = {
+    "data": "#e8710a",
+    "forward": "#1f77b4",
+    "backward": "#17a2b8",
+    "optimizer": "#9467bd",
+    "pipeline": "#d62728",
+}
 INK, SOFT = "#1f2328", "#6b7280"
 
 
@@ -21,7 +29,7 @@ def picture(summary: dict[str, Any]) -> str:
     line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {seconds / steps * 1e3:.4g} ms a step"
     parts = [_text(MARGIN, 30, summary["title"], size=16, weight="600"), _text(MARGIN, 50, line, color=SOFT)]
     bottom = 74
-    for draw in (_categories, _operators, _memory):
+    for draw in (_categories, _phases, _operators, _memory):
         pieces, bottom = draw(summary, bottom)
         parts += pieces
         bottom += SPACE
@@ -53,6 +61,42 @@ def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
             _text(left + 18, row, f"{name} {own / whole:.1%}"),
         ]
     return pieces, y + 58 + (len(shown) - 1) // 4 * ROW
+
+
+def _phases(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
+    """When each phase of the steps ran, a row each; nothing if the profile knows no phase."""
+    phases = {name: bars for name, bars in summary.get("timeline", {}).items() if bars}
+    if not phases:
+        return [], y - SPACE
+    whole = summary["seconds"] or 1.0
+    left, top, bottom = MARGIN + 100, y + 12, y + 12 + len(phases) * ROW
+    room = WIDTH - MARGIN - left
+    pieces = [_text(MARGIN, y, "The phases of the steps, by the host's clock", weight="600")]
+    for number, (name, bars) in enumerate(phases.items()):
+        row = top + number * ROW
+        own = sum(end - begin for begin, end in bars)
+        title = f"{name}: {own * 1e3:.4g} ms, {own / whole:.1%}"
+        pieces.append(_text(left - 8, row + 13, name, anchor="end"))
+        pieces += [
+            _bar(
+                left + room * begin / whole,
+                row + 2,
+                room * (end - begin) / whole,
+                ROW - 5,
+                PHASES.get(name, SOFT),
+                title,
+            )
+            for begin, end in bars
+        ]
+    labelled = 0.0
+    for number, end in enumerate([0.0, *summary["step_ends"]]):
+        x = left + room * min(end / whole, 1.0)
+        pieces.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}" stroke="{SOFT}"/>')
+        words = f"{end * 1e3:.4g} ms" if number else "0"
+        if x - labelled >= LABEL_ROOM:
+            pieces.append(_text(x, bottom + 16, words, color=SOFT, anchor="end" if number else "start"))
+            labelled = x
+    return pieces, bottom + 16
 
 
 def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:

@@ -1,4 +1,4 @@
-"""What a profile says, in a page: shares of the time, the costliest operators, the memory over time.
+"""What a profile says, in a page: sentences, shares of the time, costliest operators, memory over time.
 
     chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg (picture.py)
 
@@ -14,8 +14,9 @@ own, without the operators that it calls.
 """
 
 import gzip
+import itertools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ from nbtrain.train.profile.trace import (
     union,
     without,
 )
+from nbtrain.train.profile.words import words
 
 TOP_OPERATORS = 25
 TIMELINE_POINTS = 400
+TIMELINE_BARS = 500
 
 
 @dataclass
@@ -74,12 +77,23 @@ class ProfileSummary:
     """(seconds from the first step's start, bytes allocated); on CPU since the profile began."""
     peak_memory_bytes: int
     peak_memory_seconds: float
+    timeline: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """When each part ran, on the host's clock: seconds from the first step's start."""
+    step_ends: list[float] = field(default_factory=list)
+    """Seconds from the first step's start."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As its file holds it, with the sentences."""
+        own = asdict(self)
+        return {**own, "words": words(own)}
 
     def text(self) -> str:
         """The page."""
         lines = [
             f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
             f"{self.seconds / self.steps * 1e3:.4g} ms a step",
+            "",
+            *words(asdict(self)),
             "",
             *_table("where the time goes", self.categories, self.seconds),
         ]
@@ -115,7 +129,7 @@ def write_summary(trace_path: Path, title: str) -> Path:
     with gzip.open(trace_path) as stream:
         summary = summarize(json.load(stream), title)
     stem = trace_path.name.removesuffix(".trace.json.gz")
-    files.write_json(trace_path.with_name(f"{stem}.json"), asdict(summary))
+    files.write_json(trace_path.with_name(f"{stem}.json"), summary.to_dict())
     files.write_text(trace_path.with_name(f"{stem}.svg"), picture(asdict(summary)))
     target = trace_path.with_name(f"{stem}.txt")
     files.write_text(target, summary.text())
@@ -163,7 +177,25 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
         memory=_thinned(memory),
         peak_memory_bytes=peak[1],
         peak_memory_seconds=peak[0],
+        timeline=_timeline(parts, window),
+        step_ends=sorted((step["ts"] + step["dur"] - window[0]) / 1e6 for step in steps),
     )
+
+
+def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, list[tuple[float, float]]]:
+    """When each part ran; beyond TIMELINE_BARS, neighbours with the shortest gaps become one."""
+    found = {}
+    for name, intervals in parts.items():
+        clipped = [(max(begin, window[0]), min(end, window[1])) for begin, end in intervals]
+        bars = [(begin, end) for begin, end in clipped if end > begin]
+        if len(bars) > TIMELINE_BARS:
+            gaps = sorted(second[0] - first[1] for first, second in itertools.pairwise(bars))
+            least = gaps[len(bars) - TIMELINE_BARS - 1]
+            bars = union((begin, end + least) for begin, end in bars)
+            bars = [(begin, end - least) for begin, end in bars]
+        if bars:
+            found[name] = [((begin - window[0]) / 1e6, (end - window[0]) / 1e6) for begin, end in bars]
+    return found
 
 
 def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:

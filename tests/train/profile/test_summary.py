@@ -6,8 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from nbtrain.train.profile.picture import picture
-from nbtrain.train.profile.summary import summarize
+from nbtrain.train.profile.summary import TIMELINE_BARS, summarize
 from nbtrain.train.profile.trace import category_of, product_flops
+from nbtrain.train.profile.words import words
 
 MAIN, GLOO, STREAM = 1, 2, 7
 
@@ -151,10 +152,50 @@ def test_every_moment_of_a_step_on_a_gpu_has_one_category():
 def test_the_page():
     page = summarize(on_gpu(), "a run, rank 0, steps 3 to 4").text().splitlines()
     assert page[0] == "a run, rank 0, steps 3 to 4 | cuda | 2 steps, 0.001 s, 0.5 ms a step"
-    assert page[3] == "  matmul                 0.0002 s   20.0%  ########"
+    assert page[2] == "A step takes 0.5 ms. The largest shares are idle 55%, matmul 20%, attention 10%."
+    assert page[page.index("where the time goes") + 1] == (
+        "  matmul                 0.0002 s   20.0%  ########"
+    )
     assert "  and 0.0001 s of communication hidden by computation" in page
     assert "matrix products: 0.002 TFLOP, 2 TFLOP/s over the steps" in page
     assert page[-1] == "memory: peak 1.9 GiB, 0.2 ms after the first step's start"
+
+
+def test_the_words():
+    """What holds a step up, where memory peaks; nothing is said of what is not there."""
+    assert words(dataclasses.asdict(summarize(on_cpu()))) == [
+        "A step takes 1 ms. The largest shares are idle 36%, communication 20%, optimizer 15%.",
+        "By the host's clock the phases are optimizer 40%, forward 35%, data 5%; 20% is in none of them.",
+        "For 36% of the time no operator runs: Python works between the operators. Larger micro-batches make "
+        "this share smaller.",
+        "Communication holds the steps up for 20% of the time, and 20% of all communication is hidden by "
+        "computation.",
+        "The costliest operator is gloo:all_reduce: 25% of the time in 1 call.",
+        "Memory peaks at 4.9 KiB, in the forward pass in step 1 of the profile.",
+    ]
+    trace = {"traceEvents": [event("ProfilerStep#2", 0, 100, "user_annotation"), event("aten::mm", 0, 95)]}
+    assert words(dataclasses.asdict(summarize(trace))) == [
+        "A step takes 0.1 ms. The largest shares are matmul 95%, idle 5%.",
+        "The costliest operator is aten::mm: 95% of the time in 1 call.",
+    ]
+
+
+def test_when_each_phase_ran():
+    """In seconds from the first step; beyond the limit the shortest gaps are closed."""
+    summary = summarize(on_cpu())
+    micro = {
+        name: [tuple(round(at * 1e6) for at in bar) for bar in bars]
+        for name, bars in summary.timeline.items()
+    }
+    assert micro == {"data": [(0, 50)], "forward": [(50, 400)], "optimizer": [(500, 900)]}
+    assert summarize(on_gpu()).step_ends == pytest.approx([500e-6, 1000e-6])
+    steps = [event("ProfilerStep#2", 0, 10_000, "user_annotation")]
+    # 1,000 of them, with a gap of 5 after every second one and of 1 else.
+    begins = [10 * (number // 2) + 4 * (number % 2) for number in range(1000)]
+    steps += [event("nbtrain: forward", begin, 3, "user_annotation") for begin in begins]
+    [bars] = summarize({"traceEvents": steps}).timeline.values()
+    assert len(bars) == TIMELINE_BARS
+    assert [round(at * 1e6, 3) for at in bars[1]] == [10, 17]
 
 
 def test_a_trace_without_a_whole_step_is_refused():
@@ -223,5 +264,6 @@ def test_the_picture_is_well_formed_and_tells_every_share():
     root = ET.fromstring(drawn)
     texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
     assert texts[0] == "<run> & co"
+    assert {"The phases of the steps, by the host's clock", "optimizer", "0.5 ms", "1 ms"} <= set(texts)
     assert "matmul 20.0%" in texts and "Memory, peak 1.9 GiB" in texts
     assert any("a<b> & 'c'" in text for text in texts)

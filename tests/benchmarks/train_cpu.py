@@ -2,6 +2,7 @@
 
     python tests/benchmarks/train_cpu.py [--model gpt] [--rounds 5] [--seconds 20] [--compiled] [--layouts]
                                          [--trainer] [--precision masters] [--threads 2] [--dropout 0]
+    python tests/benchmarks/train_cpu.py --in-turn [--model llama] [--rounds 20]
 
 (a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel or, with --model llama or
 llama-tiny, LlamaForCausalLM in the same loop. (c) with --trainer, transformers' Trainer with DeepSpeed (ZeRO
@@ -18,12 +19,14 @@ the CPU seconds, between the ends of its first and last step. Prints the medians
 ratios: to the bare loop, to the fastest transformers, and of the gains of bf16 and of compiling to the bare
 loop's own. Asserts nothing. Wants a quiet machine: check the load first. A stopped contender keeps its
 memory: with --layouts one --precision at a time fits 24 GiB. Tokens per CPU second and their ratios, round by
-round, stand up to a busy one with --threads 1.
+round, stand up to a busy one with --threads 1. So does --in-turn: (a) and (b) in one process of one thread in
+fp32, a step of each after the other, and the ratios of their CPU seconds.
 """
 
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -128,6 +131,45 @@ def loop(kind: str, shape: Shape, precision: str, compiled: bool, dropout: float
             step += 1
             stream.write(f"{time.time()}\n")
             stream.flush()
+
+
+def in_turn(options: argparse.Namespace) -> None:
+    """CPU seconds of a step of our model and of transformers', alternating, by part."""
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    shape = SHAPES[options.model]
+    models = {"bare": bare_model(shape, 0.0), "transformers": transformers_model(shape, 0.0)}
+    optimizers = {
+        name: torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True) for name, model in models.items()
+    }
+    batches = torch.randint(shape.vocab, (options.rounds + 1, BATCH, shape.seq + 1))
+    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in models}
+    for sequences in batches:
+        tokens, labels = sequences[:, :-1], sequences[:, 1:]
+        for name, model in models.items():
+            times = [time.process_time()]
+            loss = model(tokens, labels) if name == "bare" else model(tokens, labels=tokens).loss
+            times.append(time.process_time())
+            loss.backward()
+            times.append(time.process_time())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizers[name].step()
+            optimizers[name].zero_grad(set_to_none=True)
+            times.append(time.process_time())
+            seconds[name].append((*(b - a for a, b in itertools.pairwise(times)), times[-1] - times[0]))
+    print(f"{options.model}, 1 thread, fp32, CPU ms of a step, medians of {options.rounds}; load now "
+          f"{os.getloadavg()[0]:.1f}")  # fmt: skip
+    for place, part in enumerate(("forward", "backward", "optimizer", "step")):
+        # The first step of each warms up.
+        ours, theirs = ([step[place] for step in seconds[name][1:]] for name in models)
+        ratios = statistics.quantiles((b / a for a, b in zip(ours, theirs, strict=True)), n=4)
+        print(
+            f"  {part:<10} bare {1e3 * statistics.median(ours):,.0f}, transformers "
+            f"{1e3 * statistics.median(theirs):,.0f}; transformers over bare {ratios[1]:.3f} (quartiles "
+            f"{ratios[0]:.3f} and {ratios[2]:.3f})"
+        )
 
 
 def bare_model(shape: Shape, dropout: float):
@@ -410,12 +452,16 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="all when not given")
     parser.add_argument("--layouts", action="store_true", help="ours on two ranks, in each layout, too")
     parser.add_argument("--trainer", action="store_true", help="transformers' Trainer with DeepSpeed, too")
+    parser.add_argument("--in-turn", action="store_true", help="both models in one process")
     parser.add_argument("--contender", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
         kind, model, precision, compiled, log = options.contender
         play = trainer if kind == "trainer" else functools.partial(loop, kind)
         play(SHAPES[model], precision, bool(int(compiled)), options.dropout, Path(log))
+        return
+    if options.in_turn:
+        in_turn(options)
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
     # Whoever ends the contest ends the contenders, stopped ones too.

@@ -31,6 +31,9 @@ LAST_SECONDS = 5.0
 # Open connections, idle ones included; more of them are answered with 503.
 MOST_CONNECTIONS = 1024
 BACKLOG = 512
+# nginx's. OpenAI's client gives up an idle connection after 5 s, and so does uvicorn by itself: a
+# request that was sent just then found its connection closed.
+KEEP_ALIVE_SECONDS = 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -94,6 +97,7 @@ async def _serve(
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(options.grace_seconds + LAST_SECONDS),
         lifespan="on",
     )

@@ -134,7 +134,9 @@ async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: b
             else:
                 text = answer.choices[0].text
         except openai.APIError as error:
-            seen.good[type(error).__name__] += 1
+            # A connection that fails says no more than that; its cause does.
+            cause = f" ({error.__cause__!r})" if error.__cause__ is not None else ""
+            seen.good[type(error).__name__ + cause] += 1
             await asyncio.sleep(0.2)
             continue
         seen.tokens += count

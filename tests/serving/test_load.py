@@ -12,7 +12,7 @@ from tests.serving.load import figures, load, table
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.soak)])
 def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
     """No wrong text, no status of 500, nothing left behind."""
     run = saved.save_run("loaded")

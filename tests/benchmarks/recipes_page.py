@@ -24,7 +24,6 @@ Written by `python -m tests.benchmarks.recipes --page` from the records of
 
 ```
 {command}
-python -m tests.benchmarks.recipes --speed
 ```
 
 `recipe: gpt3` is GPT-3's: LayerNorm, GELU, learned positions, biases; AdamW (0.9, 0.95, decay 0.1); a
@@ -32,8 +31,9 @@ cosine after a warm-up. `recipe: modern` is Llama's layers with norms of queries
 rotary positions, no biases), Muon for the blocks' matrices and AdamW for the rest, and a rate that falls in
 the last fifth (WSD). Both have as many parameters, within 1 %, the same samples in the same order, the same
 batch, warm-up (5 %), decay of weights and clipping, no dropout, and one learning rate for all parameters.
-Each rate was searched by itself: four of them a factor of two apart, and more as long as the best was the
-lowest or the highest.
+The command searches each rate by itself: four of them a factor of two apart with one seed, and more as long
+as the best is the lowest or the highest; then two more seeds at the best rate, and shorter runs of the modern
+recipe. It goes on from what it has; this page is of the runs below and no others.
 """
 
 SHOWS = """
@@ -41,13 +41,20 @@ SHOWS = """
 
 - Validation losses are means over {validation} held-out tokens, the same for all. A run's loss is that of its
   end, where its rate has come down; curves on the way to it are of rates that are still high.
-- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on, each with a
-  schedule of its own.
-- CPU seconds of a token were measured alternating, each alone on one thread, optimizer and data included.
-  On a GPU, Newton-Schulz takes another share of a step, and in bf16 another one again.
-- These are models of 3.5 and 14 million parameters on little text, with the batch of the demo. Nothing is
+{more}- These are models of {models} million parameters on little text, with the batch of the demo. Nothing is
   said of larger models, longer runs or other batches; the best rates hold for these sizes only.
 - The gain is that of the whole recipe. Which part gives how much was not measured.
+"""
+LENGTHS = """- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on,
+  each with a schedule of its own.
+"""
+SPEED = """- CPU seconds of a token were measured alternating, each on one thread, optimizer and data
+  included, beside other work; recipes.json has every round. On a GPU, Newton-Schulz takes another share of a
+  step, and in bf16 another one again.
+"""
+UNFINISHED = """- **{size}: the search is not finished** ({done}).
+  Neither recipe is known at its best rate, a badly tuned baseline flatters the other recipe, and a single
+  seed has no spread: the figures do not say which recipe learns faster.
 """
 
 
@@ -56,13 +63,48 @@ def write(bench: Bench, to: Path) -> None:
     records = bench.records()
     (to / "recipes.json").write_text(json.dumps(records, indent=1) + "\n")
     sizes = [size for size in SIZES if any(one["size"] == size and "loss" in one for one in records)]
-    parts = [HEAD.format(command=COMMAND), "![loss against tokens](recipes.png)\n"]
+    command = f"{COMMAND} --size {' '.join(sizes)}"
+    if any("cpu_seconds_per_token" in one for one in records):
+        command += f"\n{command} --speed"
+    parts = [HEAD.format(command=command), "![loss against tokens](recipes.png)\n"]
     parts += [part for size in sizes for part in _section(bench, size, _of(records, size))]
-    parts.append(SHOWS.format(validation=", ".join(_held_out(size) for size in sizes)))
+    parts.append(_shows({size: _of(records, size) for size in sizes}))
     (to / "recipes.md").write_text("\n".join(part.strip("\n") + "\n" for part in parts))
     _picture({size: _of(records, size) for size in sizes}).savefig(
         to / "recipes.png", dpi=110, metadata={"Software": None}
     )
+
+
+def _shows(by_size: dict[str, list[Record]]) -> str:
+    """The last section: only what the records have."""
+    more = "".join(
+        UNFINISHED.format(size=size, done=done)
+        for size, records in by_size.items()
+        if (done := unfinished(size, records)) is not None
+    )
+    found = [one for records in by_size.values() for one in records]
+    more += LENGTHS * any(
+        len(losses_by_length(each)) > 1 for each in by_size.values() if whole(each, "modern")
+    )
+    more += SPEED * any("cpu_seconds_per_token" in one for one in found)
+    models = " and ".join({"tiny": "3.5", "14m": "14"}[size] for size in by_size)
+    return SHOWS.format(validation=", ".join(_held_out(size) for size in by_size), more=more, models=models)
+
+
+def unfinished(size: str, records: Sequence[Record]) -> str | None:
+    """What there is of a size, if that is less than the command makes."""
+    words, ended = [], True
+    for arm in ARMS:
+        runs = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
+        losses = {one["lr"]: one["loss"] for one in runs}
+        best = min(losses, key=losses.__getitem__, default=None)
+        inside = best is not None and min(losses) < best < max(losses)
+        seeds = len(at_best(records, arm)) if runs else 0
+        ended &= len(losses) >= len(SIZES[size].rates[arm]) and inside and seeds == len(SEEDS)
+        words.append(
+            f"{TITLES[arm]}: {len(losses)} of {len(SIZES[size].rates[arm])} rates, {seeds} of 3 seeds"
+        )
+    return None if ended else "; ".join(words)
 
 
 def _of(records: Sequence[Record], size: str) -> list[Record]:
@@ -153,7 +195,7 @@ def _seeds(found: dict[str, list[Record]]) -> str:
             f"| {TITLES[arm]} | {runs[0]['lr']:g} | {len(losses)} | {statistics.mean(losses):.4f} | "
             f"{min(losses):.4f} to {max(losses):.4f} |"
         )
-    return "At its best rate:\n\n" + "\n".join(rows)
+    return "At the best of these rates:\n\n" + "\n".join(rows)
 
 
 def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
@@ -174,7 +216,7 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
         rows.append(row("modern", count, str(len(losses)), statistics.mean(losses)))
     needed = tokens_to(records, goal)
     if needed is None:
-        return "Lengths:\n\n" + "\n".join([*head, *rows])
+        return "Whole runs:\n\n" + "\n".join([*head, *rows]) + passed(found)
     rows.append(row("modern", needed, "between", goal))
     words = (
         f"**Tokens to GPT-3's loss: {amounts.count(needed)}, {100 * needed / tokens:.0f} % of its "
@@ -187,6 +229,23 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
             f"{1e3 * seconds['modern']:.3f} ms."
         )
     return "Each length with its own schedule:\n\n" + "\n".join([*head, *rows]) + f"\n\n{words}"
+
+
+def passed(found: dict[str, list[Record]]) -> str:
+    """When the modern recipe's curve is at the loss that GPT-3's ends at; "" if it never is."""
+    goal, one = found["gpt3"][0]["loss"], found["modern"][0]
+    step = SIZES[one["size"]].tokens_per_step
+    curve = sorted((int(at) * step, loss) for at, loss in one["validation"].items())
+    for (few, high), (many, low) in itertools.pairwise(curve):
+        if high >= goal >= low:
+            tokens = few + (high - goal) / (high - low) * (many - few)
+            rates = f"{one['lr']:g}", f"{found['gpt3'][0]['lr']:g}"
+            return (
+                f"\n\nThe run of {TITLES['modern']} (rate {rates[0]}) passed {goal:.4f}, the loss at which "
+                f"that of {TITLES['gpt3']} (rate {rates[1]}) ended, after {amounts.count(tokens)} of its "
+                f"{amounts.count(one['tokens'])} tokens."
+            )
+    return ""
 
 
 def _picture(by_size: dict[str, list[Record]]) -> Any:

@@ -77,7 +77,7 @@ ALLOWED = {
         {"config", "corpus"},
         {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
-    "evaluation": ({"config", "corpus", "dataset"}, {"numpy", "lm_eval"}),
+    "evaluation": ({"config", "corpus", "dataset"}, {"numpy", "orjson", "urllib3", "lm_eval"}),
     "monitor": ({"config"}, {"orjson", "psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),

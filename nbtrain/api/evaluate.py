@@ -1,5 +1,6 @@
 """nb.evaluate: a run's checkpoint on prepared data and on files of questions."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,24 +35,31 @@ def evaluate(
     harness: str | Sequence[str] = (),
     include_path: PathLike | None = None,
     num_fewshot: int | None = None,
+    judge_questions: PathLike | None = None,
+    judge_url: str = "",
+    judge_model: str = "",
+    judge_token_env: str = "",
     dtype: str = "auto",
     tensor_parallel_size: int | None = None,
 ) -> "Evaluation":
     """Perplexity on prepared data, and scores on files of questions, of the newest checkpoint or of `step`'s.
 
-    Without `data`, `tasks` and `harness`, the data is the run's own validation data. `data` is the name of
-    a dataset or the prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's
-    data.split) or all; without it, valid for the run's own data and all for other data. `tasks` is {format:
-    a file of JSON lines, or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md).
-    `limit` takes the first windows or questions only. `harness` names tasks of lm-evaluation-harness (extra
-    `eval`): NAME=FILE puts its task on local JSON lines, `include_path` is a folder with task files of
-    yours, and `num_fewshot` says how many examples come first. Everything is checked before the model is
-    loaded. Results have standard errors, are written to evaluation/ in the run's directory and stand in
-    nb.compare; a cell shows a table.
+    Without `data`, `tasks`, `harness` and `judge_questions`, the data is the run's own validation data.
+    `data` is the name of a dataset or the prefix of a .bin/.idx, or several. `split` is valid, test, train
+    (by the run's data.split) or all; without it, valid for the run's own data and all for other data.
+    `tasks` is {format: a file of JSON lines, or several}: lambada, hellaswag, mmlu or multiple_choice
+    (docs/evaluation.md). `limit` takes the first windows or questions only. `harness` names tasks of
+    lm-evaluation-harness (extra `eval`): NAME=FILE puts its task on local JSON lines, `include_path` is a
+    folder with task files of yours, and `num_fewshot` says how many examples come first. `judge_questions`
+    is a file of open questions, in the form of MT-bench, whose answers the model `judge_model` at
+    `judge_url` (OpenAI's interface) rates; its token is in the environment variable NBTRAIN_JUDGE_TOKEN, or
+    `judge_token_env`. Everything is checked before the model is loaded. Results have standard errors, are
+    written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
     """
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.evaluate import Evaluation, ask
     from nbtrain.evaluation.harness import ask_harness, load_tasks
+    from nbtrain.evaluation.judge import TOKEN_VARIABLE, Judge, JudgedQuestions, judged_record
     from nbtrain.serving.resident import RESIDENT
 
     opened = open_run(run)
@@ -63,27 +71,53 @@ def evaluate(
     loading = loading_of(opened, step, dtype, tensor_parallel_size)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     names = [harness] if isinstance(harness, str) else [text("harness", name) for name in harness]
-    wanted = _tasks(config, tokenizer, data, tasks, split, first) if data or tasks or not names else []
+    wanted = (
+        _tasks(config, tokenizer, data, tasks, split, first)
+        if data or tasks or not (names or judge_questions)
+        else []
+    )
     folder = None if include_path is None else _path(include_path)
     harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
+    judged = judge = None
+    if judge_questions is not None:
+        judge = Judge(text("judge_url", judge_url), judge_model, judge_token_env or TOKEN_VARIABLE)
+        judged = JudgedQuestions(_file(judge_questions), first)
     try:
         directory.evaluation.mkdir(exist_ok=True)
     except OSError as error:
         raise RecordError(f"{not_allowed(error)}.") from None
     with RESIDENT.used(loading) as engine:
-        answers = _Engine(engine, tokenizer, config.model.seq_length)
+        answers = _Engine(engine, tokenizer, config)
+        if judged:
+            answers.refuse_without_template()
         found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
         ask(found, wanted, answers.score)
         if harness_tasks:
             ask_harness(found, harness_tasks, answers, shots, first)
-        return found
+        if judged:
+            started = time.time()
+            judged.answer(answers)
+    # The model is not needed while the judge works.
+    if judged and judge:
+        beside = directory.evaluation / f"global_step{found.step}" / f"{judged.name}.jsonl"
+        judged.write_answers(beside)
+        try:
+            outcome = judged.judge(judge)
+        finally:
+            # Also what was rated before the judge failed.
+            judged.write_answers(beside)
+        found.keep(outcome, started, **judged_record(judged, judge))
+    return found
 
 
 class _Engine:
     """The resident model as evaluations ask it."""
 
-    def __init__(self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int):
-        self.tokenizer, self.positions, self._engine = tokenizer, positions, engine
+    def __init__(self, engine: "EngineProcess", tokenizer: "Tokenizer", config: RunConfig):
+        from nbtrain.serving.chat import template_of
+
+        self.tokenizer, self.positions, self._engine = tokenizer, config.model.seq_length, engine
+        self._template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
     def score(self, asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
@@ -106,6 +140,38 @@ class _Engine:
                 yield number, "".join(pieces.pop(number, ()))
             elif "text" in event:
                 pieces.setdefault(number, []).append(event["text"])
+
+    def refuse_without_template(self) -> None:
+        """Raises ConfigError if the run was not trained on conversations."""
+        from nbtrain.serving.refusals import Refusal
+
+        try:
+            self._template.prompt([{"role": "user", "content": "?"}])
+        except Refusal:
+            raise ConfigError(
+                "judge_questions need a model that answers: the data.sources of this run hold no "
+                "conversations (kind: chat or alpaca), so there is no template for a question."
+            ) from None
+
+    def chat(
+        self, conversations: list[list[dict[str, str]]], most_new_tokens: int
+    ) -> Iterator[tuple[int, str]]:
+        """(number, the next answer) of conversations, greedily; a long one loses its beginning."""
+        from nbtrain.config.generation import Generation
+
+        prompts = [self._template.prompt(messages) for messages in conversations]
+        requests = [
+            {
+                **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
+                "prompt": prompt.pieces,
+                "max_new_tokens": None,
+                "most_new_tokens": most_new_tokens,
+                "slides": True,
+            }
+            for prompt in prompts
+        ]
+        for number, said in self.generate(requests):
+            yield number, said.removesuffix(prompts[number].suffix).strip()
 
 
 def _tasks(

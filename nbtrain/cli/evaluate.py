@@ -27,6 +27,13 @@ def add_verbs(under: Any) -> None:
     one.add_argument(
         "--num-fewshot", type=int, metavar="COUNT", help="examples before each question of --harness"
     )
+    text = "open questions as MT-bench has them, whose answers a judge rates"
+    one.add_argument("--judge-questions", metavar="FILE", help=text)
+    text = "of the judge: what comes before /chat/completions"
+    one.add_argument("--judge-url", default="", metavar="URL", help=text)
+    one.add_argument("--judge-model", default="", metavar="NAME", help="of the judge, as its server calls it")
+    text = "environment variable with the judge's token (default NBTRAIN_JUDGE_TOKEN)"
+    one.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
     one.add_argument("--limit", type=int, metavar="COUNT", help="the first windows or questions only")
     one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
     one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
@@ -53,6 +60,10 @@ def evaluate(options: argparse.Namespace) -> None:
         "harness",
         "include_path",
         "num_fewshot",
+        "judge_questions",
+        "judge_url",
+        "judge_model",
+        "judge_token_env",
         "dtype",
         "tensor_parallel_size",
     )

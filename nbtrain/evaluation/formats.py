@@ -33,7 +33,7 @@ class Question(NamedTuple):
     group: str | None = None
 
 
-class _Line:
+class Line:
     """One line's object: its fields, with errors that say where they stand."""
 
     def __init__(self, value: Any, where: str):
@@ -51,12 +51,12 @@ class _Line:
             raise self.wrong(f"{name} is {_kind(value)}, not text")
         return value
 
-    def texts(self, name: str) -> list[str]:
+    def texts(self, name: str, least: int = 2) -> list[str]:
         value = self._get(name)
         if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
             raise self.wrong(f"{name} is no list of texts that are not empty")
-        if not 2 <= len(value) <= len(LETTERS):
-            raise self.wrong(f"{name} has {len(value)} entries: 2 to {len(LETTERS)} are needed")
+        if not least <= len(value) <= len(LETTERS):
+            raise self.wrong(f"{name} has {len(value)} entries: {least} to {len(LETTERS)} are needed")
         return value
 
     def number(self, name: str, count: int, letters: bool = False) -> int:
@@ -82,7 +82,7 @@ class _Line:
         return self.value[name]
 
 
-def _lambada(line: _Line) -> Question:
+def _lambada(line: Line) -> Question:
     text = line.text("text")
     context, blank, word = text.rpartition(" ")
     if not blank or not context.strip() or not word:
@@ -90,7 +90,7 @@ def _lambada(line: _Line) -> Question:
     return Question(context, [f" {word}"], [len(word)], 0)
 
 
-def _hellaswag(line: _Line) -> Question:
+def _hellaswag(line: Line) -> Question:
     endings = [_plain(ending) for ending in line.texts("endings")]
     context = f"{line.text('activity_label')}: {line.text('ctx_a')} {line.text('ctx_b', '').capitalize()}"
     return _of_choices(_plain(context), endings, line.number("label", len(endings)), None)
@@ -102,7 +102,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def _mmlu(line: _Line) -> Question:
+def _mmlu(line: Line) -> Question:
     choices = line.texts("choices")
     letters = list(LETTERS[: len(choices)])
     subject = line.text("subject", "")
@@ -114,7 +114,7 @@ def _mmlu(line: _Line) -> Question:
     return _of_choices(head + context, letters, gold, subject or None)
 
 
-def _multiple_choice(line: _Line) -> Question:
+def _multiple_choice(line: Line) -> Question:
     choices = line.texts("choices")
     group = line.text("group", "")
     return _of_choices(line.text("context"), choices, line.number("answer", len(choices)), group or None)
@@ -126,7 +126,7 @@ def _of_choices(context: str, choices: list[str], gold: int, group: str | None) 
     )
 
 
-FORMATS: dict[str, Callable[[_Line], Question]] = {
+FORMATS: dict[str, Callable[[Line], Question]] = {
     "lambada": _lambada,
     "hellaswag": _hellaswag,
     "mmlu": _mmlu,
@@ -141,13 +141,13 @@ def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Ques
     """
     if (question_of := FORMATS.get(kind)) is None:
         raise ConfigError(f"{kind}: no such task. There are: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
-    questions = [question_of(_Line(value, where)) for where, value in _lines(path)]
+    questions = [question_of(Line(value, where)) for where, value in lines_of(path)]
     if not questions:
         raise DataError(f"{path}: holds no line.")
     return questions[:limit]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, its JSON value) of each line that is not blank."""
     try:
         with path.open("rb") as stream:

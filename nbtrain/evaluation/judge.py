@@ -1,0 +1,271 @@
+"""Conversations that a judge rates: open questions of one or several turns, in the form of MT-bench.
+
+    {"question_id", "category", "turns": ["first question", "then"], ["reference": ["an answer", ...]]}
+
+The model answers a question's turns one after the other, greedily, in the template of its run. A judge, a
+model behind OpenAI's interface that the user names, rates each answer from 1 to 10 (MT-bench's single-answer
+grading, arXiv:2306.05685, section 3.1, in other words). Answers, ratings and the judge's reasons lie beside
+the record.
+
+    score           mean over questions of the mean over their turns
+    score_turn_<n>  mean over questions of one turn
+
+The judge's token is read from an environment variable. It is in no record and in no message.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import urllib3
+from urllib3.util import Retry, Timeout
+
+from nbtrain.base import files
+from nbtrain.base.addresses import redacted
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.evaluation_files import file_name
+from nbtrain.base.progress import Progress
+from nbtrain.base.terminal import printable
+from nbtrain.evaluation.asked import Outcome
+from nbtrain.evaluation.estimates import mean
+from nbtrain.evaluation.formats import Line, lines_of
+
+TOKEN_VARIABLE = "NBTRAIN_JUDGE_TOKEN"
+MOST_NEW_TOKENS = 1024
+JUDGE_TOKENS = 1024
+# Requests to the judge at one time; more are answered with 429 by many services.
+AT_ONCE = 4
+ATTEMPTS = 5
+BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
+READ_SECONDS = 300.0
+# Answers without a rating are asked for again so often.
+RATINGS_ASKED = 2
+RATING = re.compile(r"\[\[\s*(\d{1,2}(?:\.\d+)?)\s*\]\]")
+INSTRUCTIONS = (
+    "You judge the answers of an assistant. Be impartial. Consider whether the last answer is helpful, "
+    "relevant, correct, deep enough and detailed enough for the last question of the "
+    "conversation{with_reference}. Explain your judgement in a few sentences. Then rate the last answer "
+    "from 1 (useless) to 10 (excellent), in exactly this form: Rating: [[5]]"
+)
+
+Conversation = list[dict[str, str]]
+"""Messages: {"role", "content"}."""
+
+
+@dataclass
+class Judged:
+    """A question, the model's answers, and what the judge said of each."""
+
+    question_id: str
+    category: str | None
+    turns: list[str]
+    reference: list[str]
+    answers: list[str] = field(default_factory=list)
+    ratings: list[float | None] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def conversation(self, turn: int, answered: bool) -> Conversation:
+        """Up to question number `turn`, with its answer if it is `answered`."""
+        messages = []
+        for number in range(turn + 1):
+            messages.append({"role": "user", "content": self.turns[number]})
+            if number < turn or answered:
+                messages.append({"role": "assistant", "content": self.answers[number]})
+        return messages
+
+
+class Chats(Protocol):
+    """The model that is judged."""
+
+    def chat(self, conversations: list[Conversation], most_new_tokens: int) -> Iterator[tuple[int, str]]:
+        """(number, the next answer) of conversations, in any order."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model behind OpenAI's interface, e.g. Judge("https://api.example.com/v1", "judge-70b")."""
+
+    url: str
+    """What comes before /chat/completions."""
+    model: str
+    token_variable: str = TOKEN_VARIABLE
+    """The environment variable that holds the token."""
+
+    def __post_init__(self) -> None:
+        if not re.match(r"https?://[^/\s]+", self.url):
+            raise ConfigError(f"judge_url = {redacted(self.url)!r} must begin with http:// or https://.")
+        if not self.model:
+            raise ConfigError("judge_model is empty: name the model that judges, as its server calls it.")
+
+    def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
+        """(the rating of the last answer or None, the judge's words). Raises DataError without an answer."""
+        shown = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in conversation)
+        if reference:
+            shown += f"\n\n[reference answer to the last question]\n{reference}"
+        with_reference = ", and whether it agrees with the reference answer" if reference else ""
+        messages = [
+            {"role": "system", "content": INSTRUCTIONS.format(with_reference=with_reference)},
+            {"role": "user", "content": shown},
+        ]
+        said = ""
+        for attempt in range(RATINGS_ASKED):
+            said = self._ask(messages, temperature=0.0 if attempt == 0 else 0.7)
+            if (found := RATING.findall(said)) and 1 <= float(found[-1]) <= 10:
+                return float(found[-1]), said
+        return None, said
+
+    def _ask(self, messages: Conversation, temperature: float) -> str:
+        address = f"{self.url.rstrip('/')}/chat/completions"
+        where = redacted(address)
+        headers = {"Content-Type": "application/json"}
+        if token := os.environ.get(self.token_variable):
+            headers["Authorization"] = f"Bearer {token}"
+        asked = {
+            "model": self.model,
+            "messages": messages,
+            "temperature": temperature,
+            "max_tokens": JUDGE_TOKENS,
+        }
+        retry = Retry(
+            ATTEMPTS, allowed_methods=None, status_forcelist=BUSY, backoff_factor=1.0, raise_on_status=False
+        )
+        try:
+            answer = urllib3.request(
+                "POST",
+                address,
+                body=orjson.dumps(asked),
+                headers=headers,
+                retries=retry,
+                redirect=False,
+                timeout=Timeout(connect=30.0, read=READ_SECONDS),
+            )
+        except urllib3.exceptions.HTTPError as error:
+            kind = getattr(error, "reason", None) or error
+            raise DataError(f"{where}: the judge cannot be reached ({type(kind).__name__}).") from None
+        if answer.status != 200:
+            hint = "" if token else f" ${self.token_variable} holds no token."
+            hint = hint if answer.status in (401, 403) else ""
+            words = _message(answer.data)
+            raise DataError(f"{where}: the judge answered {answer.status}{words and f': {words}'}.{hint}")
+        try:
+            return str(orjson.loads(answer.data)["choices"][0]["message"]["content"] or "")
+        except (ValueError, LookupError, TypeError):
+            raise DataError(f"{where}: the answer is no chat completion of OpenAI's interface.") from None
+
+
+def _message(body: bytes) -> str:
+    """What an error of OpenAI's interface says; nothing of a body that is none."""
+    try:
+        return printable(str(orjson.loads(body)["error"]["message"])[:300]).rstrip(".")
+    except (ValueError, LookupError, TypeError):
+        return ""
+
+
+class JudgedQuestions:
+    """A file of questions. Raises DataError, with the line, for one that is none."""
+
+    def __init__(self, path: Path, limit: int | None = None):
+        self.source, self.limit = path.name, limit
+        found = [
+            _question(Line(value, where), number) for number, (where, value) in enumerate(lines_of(path))
+        ]
+        if not found:
+            raise DataError(f"{path}: holds no line.")
+        self.source_sha256 = files.sha256_of(path)
+        self.name = file_name("judged", path.stem)
+        self.questions = found[:limit]
+
+    def answer(self, chats: Chats, most_new_tokens: int = MOST_NEW_TOKENS) -> None:
+        """Let the model answer all turns, each turn of all questions together."""
+        longest = max(len(one.turns) for one in self.questions)
+        with Progress(
+            f"{self.name}, answers", sum(len(one.turns) for one in self.questions), "answers"
+        ) as bar:
+            for turn in range(longest):
+                asked = [one for one in self.questions if turn < len(one.turns)]
+                conversations = [one.conversation(turn, answered=False) for one in asked]
+                for number, text in chats.chat(conversations, most_new_tokens):
+                    asked[number].answers.append(text)
+                    bar.update()
+
+    def judge(self, judge: Judge) -> Outcome:
+        """Have all answers rated. Raises DataError if the judge cannot be asked, or rates nothing."""
+        places = [(one, turn) for one in self.questions for turn in range(len(one.turns))]
+
+        def rate(place: tuple[Judged, int]) -> tuple[float | None, str]:
+            one, turn = place
+            reference = one.reference[turn] if turn < len(one.reference) else ""
+            return judge.rate(one.conversation(turn, answered=True), reference)
+
+        with (
+            Progress(f"{self.name}, ratings", len(places), "ratings") as bar,
+            ThreadPoolExecutor(AT_ONCE) as pool,
+        ):
+            try:
+                for (one, _), (rating, reason) in zip(places, pool.map(rate, places)):
+                    one.ratings.append(rating)
+                    one.reasons.append(reason)
+                    bar.update()
+            except BaseException:
+                # The rest is not asked: every request may cost.
+                pool.shutdown(cancel_futures=True)
+                raise
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        rated = [rating for one in self.questions for rating in one.ratings if rating is not None]
+        missing = sum(len(one.ratings) for one in self.questions) - len(rated)
+        if not rated:
+            said = self.questions[0].reasons[0][:200]
+            raise DataError(f"the judge gave no rating in the form [[5]]. It said: {said!r}.")
+        metrics = {"score": mean(_means(self.questions))}
+        longest = max(len(one.turns) for one in self.questions)
+        for turn in range(longest) if longest > 1 else ():
+            own = [one.ratings[turn] for one in self.questions if turn < len(one.turns)]
+            if known := [rating for rating in own if rating is not None]:
+                metrics[f"score_turn_{turn + 1}"] = mean(known)
+        groups = {}
+        for category in sorted({one.category for one in self.questions if one.category}):
+            scores = _means([one for one in self.questions if one.category == category])
+            if scores:
+                score = mean(scores)
+                groups[category] = {
+                    "examples": len(scores),
+                    "score": {"value": score.value, "stderr": score.stderr},
+                }
+        return Outcome({"examples": len(self.questions), "unrated": missing}, metrics, groups)
+
+    def write_answers(self, path: Path) -> None:
+        """A JSON line for each question: answers, ratings, reasons."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, b"".join(orjson.dumps(one) + b"\n" for one in self.questions))
+
+
+def _means(questions: Sequence[Judged]) -> list[float]:
+    """The mean rating of each question that has one."""
+    known = [[rating for rating in one.ratings if rating is not None] for one in questions]
+    return [sum(ratings) / len(ratings) for ratings in known if ratings]
+
+
+def _question(line: Line, number: int) -> Judged:
+    turns = line.texts("turns", least=1)
+    reference = line.texts("reference", least=1) if line.value.get("reference") else []
+    name = line.value.get("question_id", number + 1)
+    return Judged(str(name), line.text("category", "") or None, turns, reference)
+
+
+def judged_record(of: JudgedQuestions, judge: Judge) -> dict[str, Any]:
+    """What the record says of the questions and of who judged."""
+    return {
+        "name": of.name,
+        "task": f"judged by {judge.model} at {redacted(judge.url)}",
+        "source": of.source,
+        "source_sha256": of.source_sha256,
+        "split": None,
+        "limit": of.limit,
+    }

@@ -1,0 +1,208 @@
+"""Answers that a judge rates: what is sent, what is made of what it says, and what goes wrong."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.cli.__main__ import main
+from nbtrain.evaluation import judge as judging
+from nbtrain.evaluation.judge import Judge, JudgedQuestions
+from nbtrain.serving.resident import RESIDENT
+from tests.evaluation import made
+from tests.inference import saved
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a line.", "Now shorter."]},
+    {"question_id": 82, "category": "math", "turns": ["2 + 2?"], "reference": ["4"]},
+    {"turns": ["Who?"]},
+]
+SECRET = "token-that-nobody-sees"
+
+
+class Endpoint:
+    """A judge behind HTTP that says what it is told to; `asked` is what came."""
+
+    def __init__(self, says):
+        self.says, self.asked, self.tokens = says, [], []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with outer.lock:
+                    outer.asked.append(body)
+                    outer.tokens.append(self.headers.get("Authorization"))
+                    status, said = outer.says(len(outer.asked), body)
+                answer = {"choices": [{"message": {"role": "assistant", "content": said}}]}
+                content = json.dumps(answer if status == 200 else {"error": {"message": said}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        self.lock = threading.Lock()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def endpoint(monkeypatch) -> Iterator:
+    """Makes endpoints; retries do not wait."""
+    opened = []
+    monkeypatch.setattr(judging.Retry, "sleep", lambda *_: None)
+
+    def make(says):
+        opened.append(Endpoint(says))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+class Parrot:
+    """Answers with the number of messages it was shown and the newest one."""
+
+    def chat(self, conversations, most_new_tokens):
+        for number in reversed(range(len(conversations))):
+            messages = conversations[number]
+            yield number, f"{len(messages)} {messages[-1]['content']}"
+
+
+@pytest.fixture
+def asked(tmp_path):
+    questions = JudgedQuestions(made.write_lines(tmp_path / "mt-bench.jsonl", QUESTIONS))
+    questions.answer(Parrot())
+    return questions
+
+
+def by_words(number, body):
+    shown = body["messages"][1]["content"]
+    return 200, f"Fine [[1]]. Rating: [[{9 if 'shorter' in shown else 4 if 'Write' in shown else 7}]]"
+
+
+def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
+    """The last rating that is named counts; scores are means of questions."""
+    first = asked.questions[0]
+    assert first.answers == ["1 Write a line.", "3 Now shorter."]
+    there = endpoint(by_words)
+    outcome = asked.judge(Judge(there.url + "/", "judge-7b"))
+    assert [one.ratings for one in asked.questions] == [[4.0, 9.0], [7.0], [7.0]]
+    assert outcome.metrics["score"].value == pytest.approx((6.5 + 7 + 7) / 3)
+    assert outcome.metrics["score_turn_1"].value == 6.0 and outcome.metrics["score_turn_2"].value == 9.0
+    assert outcome.groups["writing"] == {"examples": 1, "score": {"value": 6.5, "stderr": None}}
+    assert outcome.counts == {"examples": 3, "unrated": 0}
+    assert {body["model"] for body in there.asked} == {"judge-7b"} and there.tokens == [None] * 4
+    texts = [body["messages"][1]["content"] for body in there.asked]
+    [second_turn] = [text for text in texts if "shorter" in text]
+    assert second_turn == (
+        "[user]\nWrite a line.\n\n[assistant]\n1 Write a line.\n\n[user]\nNow shorter.\n\n"
+        "[assistant]\n3 Now shorter."
+    )
+    [with_reference] = [body for body in there.asked if "reference answer" in body["messages"][1]["content"]]
+    assert with_reference["messages"][1]["content"].endswith("[reference answer to the last question]\n4")
+    assert "agrees with the reference answer" in with_reference["messages"][0]["content"]
+
+
+def test_a_judge_that_is_busy_or_gives_no_rating_is_asked_again(asked, endpoint):
+    """Twice for a rating; then the answer stays unrated and does not count."""
+
+    def says(number, body):
+        if number <= 3:
+            return (429, 503, 500)[number - 1], "busy"
+        return 200, "[[8]]" if "2 + 2" in body["messages"][1]["content"] else "[[11]] Good"
+
+    outcome = asked.judge(Judge(endpoint(says).url, "judge"))
+    assert outcome.counts == {"examples": 3, "unrated": 3}
+    assert outcome.metrics["score"].value == 8.0 and "score_turn_2" not in outcome.metrics
+
+
+def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch):
+    monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", SECRET)
+    for says, words in (
+        (lambda *_: (401, "wrong key."), "/v1/chat/completions: the judge answered 401: wrong key."),
+        (lambda *_: (404, "no such model"), "the judge answered 404: no such model."),
+        (lambda *_: (500, "down"), "the judge answered 500: down."),
+        (lambda *_: (200, "Good."), "the judge gave no rating in the form [[5]]. It said: 'Good.'."),
+    ):
+        there = endpoint(says)
+        with pytest.raises(DataError) as error:
+            asked.judge(Judge(there.url, "judge"))
+        assert str(error.value).endswith(words) and SECRET not in str(error.value)
+        assert set(there.tokens) == {f"Bearer {SECRET}"}
+    monkeypatch.delenv("NBTRAIN_JUDGE_TOKEN")
+    with pytest.raises(DataError, match=r"401: no\. \$NBTRAIN_JUDGE_TOKEN holds no token\.$"):
+        asked.judge(Judge(endpoint(lambda *_: (401, "no")).url, "judge"))
+    gone = endpoint(lambda *_: (200, ""))
+    gone.server.server_close()
+    with pytest.raises(DataError, match=r"the judge cannot be reached \(\w+\)\.$"):
+        asked.judge(Judge(gone.url, "judge"))
+    for url, model, said in (
+        ("ftp://user:pw@x/v1", "m", "judge_url = 'ftp://***@x/v1' must begin with http:// or https://."),
+        ("http://x/v1", "", "judge_model is empty: name the model that judges, as its server calls it."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            Judge(url, model)
+        assert str(refused.value) == said
+
+
+def test_files_of_questions(tmp_path):
+    """Each bad line is named."""
+    for line, said in (
+        ({"turns": []}, "turns has 0 entries: 1 to 26 are needed."),
+        ({"turns": "one"}, "turns is no list of texts that are not empty."),
+        ({"question_id": 1}, "has no turns; its fields are question_id."),
+    ):
+        path = made.write_lines(tmp_path / "bad.jsonl", [QUESTIONS[0], line])
+        with pytest.raises(DataError) as error:
+            JudgedQuestions(path)
+        assert str(error.value) == f"{path}:2: {said}"
+
+
+@pytest.mark.slow
+def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
+    """From the checkpoint to the record: no file has the token; a run without chats is refused."""
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    chats = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk.jsonl"}]}
+    run = saved.save_run("talks", chats)
+    path = made.write_lines(workspace / "mt-bench.jsonl", QUESTIONS)
+    there = endpoint(by_words)
+    try:
+        words = ["--judge-questions", str(path), "--judge-url", there.url, "--judge-model", "judge-7b"]
+        assert main(["evaluate", "talks", *words, "--judge-token-env", "MY_TOKEN", "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)["judged-mt-bench"]
+        assert record["metrics"]["score_turn_2"]["value"] == 9.0
+        assert (
+            record["task"] == f"judged by judge-7b at {there.url}" and there.tokens[0] == f"Bearer {SECRET}"
+        )
+        lines = (run.evaluation / "global_step7" / "judged-mt-bench.jsonl").read_text().splitlines()
+        assert [len(json.loads(line)["answers"]) for line in lines] == [2, 1, 1]
+        assert any(answer for line in lines for answer in json.loads(line)["answers"])
+        kept = [one.read_bytes() for one in run.path.rglob("*") if one.is_file()]
+        assert not any(SECRET.encode() in content for content in kept)
+        # Answers are kept although the judge is not there.
+        (run.evaluation / "global_step7" / "judged-mt-bench.jsonl").unlink()
+        broken = endpoint(lambda *_: (404, "no such model"))
+        with pytest.raises(DataError, match="no such model"):
+            nb.evaluate("talks", judge_questions=path, judge_url=broken.url, judge_model="other")
+        assert (run.evaluation / "global_step7" / "judged-mt-bench.jsonl").is_file()
+        saved.save_run("silent")
+        with pytest.raises(ConfigError, match="hold no conversations"):
+            nb.evaluate("silent", judge_questions=path, judge_url=there.url, judge_model="judge-7b")
+    finally:
+        RESIDENT.close()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.asked import Asked, Scored, Task
     from nbtrain.evaluation.evaluate import Evaluation
+    from nbtrain.serving.chat import ChatTemplate
     from nbtrain.serving.engine_process import EngineProcess
 
 PathLike = str | Path
@@ -60,6 +61,7 @@ def evaluate(
     from nbtrain.evaluation.evaluate import Evaluation, ask
     from nbtrain.evaluation.harness import ask_harness, load_tasks
     from nbtrain.evaluation.judge import TOKEN_VARIABLE, Judge, JudgedQuestions, judged_record
+    from nbtrain.serving.chat import template_of
     from nbtrain.serving.resident import RESIDENT
 
     opened = open_run(run)
@@ -78,18 +80,18 @@ def evaluate(
     )
     folder = None if include_path is None else _path(include_path)
     harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
+    template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)
     judged = judge = None
     if judge_questions is not None:
         judge = Judge(text("judge_url", judge_url), judge_model, judge_token_env or TOKEN_VARIABLE)
         judged = JudgedQuestions(_file(judge_questions), first)
+        _refuse_without_template(template)
     try:
         directory.evaluation.mkdir(exist_ok=True)
     except OSError as error:
         raise RecordError(f"{not_allowed(error)}.") from None
     with RESIDENT.used(loading) as engine:
-        answers = _Engine(engine, tokenizer, config)
-        if judged:
-            answers.refuse_without_template()
+        answers = _Engine(engine, tokenizer, config.model.seq_length, template)
         found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
         ask(found, wanted, answers.score)
         if harness_tasks:
@@ -113,11 +115,11 @@ def evaluate(
 class _Engine:
     """The resident model as evaluations ask it."""
 
-    def __init__(self, engine: "EngineProcess", tokenizer: "Tokenizer", config: RunConfig):
-        from nbtrain.serving.chat import template_of
-
-        self.tokenizer, self.positions, self._engine = tokenizer, config.model.seq_length, engine
-        self._template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)
+    def __init__(
+        self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int, template: "ChatTemplate"
+    ):
+        self.tokenizer, self.positions, self._engine = tokenizer, positions, engine
+        self._template = template
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
     def score(self, asked: "Iterable[Asked]") -> "Iterator[tuple[int, list[Scored]]]":
@@ -141,18 +143,6 @@ class _Engine:
             elif "text" in event:
                 pieces.setdefault(number, []).append(event["text"])
 
-    def refuse_without_template(self) -> None:
-        """Raises ConfigError if the run was not trained on conversations."""
-        from nbtrain.serving.refusals import Refusal
-
-        try:
-            self._template.prompt([{"role": "user", "content": "?"}])
-        except Refusal:
-            raise ConfigError(
-                "judge_questions need a model that answers: the data.sources of this run hold no "
-                "conversations (kind: chat or alpaca), so there is no template for a question."
-            ) from None
-
     def chat(
         self, conversations: list[list[dict[str, str]]], most_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
@@ -172,6 +162,19 @@ class _Engine:
         ]
         for number, said in self.generate(requests):
             yield number, said.removesuffix(prompts[number].suffix).strip()
+
+
+def _refuse_without_template(template: "ChatTemplate") -> None:
+    """Raises ConfigError if a run was not trained on conversations."""
+    from nbtrain.serving.refusals import Refusal
+
+    try:
+        template.prompt([{"role": "user", "content": "?"}])
+    except Refusal:
+        raise ConfigError(
+            "judge_questions need a model that answers: the data.sources of this run hold no conversations "
+            "(kind: chat or alpaca), so there is no template for a question."
+        ) from None
 
 
 def _tasks(

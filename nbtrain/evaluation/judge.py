@@ -195,6 +195,8 @@ class JudgedQuestions:
 
     def judge(self, judge: Judge) -> Outcome:
         """Have all answers rated. Raises DataError if the judge cannot be asked, or rates nothing."""
+        for one in self.questions:
+            one.ratings, one.reasons = [], []
         places = [(one, turn) for one in self.questions for turn in range(len(one.turns))]
 
         def rate(place: tuple[Judged, int]) -> tuple[float | None, str]:

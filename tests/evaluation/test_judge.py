@@ -101,6 +101,7 @@ def test_turns_follow_each_other_and_each_is_rated(asked, endpoint):
     first = asked.questions[0]
     assert first.answers == ["1 Write a line.", "3 Now shorter."]
     there = endpoint(by_words)
+    asked.judge(Judge(endpoint(lambda *_: (200, "[[2]]")).url, "another"))
     outcome = asked.judge(Judge(there.url + "/", "judge-7b"))
     assert [one.ratings for one in asked.questions] == [[4.0, 9.0], [7.0], [7.0]]
     assert outcome.metrics["score"].value == pytest.approx((6.5 + 7 + 7) / 3)

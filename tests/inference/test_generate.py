@@ -148,9 +148,12 @@ def test_a_model_that_cannot_be_cut_is_refused(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_process_and_its_ranks(run, ranks):
-    """Log-probabilities are those of one process to 1e-5; the process ends with its stdin."""
+def test_the_process_and_its_ranks(run):
+    """Log-probabilities of two ranks are those of one to 1e-5; they end with the first one's stdin.
+
+    A process without others answers in tests/serving/test_openai.py.
+    """
+    ranks = 2
     process = subprocess.Popen(
         [sys.executable, "-m", "nbtrain.inference.generate"],
         stdin=subprocess.PIPE,

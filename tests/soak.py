@@ -82,7 +82,11 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
-HUGGING_FACE = ("tests/train/test_init_from.py", "tests/checkpoint/pretrained/test_export.py")
+HUGGING_FACE = (
+    "tests/train/test_init_from.py",
+    "tests/train/test_lora.py",
+    "tests/checkpoint/pretrained/test_export.py",
+)
 IN_A_BROWSER = (
     "tests/end_to_end/test_form_browser.py",
     "tests/end_to_end/test_labextension.py",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nbtrain.jobs.export_model import ExportedModel
     from nbtrain.jobs.import_model import ImportedModel
 
-FORMATS = ("hf", "consolidated", "gguf")
+FORMATS = ("hf", "consolidated", "gguf", "peft")
 """Targets that hold the weights of a run; the others hold what the run is (foreign/exporting.py)."""
 
 
@@ -33,7 +33,8 @@ def export(
 
     `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
     and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file
-    for llama.cpp; `folder` is then that file. What was written is compared with the run before it appears.
+    for llama.cpp; `folder` is then that file. "peft" is a folder with the adapters of
+    a run with `lora`. What was written is compared with the run before it appears.
     `dtype` is fp32 (the masters), bf16 or fp16; None is the format that the run computed with. With
     "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed" the run itself, with `overrides`,
     is written as flags or JSON: shown in a cell it is the text.

@@ -3,13 +3,14 @@
 import time
 from typing import Any
 
+from nbtrain.base import files
 from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_parts import live_shape
 from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.manifest import SCHEMA_VERSION
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
-from nbtrain.model.gpt_pipe import canonical_parameters
+from nbtrain.model.gpt_pipe import trained_parameters
 from nbtrain.model.names import optimizer_group
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.tensor import partition_dim
@@ -87,18 +88,20 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "optimizer": config.optimizer.type,
         "settings": certificate.settings(config),
         "parameters": parameters,
+        # Beside adapters: which weights they belong to.
+        "init_from": files.read_json(live.run.init_from_json) if config.lora is not None else None,
     }
 
 
 def described_parameters(live: LiveRun) -> dict[str, Any]:
-    """{canonical name: {shape, partition_dim, group, stage}} of the whole model.
+    """{canonical name: {shape, partition_dim, group, stage}} of all that is trained in the whole model.
 
     Called by all ranks together.
     """
     stage, data, tensor = live.config.topology.coordinate(live.world.rank)
     held, muon = {}, live.config.optimizer.type == "Muon"
     if data == tensor == 0:
-        for name, parameter in canonical_parameters(live.engine.module):
+        for name, parameter in trained_parameters(live.engine.module):
             shape, dim = list(live_shape(parameter)), partition_dim(parameter)
             if dim is not None:
                 shape[dim] *= live.config.parallel.tensor_parallel_size
@@ -117,7 +120,7 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
     """ZeRO 0: the names that the numbers in torch's optimizer state stand for; None for the other stages."""
     if live.config.parallel.zero_stage:
         return None
-    names = {id(parameter): name for name, parameter in canonical_parameters(live.engine.module)}
+    names = {id(parameter): name for name, parameter in trained_parameters(live.engine.module)}
     return [
         [names[id(parameter)] for parameter in group["params"]]
         for group in live.engine.optimizer.param_groups

@@ -65,6 +65,18 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
+def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
+    """(elements of a parameter that this rank holds, flat; the first one's place in the tensor rank's part).
+
+    Under ZeRO 3 its own padded part without the padding, else all of them.
+    """
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.data.view(-1), 0
+    share = parameter.ds_tensor.ds_numel
+    start = torch.distributed.get_rank(parameter.ds_process_group) * share
+    return parameter.ds_tensor.data.view(-1)[: max(0, min(share, parameter.ds_numel - start))], start
+
+
 def live_tensors(engine: Any, parameters: dict[str, nn.Parameter]) -> Iterator[LiveTensor]:
     """All that this rank's optimizer steps. `parameters`: the model's, by canonical name."""
     names = {id(parameter): name for name, parameter in parameters.items()}

@@ -148,7 +148,10 @@ def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
     clip_grad = getattr(optimizer, "clip_grad", None)
     with quiet():
         _, client_state = live.engine.load_checkpoint(
-            str(folder.parent), tag=folder.name, load_lr_scheduler_states=False
+            str(folder.parent),
+            tag=folder.name,
+            load_module_strict=live.config.lora is None,
+            load_lr_scheduler_states=False,
         )
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group.update(own)

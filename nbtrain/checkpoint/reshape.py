@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors
+from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors, local_elements
 from nbtrain.checkpoint.store import MASTER, CheckpointStore, StoredParameter, TensorPart, moments_of
-from nbtrain.model.gpt_pipe import canonical_parameters
+from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
 
@@ -73,7 +73,7 @@ def load_masters(
     `tensor` as for load_into. No more than `piece_elements` of a parameter are read at one time. Called by
     all ranks together. Raises CheckpointError as load_into does.
     """
-    parameters = dict(canonical_parameters(engine.module))
+    parameters = dict(trained_parameters(engine.module))
     _check_shapes(weights, parameters, tensor, padded_vocab_size)
     with _open_masters(engine.optimizer):
         for held in live_tensors(engine, parameters):
@@ -87,15 +87,45 @@ def load_masters(
                     flat[offset + first : offset + first + len(found)].copy_(found)
 
 
+def load_frozen(
+    engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
+) -> None:
+    """Give the parameters of `engine` that are not trained what `weights` round to, as load_masters reads.
+
+    Raises CheckpointError as load_into does.
+    """
+    frozen = {
+        name: parameter
+        for name, parameter in canonical_parameters(engine.module)
+        if not parameter.requires_grad
+    }
+    _check_shapes(weights, frozen, tensor, padded_vocab_size)
+    with _partitioned(engine.optimizer), torch.no_grad():
+        for name, parameter in frozen.items():
+            rows = padded_vocab_size if name in OF_VOCABULARY else None
+            part = TensorPart(*tensor, partition_dim(parameter))
+            flat, start = local_elements(parameter)
+            for first in range(0, len(flat), piece_elements):
+                wanted = min(piece_elements, len(flat) - first)
+                found = weights.read(name, MASTER, part, start + first, wanted, rows)
+                flat[first : first + len(found)].copy_(found)
+
+
 @contextlib.contextmanager
 def _open_masters(optimizer: Any) -> Iterator[None]:
     """Masters may be written inside; after it, the model has the weights that they round to."""
+    with _partitioned(optimizer), torch.no_grad():
+        yield
+        _round_weights(optimizer)
+
+
+@contextlib.contextmanager
+def _partitioned(optimizer: Any) -> Iterator[None]:
+    """Under ZeRO 3 inside no parameter is gathered, not even a small one that stays so."""
     is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
     if is_partitioned:
         optimizer.checkpoint_event_prologue()
-    with torch.no_grad():
-        yield
-        _round_weights(optimizer)
+    yield
     if is_partitioned:
         optimizer.checkpoint_event_epilogue()
 
@@ -106,7 +136,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together.
     Raises CheckpointError if the checkpoint lacks a parameter of the model, or holds it in another shape.
     """
-    parameters, optimizer = dict(canonical_parameters(engine.module)), engine.optimizer
+    parameters, optimizer = dict(trained_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)
     with _open_masters(optimizer):
         for target in targets(engine, parameters, store):

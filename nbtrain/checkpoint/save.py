@@ -255,7 +255,12 @@ def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
     try:
         with quiet():
             live.engine.save_checkpoint(
-                str(folder.parent), tag=folder.name, client_state=client_state, save_latest=False
+                str(folder.parent),
+                tag=folder.name,
+                client_state=client_state,
+                save_latest=False,
+                # Weights beside adapters are those of init_from: every checkpoint would hold them again.
+                exclude_frozen_parameters=live.config.lora is not None,
             )
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error

@@ -397,6 +397,14 @@ class CheckpointStore:
         return {name: tuple(weight.shape) for name, weight in common["module"].items()}
 
 
+def elements_of(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
+    """Elements [start, start + count) of a rank's part of a whole tensor, flat."""
+    if part.dim is not None and part.size > 1:
+        whole = whole.chunk(part.size, part.dim)[part.rank]
+    flat = whole.reshape(-1)
+    return flat[start:] if count is None else flat[start : start + count]
+
+
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
     """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
     return float(state.get("step", group.get("step", 0)))

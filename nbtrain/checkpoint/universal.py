@@ -36,7 +36,7 @@ from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
-from nbtrain.model.names import OF_VOCABULARY, piped_name
+from nbtrain.model.names import OF_VOCABULARY, is_adapter, piped_name
 
 
 def main() -> int:
@@ -52,6 +52,11 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     to = Path(request["to"]) if request.get("to") else run.universal / f"global_step{step}"
     started = time.monotonic()
     store = CheckpointStore(run.checkpoint(step))
+    if any(map(is_adapter, store.parameters)):
+        raise CheckpointError(
+            f"{display(store.folder)}: holds adapters alone, without the weights that they belong to. "
+            "`nbtrain export` writes the merged model."
+        )
     for done, total in write_universal(store, to):
         yield {"kind": "progress", "done": done, "total": total}
     yield {

@@ -6,7 +6,7 @@ import torch
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import whole_step
-from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.model.names import OF_VOCABULARY
 
 
@@ -17,7 +17,7 @@ def load_model_weights(
     masters: bool = False,
     padded_vocab_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU.
+    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; adapters are merged.
 
     They are in the format they were trained in; with `masters` they are the fp32 masters of the optimizer.
     step None is the newest whole checkpoint. Word embedding and output layer have as many rows as in the
@@ -26,7 +26,7 @@ def load_model_weights(
     there is none.
     """
     run = RunDir(run_dir)
-    store = CheckpointStore(run.checkpoint(whole_step(run, step)[0]))
+    store = open_checkpoint(run, whole_step(run, step)[0])
     weights = {name: store.full(name) if masters else store.weights(name) for name in store.parameters}
     rows = store.vocab_size if unpadded else padded_vocab_size
     if rows is not None:

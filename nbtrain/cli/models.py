@@ -8,7 +8,7 @@ from nbtrain.cli.verbs import add_verb
 
 FORMATS = (
     "hf (the default: safetensors that transformers, vLLM and SGLang load), consolidated (one safetensors "
-    "file by our names), gguf (one file for llama.cpp)"
+    "file by our names), gguf (one file for llama.cpp), peft (the adapters of a run with lora)"
 )
 SCRIPTS = "megatron-lm, megatron-deepspeed (flags, each with @VERSION or the newest), deepspeed (its JSON)"
 

@@ -37,6 +37,7 @@ ADDED_LATER = frozenset(
         "labels",
         "init_from",
         "init_step",
+        "lora",
         "lr_schedule.lr_wsd_decay_fraction",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),

@@ -25,6 +25,7 @@ class Bound(NamedTuple):
 BOUND = (
     Bound("init_from"),
     Bound("init_step"),
+    Bound("lora"),
     Bound("model"),
     Bound("model.num_layers", "architecture.num_layers"),
     Bound("model.hidden_size", "architecture.hidden_size"),

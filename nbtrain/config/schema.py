@@ -31,6 +31,7 @@ from nbtrain.config.fields import (
     Width,
 )
 from nbtrain.config.kubernetes_section import LabelKey, LabelValue
+from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.resources_section import ResourcesConfig
@@ -225,6 +226,8 @@ class RunConfig(ConfigModel):
     init_step: CheckpointStep = "newest"
     """Which checkpoint of the run that init_from names: the newest, the best (of the lowest validation loss;
     a step needs both to count), or the one of this step."""
+    lora: LoraConfig | None = None
+    """Adapters that are trained beside frozen weights of init_from; null trains all weights."""
     model: ModelConfig
     """Architecture of the model."""
     tokenizer: TokenizerConfig

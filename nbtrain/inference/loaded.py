@@ -14,6 +14,8 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.merged import MergedWeights
+from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -62,7 +64,7 @@ def load(
     passed_over: list[tuple[int, str]] = []
     if step is None or not is_checked:
         step, passed_over = whole_step(run, step)
-    store = CheckpointStore(run.checkpoint(step))
+    store = open_checkpoint(run, step)
     _check_tokenizer(store, tokenizer)
     name = dtype
     if dtype == "auto":
@@ -89,6 +91,8 @@ def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
         selective_recompute=False,
         fp8=False,
         fpdt_chunk_tokens=0,
+        # Adapters are merged while they are loaded.
+        lora=None,
     )
     try:
         return GPT(plain, ModelParallel(tensor=group), Unset())
@@ -97,7 +101,7 @@ def model_of(config: RunConfig, group: Group = ALONE) -> GPT:
 
 
 @torch.no_grad()
-def fill(model: GPT, store: CheckpointStore) -> None:
+def fill(model: GPT, store: CheckpointStore | MergedWeights) -> None:
     """Put a checkpoint's weights, or this rank's part of them, into the model."""
     group = model.parallel.tensor
     for name, parameter in model.named_parameters():
@@ -114,7 +118,7 @@ def fill(model: GPT, store: CheckpointStore) -> None:
         parameter.copy_(weight)
 
 
-def _check_tokenizer(store: CheckpointStore, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(store: CheckpointStore | MergedWeights, tokenizer: Tokenizer) -> None:
     trained_with = store.manifest.get("tokenizer_sha256")
     if trained_with not in (None, tokenizer.sha256):
         raise DataError(

@@ -3,6 +3,7 @@
     hf              a folder that transformers, vLLM, SGLang and others load
     consolidated    one safetensors file by our own names, of any model
     gguf            one file for llama.cpp
+    peft            a folder of adapters (lora) that peft loads
 
     everything that the model or the place rules out is refused
     -> a temporary neighbour: config.json, tokenizer, generation_config.json
@@ -33,13 +34,14 @@ from nbtrain.jobs.model_card import model_card
 from nbtrain.jobs.new_place import new_place
 from nbtrain.pretrained.folder import CONFIG, GENERATION_CONFIG, SINGLE
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
+from nbtrain.pretrained.peft import shapes_of
 from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
 
 # What the Hub and most programs handle well; transformers writes up to 50 GB into one file.
 MAX_SHARD_BYTES = 5_000_000_000
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # {target: the ending of its one file; "": a folder}
-TARGETS = {"hf": "", "consolidated": ".safetensors", "gguf": ".gguf"}
+TARGETS = {"hf": "", "consolidated": ".safetensors", "gguf": ".gguf", "peft": ""}
 FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -97,12 +99,15 @@ def export_model(
     if max_shard_bytes < 1:
         raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
     dtype = dtype or ("fp32" if config.precision.autocast else config.precision.dtype)
+    if target == "peft" and config.lora is None:
+        raise ConfigError(f"{display(run.path)}: has no adapters (lora), and --to peft writes these alone.")
     vocab_size = config.tokenizer.vocab_size
-    count = sum(map(math.prod, parameter_shapes(Sizes.of(config.model, vocab_size)).values()))
+    whole = parameter_shapes(Sizes.of(config.model, vocab_size))
+    count = sum(map(math.prod, (shapes_of(config) if target == "peft" else whole).values()))
     notes: tuple[str, ...] = ()
     file = {"consolidated": SINGLE, "gguf": GGUF_FILE}.get(target)
     with new_place(to, count * ITEM_BYTES[dtype], file) as made:
-        if target != "consolidated":
+        if target not in ("consolidated", "peft"):
             ids, notes = _write_tokenizer(run, config, made, step)
             files.write_json(made / CONFIG, config_json(config, dtype, ids, vocab_size))
             files.write_json(made / GENERATION_CONFIG, _generation_config(run, config, ids))
@@ -176,7 +181,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
                 stack.close()
                 stage, done = answer["stage"], 0
                 title, unit = {"write": ("export", "B"), "check": ("compare", "layers")}[stage]
-                if request["target"] == "consolidated" and stage == "check":
+                if request["target"] in ("consolidated", "peft") and stage == "check":
                     unit = "tensors"
                 bar = stack.enter_context(Progress(title, answer["total"], unit))
             bar.update(answer["done"] - done)

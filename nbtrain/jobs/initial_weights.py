@@ -1,36 +1,39 @@
 """The weights that a run starts from (`init_from`), before launch: do they fit, and which are they.
 
 A run that has a checkpoint goes on from it: what init_from names is not looked at any more, and need not be
-there.
+there. A run with adapters needs the weights beside them at every start; its first submit wrote down which.
 """
 
 from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_saved_step
-from nbtrain.base.errors import CheckpointError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
-from nbtrain.base.workspace import display, tokenizer_dir
+from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
 from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.peft import adapter_problems
 from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
 
 def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
     """What init_from names is whole by names and sizes, is the run's model, and has its tokenizer."""
-    if not needs_initial(RunDir.named(config.name), config):
+    run = RunDir.named(config.name)
+    if not needs_initial(run, config):
         return
     where = f"{config.where('init_from')}: init_from"
     try:
-        start = open_start(config)
+        start = open_start(config, None if _begins(run) else run)
         problems = fit(start, config).problems
     except CheckpointError as error:
         yield mistake(f"{where}: {error}", "")
         return
+    yield from _adapters_fit(config)
     for key, words in problems:
         fix = (
             f"`extends: {display(start.run.config_yaml)}` takes its model section."
@@ -44,6 +47,20 @@ def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Ob
             "Ids would mean other text than the weights have learnt. Name the tokenizer of the weights, or "
             "one that has all its tokens with their ids.",
         )
+
+
+def _adapters_fit(config: RunConfig) -> Obstacles:
+    lora = config.lora
+    if lora is None or lora.init_from is None or not _begins(RunDir.named(config.name)):
+        return
+    where = f"{config.where('lora.init_from')}: lora.init_from"
+    try:
+        found = adapter_problems(resolve(lora.init_from), config)
+    except (CheckpointError, ConfigError) as error:
+        yield mistake(f"{where}: {error}", "")
+        return
+    for words in found:
+        yield mistake(f"{where}: {lora.init_from}: {words}.", "Make the section lora that of the adapters.")
 
 
 def _other_ids(start: Start, config: RunConfig) -> str:
@@ -71,12 +88,16 @@ def _other_ids(start: Start, config: RunConfig) -> str:
 
 def needs_initial(run: RunDir, config: RunConfig) -> bool:
     """Whether the run's next job begins with what init_from names."""
-    return config.init_from is not None and newest_saved_step(run) is None
+    return config.init_from is not None and (config.lora is not None or _begins(run))
+
+
+def _begins(run: RunDir) -> bool:
+    return newest_saved_step(run) is None
 
 
 def record_initial(run: RunDir, config: RunConfig) -> list[str]:
     """Write init_from.json, for the ranks to compare and for an export; what differs and may, in words."""
-    if not needs_initial(run, config):
+    if not needs_initial(run, config) or not _begins(run):
         return []
     start = open_start(config)
     files.write_json(run.init_from_json, {"schema_version": SCHEMA_VERSION, **_record(start, config)})

@@ -1,5 +1,6 @@
 """What decides a GPT's parameters and arithmetic, without the layout."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,19 @@ class RopeScaling(Protocol):
     high_freq_factor: float
     beta_fast: float
     beta_slow: float
+
+
+class Lora(Protocol):
+    """The section lora of a run."""
+
+    rank: int
+    dropout: float
+
+    @property
+    def targets(self) -> Sequence[str]: ...
+
+    @property
+    def scale(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class GPTConfig:
     """Attention and MLP take chunks of this many tokens of the whole sequence (parallel/fpdt.py); 0: off."""
     vocab_size: int | None = None
     """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
+    lora: Lora | None = None
+    """Adapters, which alone are trained."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
@@ -107,6 +123,7 @@ class GPTConfig:
             fp8=config.precision.fp8,
             fpdt_chunk_tokens=config.parallel.fpdt_chunk_tokens,
             vocab_size=config.tokenizer.vocab_size,
+            lora=config.lora,
         )
 
     @property

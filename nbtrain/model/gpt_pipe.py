@@ -103,6 +103,11 @@ def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
         yield name if repeated is None else canonical_name(name, len(repeated)), parameter
 
 
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """As canonical_parameters, without those that are frozen beside adapters."""
+    return ((name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad)
+
+
 def _or_nothing(tensor: torch.Tensor | None) -> torch.Tensor:
     # DeepSpeed sends tensors only: an empty tensor means None.
     return torch.empty(0) if tensor is None else tensor

@@ -3,6 +3,7 @@
     matrices and embeddings     normal(0, std)                        GPT-2, GPT-3
     residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
     biases 0, LayerNorm weights 1
+    adapters                              uniform within 1 / sqrt(inputs), and 0     parallel/lora.py
 
 A parameter's generator is seeded from the model's seed and the parameter's canonical name: in every layout a
 parameter starts with the same numbers, and a part of it with the same part of them.
@@ -10,6 +11,7 @@ parameter starts with the same numbers, and a part of it with the same part of t
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +26,18 @@ class Initializer:
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
         """A matrix or an embedding; `residual` for projections that write to the residual stream."""
+        std = self.residual_std if residual else self.std
+        return self._drawn(
+            name, shape, lambda weight, generator: weight.normal_(0.0, std, generator=generator)
+        )
+
+    def uniform(self, name: str, bound: float, *shape: int) -> torch.nn.Parameter:
+        """The first matrix of an adapter (parallel/lora.py)."""
+        return self._drawn(
+            name, shape, lambda weight, generator: weight.uniform_(-bound, bound, generator=generator)
+        )
+
+    def _drawn(self, name: str, shape: tuple[int, ...], draw: Callable[..., object]) -> torch.nn.Parameter:
         target = torch.empty(shape)
         if target.is_meta:
             # Of a model that gets its weights from elsewhere.
@@ -32,7 +46,7 @@ class Initializer:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
         # Under deepspeed.zero.Init torch.empty has the compute dtype: draw in fp32 first, then convert.
         weight = torch.empty(shape, device="cpu").float()
-        weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
+        draw(weight, generator)
         return torch.nn.Parameter(target.copy_(weight))
 
     def zeros(self, *shape: int) -> torch.nn.Parameter:
@@ -55,6 +69,10 @@ class Zeros(Initializer):
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
         return self.zeros(*shape)
+
+    def uniform(self, name: str, bound: float, *shape: int) -> torch.nn.Parameter:
+        drawn = super().uniform(name, bound, *shape)
+        return torch.nn.Parameter(drawn.detach().to(self.device, self.dtype))
 
     def zeros(self, *shape: int) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.zeros(shape, device=self.device, dtype=self.dtype))

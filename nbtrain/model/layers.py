@@ -13,14 +13,15 @@ Shapes: b micro batch, s tokens, n heads and g groups of this rank, h hidden, d 
 positions
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nbtrain.model.adapters import adapt
 from nbtrain.model.attention import Documents, causal_attention, keeps_weights
+from nbtrain.model.dropout import drawing, dropout
 from nbtrain.model.functions import ACTIVATIONS, GATED, rms_norm
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
@@ -29,8 +30,7 @@ from nbtrain.model.recompute import recomputed, without_keeping
 from nbtrain.model.rotary import Rotation, rotated
 from nbtrain.parallel import fpdt, query_groups, ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
-from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
-from nbtrain.parallel.random import TensorParallelStream
+from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part
 from nbtrain.parallel.tensor import (
     FP8,
     PLAIN,
@@ -176,6 +176,7 @@ class Attention(nn.Module):
             bias=config.add_bias_linear or config.add_qkv_bias,
             **options,
         )
+        adapt(self.query_key_value, f"{name}.query_key_value", config, init, parallel)
         self.q_layernorm = self.k_layernorm = None
         if config.qk_layernorm:
             self.q_layernorm, self.k_layernorm = (
@@ -189,6 +190,7 @@ class Attention(nn.Module):
             bias=config.add_bias_linear,
             **options,
         )
+        adapt(self.dense, f"{name}.dense", config, init, parallel)
 
     def forward(
         self,
@@ -250,7 +252,7 @@ class Attention(nn.Module):
 
     def _attend(self, query, key, value, dropout, *how) -> torch.Tensor:
         stream = self.stream if dropout else None
-        return _drawing(stream, causal_attention, query, key, value, dropout, *how)
+        return drawing(stream, causal_attention, query, key, value, dropout, *how)
 
 
 class MLP(nn.Module):
@@ -270,6 +272,8 @@ class MLP(nn.Module):
         self.dense_4h_to_h = RowParallelLinear(
             f"{name}.dense_4h_to_h", config.ffn_hidden_size, config.hidden_size, residual=True, **options
         )
+        adapt(self.dense_h_to_4h, f"{name}.dense_h_to_4h", config, init, parallel)
+        adapt(self.dense_4h_to_h, f"{name}.dense_4h_to_h", config, init, parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.chunk_tokens and torch.is_grad_enabled():
@@ -320,21 +324,3 @@ def _linear_options(config: GPTConfig, init: Initializer, parallel: ModelParalle
         "sequence_parallel": parallel.sequence_parallel,
         "products": FP8 if config.fp8 else PLAIN,
     }
-
-
-def dropout(
-    x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
-) -> torch.Tensor:
-    """F.dropout, with random numbers from `stream` if there is one."""
-    return _drawing(stream if training and probability else None, F.dropout, x, probability, training)
-
-
-def _drawing(stream: TensorParallelStream | None, function: Callable, *arguments) -> torch.Tensor:
-    return function(*arguments) if stream is None else _drawing_from(stream, function, *arguments)
-
-
-@uncompiled
-def _drawing_from(stream: TensorParallelStream, function: Callable, *arguments) -> torch.Tensor:
-    # The compiler cannot follow a change of the generator's state.
-    with stream.fork():
-        return function(*arguments)

@@ -15,6 +15,13 @@
     layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
     final_layernorm.{weight,bias}                 [h]
 
+With the section `lora` of a run each adapted matrix has two more (parallel/lora.py), which alone are trained:
+
+    layers.<i>.attention.query_key_value.lora.{a,b}    [3 r, h], [(n + 2g) d, r]
+    layers.<i>.attention.dense.lora.{a,b}              [r, n d], [h, r]
+    layers.<i>.mlp.dense_h_to_4h.lora.{a,b}            [r, h], [f, r]   and gate_lora.{a,b}
+    layers.<i>.mlp.dense_4h_to_h.lora.{a,b}            [r, f], [h, r]
+
 h hidden, n heads of d numbers, g groups of them (n, unless model.num_query_groups is set), f MLP width, v
 vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm) their names are not there.
 
@@ -30,6 +37,17 @@ WORD_EMBEDDINGS = "word_embeddings.weight"
 OUTPUT_LAYER = "output_layer.weight"
 OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 """Parameters whose rows are tokens, and padding that depends on the number of tensor ranks."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to an adapter."""
+    return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b"))
+
+
+def adapters_of(weight: str) -> tuple[str, str]:
+    """The adapter of a matrix: "layers.0.mlp.dense.weight" -> "... .dense.lora.a", "... .dense.lora.b"."""
+    stem = weight.removesuffix("weight") + "lora"
+    return f"{stem}.a", f"{stem}.b"
 
 
 def optimizer_group(name: str, muon: bool = False) -> str:

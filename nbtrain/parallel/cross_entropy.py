@@ -92,11 +92,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden_gradient, weight_gradient = ctx.saved_tensors
         # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens is applied here.
         scale = grad_loss * ctx.mean_factor
-        return (
-            hidden_gradient.mul_(scale.to(hidden_gradient.dtype)),
-            weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype),
-            *[None] * 10,
-        )
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype)
+        return hidden_gradient.mul_(scale.to(hidden_gradient.dtype)), weight_gradient, *[None] * 10
 
 
 def _forward(
@@ -142,6 +140,9 @@ def _forward(
                 # d cap(x) / d x = 1 - tanh(x / softcap)^2
                 logits.addcmul_(logits, slope.square_(), value=-1)
             hidden_gradient[chunk] = logits @ product_weight
+            if not ctx.needs_input_grad[1]:
+                # A frozen output matrix.
+                continue
             part = logits.T @ product_hidden
             # Chunks are summed in fp32 whatever the format of the products.
             weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)

@@ -128,4 +128,4 @@ class _TiedGradient:
 
     @property
     def _hp_grad(self) -> torch.Tensor | None:
-        return self._weight._hp_grad
+        return getattr(self._weight, "_hp_grad", None)

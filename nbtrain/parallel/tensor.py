@@ -83,6 +83,8 @@ class _CutModule(nn.Module):
             )
         self.group = group
         self.sequence_parallel = sequence_parallel and group.size > 1
+        self.lora: nn.Module | None = None
+        """An adapter, whose output is added (lora.py)."""
 
 
 class ColumnParallelLinear(_CutModule):
@@ -112,7 +114,7 @@ class ColumnParallelLinear(_CutModule):
         self.bias = shard(init.zeros(outputs), 0, group) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._outputs(x, (self.weight, self.bias))[0]
+        return _adapted(self._outputs(x, (self.weight, self.bias))[0], x, self.lora)
 
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
@@ -149,9 +151,11 @@ class GatedColumnParallelLinear(ColumnParallelLinear):
         super().__init__(name, inputs, outputs, init, group, sequence_parallel, 1, products, bias)
         self.gate_weight = shard(init.normal(f"{name}.gate_weight", outputs, inputs), 0, group)
         self.gate_bias = shard(init.zeros(outputs), 0, group) if bias else None
+        self.gate_lora: nn.Module | None = None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        return self._outputs(x, (self.gate_weight, self.gate_bias), (self.weight, self.bias))
+        gate, opened = self._outputs(x, (self.gate_weight, self.gate_bias), (self.weight, self.bias))
+        return _adapted(gate, x, self.gate_lora), _adapted(opened, x, self.lora)
 
 
 class RowParallelLinear(_CutModule):
@@ -181,14 +185,15 @@ class RowParallelLinear(_CutModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1 and self.products is PLAIN:
-            return F.linear(x, self.weight, self.bias)
+            return _adapted(F.linear(x, self.weight, self.bias), x, self.lora)
+        given = x
         bias: torch.Tensor | None = self.bias
         if self.sequence_parallel and bias is not None:
             (bias,) = mappings.copy_parameters_to_sequence_parallel_region(bias, group=self.group)
         x, weight, bias = _as_products(x, self.weight, bias)
         products = _products(self.products, x)
         y = _row_linear(x, weight, self.group, self.sequence_parallel, products)
-        return y if bias is None else y + bias
+        return _adapted(y if bias is None else y + bias, given, self.lora)
 
 
 class VocabParallelEmbedding(_CutModule):
@@ -222,6 +227,10 @@ class VocabParallelEmbedding(_CutModule):
         if self.sequence_parallel:
             return mappings.reduce_scatter_to_sequence_parallel_region(found, self.group)
         return mappings.reduce_from_tensor_model_parallel_region(found, self.group)
+
+
+def _adapted(y: torch.Tensor, x: torch.Tensor, lora: nn.Module | None) -> torch.Tensor:
+    return y if lora is None else y + lora(x)
 
 
 def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:

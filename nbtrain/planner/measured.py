@@ -97,5 +97,8 @@ def _setup(values: dict[str, Any]) -> Setup:
     shape = values["shape"]
     plain["shape"] = Shape(**{**shape, "window_layers": tuple(shape.get("window_layers", ()))})
     plain["device"] = None if device is None else BY_NAME[device]
+    for name in ("adapter_sizes", "adapter_activations"):
+        if name in plain:
+            plain[name] = tuple(plain[name])
     plain["stage_layers"] = None if stages is None else tuple(stages)
     return replace(Setup(plain["shape"]), **plain)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.base.html_table import grouped_table, words_row
+from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
@@ -162,10 +163,12 @@ class Plan:
             steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
         shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
         shape = ", ".join([shape, *kinds_of_layers(model)])
+        adapters = count_adapters(config)
         size = {
             "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
+            **({"adapters": f"{adapters:,}, trained beside frozen weights"} if adapters else {}),
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
         }
         training = {
@@ -205,10 +208,10 @@ class Plan:
         if opinion := second_opinion(setup_of(config), memory):
             states = f"{amounts.size(opinion.device_bytes)} of states by its own formula"
             memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} here"
-        if memory.fits is False:
+        if memory.fits is False and config.lora is None:
             lora = amounts.size(estimate_lora(setup_of(config), USUAL_RANK).total_bytes)
             memory_rows["LoRA"] = (
-                f"{lora} a rank with adapters of rank {USUAL_RANK}, which this version does not train"
+                f"{lora} a rank with adapters of rank {USUAL_RANK} beside frozen weights (lora, init_from)"
             )
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"

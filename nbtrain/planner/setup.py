@@ -8,6 +8,7 @@ spends memory and time.
 from dataclasses import dataclass
 from typing import Literal
 
+from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
@@ -77,6 +78,10 @@ class Setup:
     """Matrix products in 4-bit numbers with block scales (NVFP4, other programs)."""
     lora_rank: int = 0
     """Rank of adapters on all matrices of the blocks, which alone are trained; 0 trains the whole model."""
+    adapter_sizes: tuple[int, ...] = ()
+    """Elements of each adapter matrix of a block on one rank, of a run with lora; (): r (rows + columns)."""
+    adapter_activations: tuple[int, int] = (0, 0)
+    """Numbers that a block keeps of each token for them: between A and B, and dropped-out inputs."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
     """Blocks that full recomputation takes together."""
@@ -136,8 +141,10 @@ class Setup:
 
     @property
     def adapter_parameters(self) -> int:
-        """Parameters of the adapters on one model-parallel rank: r (rows + columns) of each matrix."""
+        """Parameters of the adapters on one model-parallel rank."""
         shape, blocks = self.shape, max(self.layers_by_stage)
+        if self.adapter_sizes:
+            return blocks * sum(self.adapter_sizes)
         opened = (2 if shape.gated else 1) * shape.ffn_hidden_size
         columns = shape.query_width + 2 * shape.kv_width + opened + 2 * shape.hidden_size
         rows = 2 * shape.hidden_size + shape.query_width + shape.ffn_hidden_size
@@ -188,6 +195,9 @@ def setup_of(config: RunConfig) -> Setup:
         dtype=precision.dtype,
         autocast=precision.autocast,
         fp8=precision.fp8,
+        lora_rank=config.lora.rank if config.lora is not None else 0,
+        adapter_sizes=adapter_sizes(config),
+        adapter_activations=adapter_activations(config),
         recompute=parallel.activation_checkpointing.granularity,
         recompute_interval=parallel.activation_checkpointing.interval_layers,
         keeps_scores=_keeps_scores(config),

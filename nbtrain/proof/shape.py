@@ -138,6 +138,7 @@ def make_twin(
         "mode": "full",
         "init_from": None,
         "init_step": "newest",
+        "lora": None,
         "model": small_model(config, folded, abilities, missing),
         "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
         "precision": small_precision(config, abilities, missing),
@@ -170,6 +171,9 @@ def make_twin(
     if config.init_from is not None:
         why = "its weights are as large as the run"
         missing.append(NotProven(f"init_from: {config.init_from}", why, "weights drawn at random"))
+    if config.lora is not None:
+        why = "its frozen weights are as large as the run"
+        missing.append(NotProven("lora: adapters", why, "all weights trained"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing of the large one"

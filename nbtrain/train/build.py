@@ -27,6 +27,7 @@ from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
+from nbtrain.model.adapters import freeze
 from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
 from nbtrain.model.gpt_config import GPTConfig
@@ -60,19 +61,22 @@ class Built:
     """The checkpoint that the run resumes from, if there is one."""
 
     def load(self) -> None:
-        """Load the checkpoint, or without one what `init_from` names. Called by all ranks together."""
-        start = self.start
+        """Load the checkpoint, or without one what `init_from` names. Called by all ranks together.
+
+        Beside adapters the weights of `init_from` are loaded in both cases.
+        """
+        start, live = self.start, self.saver.live
+        is_fresh = start.manifest is None
+        if live.config.init_from is not None and (is_fresh or live.config.lora is not None):
+            # Needs safetensors, which no other run does.
+            from nbtrain.checkpoint.initial import load_initial
+
+            load_initial(live, is_fresh)
         if start.manifest is not None:
-            live = self.saver.live
             self.state = load(live, start.manifest, self.state.data, start.folder, start.source)
             self.guard.history.load_state_dict(self.state.stability)
             if start.rest is not None:
                 self.saver.complete(**vars(start.rest))
-        elif self.saver.live.config.init_from is not None:
-            # Needs safetensors, which no other run does.
-            from nbtrain.checkpoint.initial import load_initial
-
-            load_initial(self.saver.live)
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
 
@@ -198,6 +202,8 @@ def build_engine(
         )
         with cut_at_once:
             model = build_model(config, layout, init)
+    if config.lora is not None:
+        freeze(canonical_parameters(model))
     if config.model.compile:
         for layer in model.layers:
             layer.compile()

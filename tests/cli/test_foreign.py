@@ -38,7 +38,7 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     assert cli.main(["export", "gpt-tiny", "--to", "deepspeed"]) == 0
     assert '"train_batch_size": 8' in capsys.readouterr().out
     assert cli.main(["export", "gpt-tiny", "--to", "megatron"]) == 2
-    assert "no such target; known: hf, consolidated, gguf, megatron-lm" in capsys.readouterr().err
+    assert "no such target; known: hf, consolidated, gguf, peft, megatron-lm" in capsys.readouterr().err
 
 
 def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):

@@ -177,3 +177,38 @@ def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
     config = load(workspace / "second.yaml")
     assert config.model == tiny().model and config.init_step == "best"
     assert list(initial_weights_fit(config, this_machine())) == []
+
+
+def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
+    """Those of its first submit, which a newer checkpoint does not replace; gone, they are named."""
+    config = starting(tiny, **{"lora.rank": 2})
+    run = RunDir.named("second")
+    run.path.mkdir()
+    record_initial(run, config)
+    shutil.copytree(base.checkpoint(4), run.checkpoint(4))
+    shutil.copytree(base.checkpoint(4), base.checkpoint(16))
+    assert said(config) == [] and open_start(config, run).step == 12
+    record = files.read_json(run.init_from_json)
+    record_initial(run, config)
+    assert files.read_json(run.init_from_json) == record
+    shutil.rmtree(base.checkpoint(12))
+    assert said(config)[0].startswith(
+        "override init_from=tiny: init_from: output/tiny/model/global_step12: there is no such checkpoint."
+    )
+    assert said(starting(tiny)) == []
+
+
+def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
+    config = starting(tiny, **{"lora.init_from": "adapters"})
+    (workspace / "adapters").mkdir()
+    assert said(config) == [
+        "override lora.init_from=adapters: lora.init_from: adapters: has no adapter_config.json, so that it "
+        "is no folder of adapters as peft writes it."
+    ]
+    settings = {"peft_type": "IA3", "bias": "none"}
+    files.write_json(workspace / "adapters" / "adapter_config.json", settings)
+    (workspace / "adapters" / "adapter_model.safetensors").write_bytes(b"1")
+    assert said(config) == [
+        "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', and only LORA is "
+        "read. Make the section lora that of the adapters."
+    ]

@@ -7,10 +7,11 @@ import pytest
 from nbtrain.config.arithmetic.devices import GIB, find_device
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
-from nbtrain.planner.memory import estimate
+from nbtrain.planner.memory.estimate import estimate, estimate_memory
+from nbtrain.planner.memory.explain import explain
 from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
 from nbtrain.planner.plan import plan
-from nbtrain.planner.setup import Setup
+from nbtrain.planner.setup import Setup, setup_of
 
 GPT3 = Shape(96, 12288, 96, 49152, 50304, 2048, 96, 128, learned_positions=2048)
 FALCON = Shape(80, 14848, 232, 59392, 65024, 2048, 8, 64, bias=False, parallel_residual=True)
@@ -36,6 +37,25 @@ def test_only_the_weights_stay():
     # Four matrices a layer keep 8 numbers a token.
     more = lora.parts["activations"] - full.parts["activations"]
     assert more == 12 * 2048 * 4 * 8 * 2
+
+
+def test_a_run_with_adapters_has_their_states_and_no_others():
+    """gpt-tiny: 147,456 numbers of adapters of rank 8 with 4 + 8 bytes beside 4 of each frozen weight."""
+    full, config = load("gpt-tiny"), load("gpt-tiny", {"lora.rank": 8, "init_from": "a-run"})
+    before, found = estimate_memory(full).parts, estimate_memory(config).parts
+    trained = 4 * 8 * 18 * 256
+    assert found["weights"] == before["weights"] + 4 * trained
+    assert found["gradients"] == 4 * trained
+    assert found["optimizer"] == 8 * trained + 4 * 32
+    assert before["logits"] - found["logits"] == 4 * config.padded_vocab_size * 256
+    # 8 numbers for each of the six projections of a token.
+    assert found["activations"] - before["activations"] == 4 * 8 * 256 * 4 * 6 * 8
+    terms = explain(setup_of(config))
+    assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
+    assert "147,456 parameters of adapters" in str([term.formula for term in terms])
+    planned = plan(config, use_measured=False)
+    assert planned.sections()["Model"]["adapters"] == "147,456, trained beside frozen weights"
+    assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
 
 
 def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
@@ -68,5 +88,5 @@ def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
     """1.3B in fp32 on one T4; a plan that fits has no such row."""
     alone = ["parallel.data_parallel_size=1", "resources.gpus_per_node=1", "resources.gpu_type=T4"]
     text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
-    assert "a rank with adapters of rank 16, which this version does not train" in text
+    assert "a rank with adapters of rank 16 beside frozen weights (lora, init_from)" in text
     assert "adapters" not in str(plan(load("gpt-125m"), use_measured=False))

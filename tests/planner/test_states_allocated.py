@@ -34,6 +34,7 @@ CHOICES = {
 MOST_RANKS, MOST_RANKS_HERE = 8, 4
 # Every layout makes process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
+ADAPTERS = {"lora.rank": 3, "init_from": "a-run"}
 BESIDE = [
     # hpZ's second copy exists inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
@@ -57,6 +58,17 @@ BESIDE = [
     *(Case(dp=2, zero=zero, optimizer="muon") for zero in (0, 1, 2, 3)),
     Case(dp=2, tp=2, zero=3, model="all", optimizer="muon"),
     Case(dp=2, zero=1, precision="bf16", model="llama", optimizer="muon"),
+    # Frozen weights, and a group of adapters.
+    *(
+        Case(dp=2, extra=ADAPTERS, note="lora", **more)
+        for more in (
+            {"zero": 0},
+            {"zero": 1, "precision": "bf16"},
+            {"zero": 2, "tp": 2},
+            {"zero": 3, "model": "llama"},
+            {"zero": 1, "pp": 2},
+        )
+    ),
 ]
 
 

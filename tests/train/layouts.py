@@ -115,7 +115,7 @@ class Place:
         assert ended.succeeded, ended.last_words(40)
 
 
-def assert_same(one: Path, other: Path, most_rows: int = 1 << 30) -> None:
+def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HALF) -> None:
     """Masters, moments and steps of two checkpoints are equal, bit for bit.
 
     Of the word embedding the rows that both have are compared, and no more than `most_rows`.
@@ -129,4 +129,4 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30) -> None:
             rows = min(len(ours), len(theirs), most_rows) if words else len(theirs)
             assert torch.equal(ours[:rows], theirs[:rows]), (name, state)
             assert state == "fp32" or not ours[rows:].any()
-        assert now.step(name) == before.step(name) == HALF
+        assert now.step(name) == before.step(name) == step

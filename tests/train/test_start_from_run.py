@@ -9,7 +9,7 @@ import torch
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
-from nbtrain.checkpoint.initial import RunWeights
+from nbtrain.checkpoint.opened import RunWeights
 from nbtrain.checkpoint.store import CheckpointStore, TensorPart
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.initial_weights import record_initial

@@ -1,6 +1,7 @@
 """`python -m nbtrain.checkpoint.pretrained`: one JSON request on stdin, JSON lines on stdout.
 
-request   {"target": "hf" | "consolidated" | "gguf", "run_dir", "step", "dtype", "to", "max_shard_bytes"}
+request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step", "dtype", "to",
+           "max_shard_bytes"}
               writes the weights of a checkpoint into the folder `to`, beside the config.json and the
               tokenizer that are there, and compares what was written with the run
           {"target": "megatron", "tree", "to", "order", "tokens"}
@@ -19,6 +20,8 @@ from typing import Any
 
 from nbtrain.base.answers import answer_request
 from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.merged import MergedWeights
+from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.convert import convert
 from nbtrain.checkpoint.pretrained.export import (
@@ -52,8 +55,14 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     config = load_resolved(run.config_yaml)
     weights, step = open_weights(run, config, request["step"], request["dtype"])
     checks: Iterator[float]
+    adapters = None
+    if target == "peft":
+        assert isinstance(weights.source, MergedWeights), "the asking side has looked for adapters"
+        adapters = weights.source.adapters, config, folder, weights.dtype
     if target == "hf":
         writing = write_folder(weights, config, folder, request["max_shard_bytes"])
+    elif adapters is not None:
+        writing = write_adapters(*adapters)
     elif target == "gguf":
         writing = GGUFFile(weights, config, folder).write(folder / GGUF_FILE)
     else:
@@ -64,6 +73,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rounds = config.model.num_layers + 1
     if target == "consolidated":
         rounds, checks = len(weights.source.parameters), check_consolidated(weights, config, folder / SINGLE)
+    elif adapters is not None:
+        rounds, checks = len(adapters[0].parameters), check_adapters(*adapters)
     else:
         plain = PlainModel(folder) if target == "hf" else PlainGGUF(folder / GGUF_FILE)
         checks = compare(plain, weights, config)

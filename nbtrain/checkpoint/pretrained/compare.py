@@ -86,6 +86,7 @@ class OurModel:
             fpdt_chunk_tokens=0,
             selective_recompute=False,
             attention_backend="auto",
+            lora=None,
         )
         self.weights = weights
         with torch.device("meta"):

@@ -14,12 +14,12 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.initial import weights_of
 from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.opened import open_checkpoint, weights_of
 from nbtrain.checkpoint.pretrained.files import write_file, write_sharded
 from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
-from nbtrain.checkpoint.store import DTYPES, CheckpointStore
+from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.folder import OWN
 from nbtrain.pretrained.model import open_model
@@ -47,7 +47,7 @@ def open_weights(
             f"{display(run.model)}: its newest checkpoint is not whole ({reasons}). `--step {found}` exports "
             "the newest that is."
         )
-    return WholeWeights(CheckpointStore(run.checkpoint(found)), wanted), found
+    return WholeWeights(open_checkpoint(run, found), wanted), found
 
 
 def write_folder(

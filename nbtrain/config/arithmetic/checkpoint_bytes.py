@@ -9,6 +9,7 @@ are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity
 every checkpoint that the parity matrix writes.
 """
 
+from nbtrain.config.arithmetic.adapters import adapter_sizes
 from nbtrain.config.arithmetic.parameters import (
     block_matrices,
     count_stage_parameters,
@@ -46,7 +47,7 @@ def state_bytes(config: RunConfig) -> int:
     Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
     count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
     no weight of its own: PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the
-    masters.
+    masters. Of a run with adapters they alone are written.
     """
     return _weight_state_bytes(config) + _optimizer_state_bytes(config)
 
@@ -55,6 +56,8 @@ def _weight_state_bytes(config: RunConfig) -> int:
     parallel = config.parallel
     if parallel.zero_stage == 3:
         return 0
+    if config.lora is not None:
+        return _adapters(config) * weight_bytes(config)
     stages = parallel.pipeline_parallel_size
     held = [count_stage_parameters(config, stage) for stage in range(stages)]
     weights = sum(parameters.total for parameters in held)
@@ -65,12 +68,19 @@ def _weight_state_bytes(config: RunConfig) -> int:
 def _optimizer_state_bytes(config: RunConfig) -> int:
     """The fp32 masters that every ZeRO stage but 0 keeps, in fp32 too, and fp32 moments."""
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
+    if config.lora is not None:
+        return _adapters(config) * (12 if parallel.zero_stage else 8)
     stages = range(parallel.pipeline_parallel_size)
     stepped = sum(count_stage_parameters(config, stage).total for stage in stages)
     matrices = config.model.num_layers * sum(block_matrices(shape_of(config), tensor))
     moments = 2 * stepped - (matrices if config.optimizer.type == "Muon" else 0)
     masters = stepped if parallel.zero_stage else 0
     return 4 * (masters + moments) * tensor
+
+
+def _adapters(config: RunConfig) -> int:
+    """Elements of all adapters, over all (pipeline, tensor) ranks."""
+    return config.model.num_layers * sum(adapter_sizes(config)) * config.parallel.tensor_parallel_size
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
@@ -102,6 +112,9 @@ def _description_bytes(config: RunConfig) -> int:
     shape = shape_of(config)
     beside = TENSORS_BESIDE_LAYERS - shape.tied
     names = [tensors_of_a_layer(shape) * layers + beside for layers in stage_layers(config)]
+    if config.lora is not None:
+        # ZeRO 3 describes frozen parameters too.
+        names = [count + len(adapter_sizes(config)) * config.model.num_layers for count in names]
     # ZeRO 3 writes a model file for each rank, the other stages one for each (pipeline, tensor) rank.
     model_files = ranks if parallel.zero_stage == 3 else tensor * stages
     optimizer_files = ranks if parallel.zero_stage else 0

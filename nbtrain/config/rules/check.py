@@ -24,6 +24,7 @@ from nbtrain.config.rules.data import DATA_RULES
 from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
 from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
+from nbtrain.config.rules.lora import LORA_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schedule_section import UNITS, OptimizerConfig, given_unit
@@ -365,6 +366,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     training_ends,
     *LAYOUT_RULES,
     *ATTENTION_RULES,
+    *LORA_RULES,
     *ZERO_RULES,
     amounts_are_given_once,
     learning_rates_are_ordered,

@@ -153,6 +153,9 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     if setup.recomputes_mlp:
         widths, ffn = 1, 0.0
     mlp = tokens * (kept_input * hidden / input_cut + ((widths - 1) * element + kept_input) * ffn)
+    # Counted with the MLP: what adapters keep, in the attention too.
+    between, dropped_inputs = setup.adapter_activations
+    mlp += tokens * (element * between + (element + _mask_bytes(setup, element)) * dropped_inputs)
     return Kinds(norms, attention, mlp, masks, scores)
 
 

@@ -91,7 +91,9 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     if setup.engine == "nbtrain":
-        return (4 * vocabulary + stream_element(setup) * tokens) * shape.hidden_size
+        # Frozen embeddings have no gradient.
+        words = 0 if setup.adapter_sizes else 4 * vocabulary
+        return (words + stream_element(setup) * tokens) * shape.hidden_size
     waits = habits_of(setup.engine).tied_gradient_waits and shape.tied and stage.is_first
     return product_element(setup) * vocabulary * shape.hidden_size if waits else 0
 

@@ -19,7 +19,7 @@ DEEPSPEED = "DeepSpeed 0.19.8"
 KINDS = {
     "norms": "inputs and statistics of the two norms",
     "attention": "input, query, key, value, output, log-sum-exp",
-    "mlp": "input, the activation's input and output",
+    "mlp": "input, the activation's input and output, and what adapters keep",
     "dropout_masks": "masks of both branches, and of the embedding",
     "scores": "softmax, mask and dropped-out softmax of every pair of positions",
     "layer_inputs": "the input of each recomputed piece",
@@ -43,6 +43,8 @@ def explain(setup: Setup, stage: int | None = None) -> list[Term]:
 def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     count, ranks, zero = stage.elements, setup.zero_size, setup.zero_stage
     element = weight_element(setup) if setup.engine == "nbtrain" else habits_of(setup.engine).weights
+    if setup.adapter_sizes:
+        return _states_with_adapters(setup, stage, parts)
     has_masters = parts["master_copy"] > 0
     cut = {
         "weights": zero == 3,
@@ -67,6 +69,21 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
             formula += f" {'+' if rest > 0 else '-'} {abs(rest):,.0f}: {_rest(setup, part)}"
         terms.append(Term(part, parts[part], "bytes", formula, ZERO))
     return terms
+
+
+def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
+    trained = stage.layers * sum(setup.adapter_sizes)
+    ranks = f"ZeRO {setup.zero_stage} over {setup.zero_size} ranks, padding included"
+    whole = f"{stage.elements:,} frozen parameters and {trained:,} of adapters"
+    return [
+        Term(part, parts[part], "bytes", f"{whole if part == 'weights' else words}, {ranks}", ZERO)
+        for part, words in {
+            "weights": "",
+            "gradients": f"fp32 sums of {trained:,} parameters of adapters",
+            "master_copy": f"fp32 masters of {trained:,} parameters of adapters",
+            "optimizer": f"two fp32 moments of {trained:,} parameters of adapters",
+        }.items()
+    ]
 
 
 def _rest(setup: Setup, part: str) -> str:
@@ -107,10 +124,11 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
     own = setup.engine == "nbtrain"
+    no_or_the = "no" if setup.adapter_sizes else "the"
     if own:
         logits = (
-            f"{chunk:,} tokens of a chunk x {vocabulary:,} ids, the fp32 gradient of {vocabulary:,} x "
-            f"{shape.hidden_size:,} embeddings, and the hidden states with their gradient"
+            f"{chunk:,} tokens of a chunk x {vocabulary:,} ids, {no_or_the} fp32 gradient of "
+            f"{vocabulary:,} x {shape.hidden_size:,} embeddings, and the hidden states with their gradient"
         )
     else:
         size = habits_of(setup.engine).logits

@@ -1,4 +1,6 @@
-"""Memory of LoRA (arXiv:2106.09685), by arithmetic: which states shrink. The engine does not train it yet.
+"""Memory of LoRA (arXiv:2106.09685) for a setup that trains all weights: what adapters would need.
+
+Of a run with the section `lora` the estimate itself counts the adapters (Setup.adapter_sizes).
 
 weights                frozen, in 16 bit, without gradients, master copy or moments
 each adapted matrix    i x o gets r (i + o) trained numbers: A of r x i, B of o x r (section 4.1)

@@ -126,6 +126,8 @@ def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
 
 
 def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int, int, int]:
+    if setup.adapter_sizes:
+        return _with_adapters(setup, stage)
     element, count, zero = weight_element(setup), stage.elements, setup.zero_stage
     muon = setup.muon_steps > 0
     if zero == 0:
@@ -153,6 +155,37 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
     if setup.autocast:
         # Autocast keeps the cast matrices until the end of the forward pass.
         weights += 2 * stage.matrices
+    return weights, gradients, master, optimizer
+
+
+def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
+    """Frozen weights, and adapters with all that is kept of a trained parameter: one group of them."""
+    element, zero, ranks = weight_element(setup), setup.zero_stage, setup.zero_size
+    tensors = stage.layers * len(setup.adapter_sizes)
+    count = stage.layers * sum(setup.adapter_sizes)
+    if zero == 0:
+        weights, gradients, master = element * (stage.elements + count), 4 * count, 0
+        optimizer = 8 * count + STEP_BYTES * tensors
+    elif zero == 3:
+        share = stage.layers * sum(-(-size // ranks) for size in setup.adapter_sizes)
+        weights = element * (zero3_share(setup, stage, ranks) + share)
+        if setup.hpz_size > 1:
+            second = stage.layers * sum(-(-size // setup.hpz_size) for size in setup.adapter_sizes)
+            weights += element * (zero3_share(setup, stage, setup.hpz_size) + second)
+        gradients, master = 4 * share, 4 * share
+        optimizer = 8 * share + STEP_BYTES * -(-share // max(setup.sub_group_elements, 1))
+    else:
+        multiple = ALIGNMENT * ranks
+        whole = -(-count // multiple) * multiple
+        part = whole // ranks
+        weights, master = element * (stage.elements + whole), 4 * part
+        optimizer = 8 * part + STEP_BYTES
+        if zero == 2:
+            gradients = 4 * part
+        else:
+            gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
+    if setup.autocast:
+        weights += 2 * (stage.matrices + count)
     return weights, gradients, master, optimizer
 
 

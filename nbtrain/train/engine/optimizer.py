@@ -22,7 +22,7 @@ from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tenso
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import canonical_parameters
-from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, optimizer_group
+from nbtrain.model.names import DECAY, MATRICES, NO_DECAY, is_adapter, optimizer_group
 from nbtrain.model.packing import matrices_of
 from nbtrain.parallel.groups import ALONE, ParallelGroups
 from nbtrain.parallel.tensor import partition_dim
@@ -40,9 +40,15 @@ def parameter_groups(
     members: dict[str, list[nn.Parameter]] = {
         name: [] for name in ((MATRICES, OTHERS) if muon else (DECAY, NO_DECAY))
     }
+    adapted = False
     for name, parameter in named_parameters:
-        group = optimizer_group(name, muon)
-        members[group if group in members else OTHERS].append(parameter)
+        adapted = adapted or is_adapter(name)
+        if parameter.requires_grad:
+            group = optimizer_group(name, muon)
+            members[group if group in members else OTHERS].append(parameter)
+    if adapted:
+        # Adapters are matrices: every rank has this group alone.
+        del members[NO_DECAY]
     return [{"name": name, "params": held, **_decay(name, weight_decay)} for name, held in members.items()]
 
 

@@ -33,6 +33,15 @@ def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
     assert state_bytes(config) == whole - 4 * 4 * 12 * 256 * 256
 
 
+@pytest.mark.parametrize("zero_stage, each", [(0, 4 + 8), (1, 4 + 4 + 8), (3, 4 + 8)])
+def test_adapters_alone_are_written(zero_stage, each):
+    """Four layers of h = 256, r = 8: queries, keys and values 3 h + 3 h, dense 2 h, the MLP twice 5 h."""
+    overrides = {"parallel.zero_stage": zero_stage, "lora.rank": 8, "init_from": "a-run"}
+    assert state_bytes(load("gpt-tiny", overrides)) == each * 4 * 8 * 18 * 256
+    overrides["lora.targets"] = ["dense"]
+    assert state_bytes(load("gpt-tiny", overrides)) == each * 4 * 8 * 2 * 256
+
+
 def test_ranks_write_what_they_hold_alike_each_for_itself():
     """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings
     once more."""

@@ -498,6 +498,38 @@ BROKEN = {
         "  with init_from: initial weights are not read into state on NVMe. Set device: cpu, and change it "
         "after the first checkpoint.",
     ),
+    "adapters without weights": (
+        "gpt-tiny",
+        ["lora.rank=8"],
+        "override lora.rank=8: lora\n"
+        "  trains adapters beside frozen weights, and init_from names none. Set init_from to a run or to a "
+        "folder of Hugging Face.",
+    ),
+    "adapters and Muon": (
+        "gpt-tiny",
+        ["optimizer.type=Muon", "lora.rank=8", "init_from=a-run"],
+        "@: optimizer.type = Muon\n"
+        "  steps whole matrices, and with lora only adapters are trained. Set optimizer.type: AdamW.",
+    ),
+    "two adapters of one matrix": (
+        "gpt-tiny",
+        ["lora.targets=[dense, query_key_value, dense]", "init_from=a-run"],
+        "@: lora.targets = [dense, query_key_value, dense]\n  names a matrix twice. Name each once.",
+    ),
+    "adapters of a shared group": (
+        "gpt-2-7b-2xdp-2xpp-2xtp",
+        ["parallel.tensor_parallel_size=2", "model.num_query_groups=1", "lora.rank=8", "init_from=a-run"],
+        "@: parallel.tensor_parallel_size = 2\n"
+        "  with lora on query_key_value must divide model.num_query_groups(1). Lower it, or leave "
+        "query_key_value out of lora.targets.",
+    ),
+    "adapters and FPDT": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0", "lora.rank=8", "init_from=a-run"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  multiplies by attention's matrices itself, without their adapters (lora). Set fpdt_chunk_tokens: "
+        "0.",
+    ),
     "NVMe without a folder": (
         "gpt-125m",
         ["parallel.offload_param.device=nvme", *ZERO_3],

@@ -1,0 +1,78 @@
+"""The weights of a run with adapters as one model: each adapted matrix with what its adapter adds.
+
+    W + s B A                            s is lora.scale
+    W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
+
+Sums are made in fp32, from masters. They are read as a checkpoint is: any elements of any cut.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.checkpoint.reshape import Weights
+from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.adapters import qkv_parts
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import adapters_of
+
+
+class MergedWeights:
+    """The parameters of `base`, with the adapters that a checkpoint of the run of `config` holds."""
+
+    def __init__(self, base: Weights, adapters: CheckpointStore, config: RunConfig):
+        assert config.lora is not None
+        self.base, self.adapters = base, adapters
+        self.folder: Path = adapters.folder
+        self.dtype: torch.dtype = adapters.dtype
+        self.manifest: dict[str, Any] = adapters.manifest
+        self.vocab_size = base.vocab_size
+        self.scale = config.lora.scale
+        self.qkv_parts = qkv_parts(GPTConfig.of(config))
+        self._newest: tuple[str, torch.Tensor] | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, StoredParameter]:
+        """By canonical name; whole, without padding."""
+        return self.base.parameters
+
+    def weights(self, name: str) -> torch.Tensor:
+        """A whole weight in the format that the run computes with."""
+        return self.full(name).to(self.dtype)
+
+    def full(self, name: str) -> torch.Tensor:
+        """A whole weight, fp32, in its shape."""
+        weight = self.base.read(name, MASTER).view(self.parameters[name].shape)
+        if adapters_of(name)[0] not in self.adapters.parameters:
+            return weight
+        a, b = (self.adapters.full(each) for each in adapters_of(name))
+        return weight + self.scale * product(a, b, self.qkv_parts)
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
+        if adapters_of(name)[0] not in self.adapters.parameters:
+            return self.base.read(name, state, part, start, count, rows)
+        # Asked for piece by piece, in order.
+        if self._newest is None or self._newest[0] != name:
+            self._newest = name, self.full(name)
+        return elements_of(self._newest[1], part, start, count)
+
+
+def product(a: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
+    """What an adapter adds to its matrix, without the scale; `parts`: rows of packed projections."""
+    rank = b.shape[1]
+    if len(a) == rank:
+        return b @ a
+    units = b.view(-1, sum(parts), rank).split(parts, 1)
+    return torch.cat([rows @ low for rows, low in zip(units, a.split(rank), strict=True)], 1).flatten(0, 1)

@@ -1,0 +1,153 @@
+"""The numbers of adapters in the files of `peft` (pretrained/peft.py says which tensor is which).
+
+write_adapters(store, config, folder, dtype)    a checkpoint's adapters as a folder of peft
+PeftAdapters(folder, config)                    such a folder, read as a checkpoint is
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.pretrained.files import write_file
+from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.names import adapters_of
+from nbtrain.pretrained.peft import (
+    SETTINGS,
+    WEIGHTS,
+    AdaptedModule,
+    adapted_modules,
+    adapter_problems,
+    settings_of,
+    shapes_of,
+)
+
+
+def write_adapters(
+    store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
+) -> Iterator[tuple[int, int]]:
+    """Write the adapters of a checkpoint; yields (bytes done, bytes)."""
+    places = {
+        tensor: (module, number)
+        for module in adapted_modules(config)
+        for number, tensor in enumerate(module.tensors)
+    }
+
+    def tensor_of(name: str) -> torch.Tensor:
+        module, number = places[name]
+        a, b = (store.full(each) for each in adapters_of(module.weight))
+        return _written(module, a, b)[number].to(dtype)
+
+    shapes = shapes_of(config)
+    total, done = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize, 0
+    for count in write_file(folder / WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
+        done += count
+        yield done, total
+    files.write_json(folder / SETTINGS, settings_of(config))
+
+
+def check_adapters(
+    store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
+) -> Iterator[float]:
+    """Read the folder again as an import does, and compare every bit. Raises CheckpointError."""
+    read = PeftAdapters(folder, config)
+    for name in read.parameters:
+        if not torch.equal(read.full(name), store.full(name).to(dtype).float()):
+            raise CheckpointError(f"{display(folder)}: {name} is not as it was written. Write it again.")
+        yield 0.0
+
+
+def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of a module out of our adapter's."""
+    rank = b.shape[1]
+    used = sorted(set(module.projections))
+    theirs_a = torch.cat([a[one * rank : (one + 1) * rank] for one in used])
+    theirs_b = torch.zeros(module.outputs, len(used) * rank)
+    for piece, projection in zip(module.pieces, module.projections, strict=True):
+        column = used.index(projection) * rank
+        rows = b[piece.first : piece.first + piece.count]
+        theirs_b[piece.there : piece.there + piece.count, column : column + rank] = rows
+    return theirs_a, theirs_b
+
+
+class PeftAdapters:
+    """The adapters of a folder by canonical name. Raises CheckpointError if they are not those of the run."""
+
+    def __init__(self, folder: Path, config: RunConfig):
+        assert config.lora is not None
+        if problems := adapter_problems(folder, config):
+            raise CheckpointError(f"{display(folder)}: does not fit this run: {'; '.join(problems)}.")
+        self.folder, self.rank = folder, config.lora.rank
+        self.vocab_size = config.tokenizer.vocab_size
+        self._modules: dict[str, list[AdaptedModule]] = {}
+        for module in adapted_modules(config):
+            self._modules.setdefault(module.weight, []).append(module)
+        self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the first tensor."""
+        first = next(iter(self._modules.values()))[0]
+        return self._file.get_tensor(first.tensors[0]).dtype
+
+    @cached_property
+    def parameters(self) -> dict[str, StoredParameter]:
+        """By canonical name, whole."""
+        found = {}
+        for weight, modules in self._modules.items():
+            parts = len({one for module in modules for one in module.projections})
+            outputs = sum(module.outputs for module in modules)
+            a, b = adapters_of(weight)
+            found[a] = StoredParameter(a, (parts * self.rank, modules[0].inputs), None, 0)
+            found[b] = StoredParameter(b, (outputs, self.rank), None, 0)
+        return found
+
+    def full(self, name: str) -> torch.Tensor:
+        """One matrix, whole, fp32."""
+        weight = next(weight for weight in self._modules if name in adapters_of(weight))
+        out = torch.empty(self.parameters[name].shape)
+        for module in self._modules[weight]:
+            a, b = (self._file.get_tensor(tensor).float() for tensor in module.tensors)
+            self._fill(out, module, a, b, is_first=name == adapters_of(weight)[0])
+        if not bool(torch.isfinite(out).all()):
+            raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Get another copy.")
+        return out
+
+    def _fill(
+        self, out: torch.Tensor, module: AdaptedModule, a: torch.Tensor, b: torch.Tensor, is_first: bool
+    ) -> None:
+        used, rank = sorted(set(module.projections)), self.rank
+        shared = len(a) == rank
+        for number, projection in enumerate(used):
+            column = 0 if shared else number * rank
+            if is_first:
+                out[projection * rank : (projection + 1) * rank] = a[column : column + rank]
+        if is_first:
+            return
+        for piece, projection in zip(module.pieces, module.projections, strict=True):
+            column = 0 if shared else used.index(projection) * rank
+            rows = b[piece.there : piece.there + piece.count]
+            if rows.count_nonzero() != rows[:, column : column + rank].count_nonzero():
+                raise CheckpointError(
+                    f"{display(self.folder)}: {module.name} has rank {len(a)} over all its rows, and "
+                    f"lora.rank is {rank} for each of queries, keys and values."
+                )
+            out[piece.first : piece.first + piece.count] = rows[:, column : column + rank]
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a matrix, flat, fp32; as CheckpointStore.read."""
+        return elements_of(self.full(name), part, start, count)

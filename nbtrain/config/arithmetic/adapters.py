@@ -1,0 +1,53 @@
+"""How many numbers the adapters of a run have (the section `lora`), as one tensor-parallel rank holds them.
+
+query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] cut
+dense              A [r, n d] cut, B [h, r] whole
+dense_h_to_4h      A [r, h] whole, B [f, r] cut; two of them if the MLP is gated
+dense_4h_to_h      A [r, f] cut, B [h, r] whole
+"""
+
+from nbtrain.config.arithmetic.shape import shape_of
+from nbtrain.config.schema import RunConfig
+
+
+def count_adapters(config: RunConfig) -> int:
+    """Parameters of all adapters of the whole model."""
+    return config.model.num_layers * sum(adapter_sizes(config, 1))
+
+
+def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:
+    """Elements of each matrix of one block's adapters on one rank, in the model's order; () without any.
+
+    `tensor`: tensor-parallel ranks; those of the run without it.
+    """
+    lora, shape = config.lora, shape_of(config)
+    tensor = tensor or config.parallel.tensor_parallel_size
+    if lora is None:
+        return ()
+    rank, hidden, ffn = lora.rank, shape.hidden_size, shape.ffn_hidden_size
+    columns = shape.query_width + 2 * shape.kv_width
+    sizes = {
+        "query_key_value": (3 * rank * hidden, rank * columns // tensor),
+        "dense": (rank * shape.query_width // tensor, rank * hidden),
+        "dense_h_to_4h": (rank * hidden, rank * ffn // tensor) * (2 if shape.gated else 1),
+        "dense_4h_to_h": (rank * ffn // tensor, rank * hidden),
+    }
+    return tuple(size for target, found in sizes.items() if target in lora.targets for size in found)
+
+
+def adapter_activations(config: RunConfig) -> tuple[int, int]:
+    """(numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank."""
+    lora, shape, tensor = config.lora, shape_of(config), config.parallel.tensor_parallel_size
+    if lora is None:
+        return 0, 0
+    openings = 2 if shape.gated else 1
+    # {target: (adapters' numbers in units of the rank, their inputs)}
+    kept = {
+        "query_key_value": (3, shape.hidden_size),
+        "dense": (1, shape.query_width // tensor),
+        "dense_h_to_4h": (openings, openings * shape.hidden_size),
+        "dense_4h_to_h": (1, shape.ffn_hidden_size // tensor),
+    }
+    found = [kept[target] for target in lora.targets]
+    inputs = sum(width for _, width in found) if lora.dropout else 0
+    return lora.rank * sum(count for count, _ in found), inputs

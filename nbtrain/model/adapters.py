@@ -1,0 +1,70 @@
+"""Which layers of a GPT have adapters (the section `lora` of a run), and that nothing else is trained."""
+
+import functools
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from nbtrain.model.dropout import dropout
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.initialization import Initializer
+from nbtrain.model.names import is_adapter
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.lora import ColumnLowRank, Rank, RowLowRank
+from nbtrain.parallel.random import TensorParallelStream
+from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLinear, RowParallelLinear
+
+
+def adapt(
+    layer: ColumnParallelLinear | RowParallelLinear,
+    name: str,
+    config: GPTConfig,
+    init: Initializer,
+    parallel: ModelParallel,
+) -> None:
+    """Put an adapter beside the layer called `name` if the run trains one there.
+
+    Raises ValueError if tensor-parallel ranks share a group of queries, whose rows are then cut apart.
+    """
+    lora, target = config.lora, name.rpartition(".")[2]
+    if lora is None or target not in lora.targets:
+        return
+    is_row = isinstance(layer, RowParallelLinear)
+    # Dropout falls on what the layer reads: a row layer's input is this rank's own.
+    stream = parallel.stream if is_row else parallel.hidden_stream
+    how = Rank(lora.rank, lora.scale, functools.partial(_dropped, lora.dropout, stream))
+    options = (init, how, parallel.tensor, parallel.sequence_parallel)
+    hidden, ffn = config.hidden_size, config.ffn_hidden_size
+    width = config.num_attention_heads * config.head_size
+    if isinstance(layer, RowParallelLinear):
+        inputs = width if target == "dense" else ffn
+        layer.lora = RowLowRank(f"{name}.lora", inputs, hidden, *options)
+    elif target == "query_key_value":
+        if config.query_groups % parallel.tensor.size:
+            raise ValueError(f"{name}: {parallel.tensor.size} ranks share {config.query_groups} groups")
+        parts = qkv_parts(config)
+        outputs = config.query_groups * sum(parts)
+        layer.lora = ColumnLowRank(f"{name}.lora", hidden, outputs, *options, parts=parts)
+    else:
+        layer.lora = ColumnLowRank(f"{name}.lora", hidden, ffn, *options)
+        if isinstance(layer, GatedColumnParallelLinear):
+            layer.gate_lora = ColumnLowRank(f"{name}.gate_lora", hidden, ffn, *options)
+
+
+def qkv_parts(config: GPTConfig) -> tuple[int, int, int]:
+    """Rows of queries, keys and values of one group."""
+    size = config.head_size
+    return config.num_attention_heads // config.query_groups * size, size, size
+
+
+def freeze(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Train the adapters alone; names are canonical."""
+    for name, parameter in named_parameters:
+        parameter.requires_grad_(is_adapter(name))
+
+
+def _dropped(
+    probability: float, stream: TensorParallelStream | None, x: torch.Tensor, training: bool
+) -> torch.Tensor:
+    return dropout(x, probability, training, stream) if probability else x

@@ -1,0 +1,28 @@
+"""Dropout, and whose random numbers it takes: all ranks' alike, or those of this tensor-parallel rank."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from nbtrain.parallel.mappings import uncompiled
+from nbtrain.parallel.random import TensorParallelStream
+
+
+def dropout(
+    x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
+) -> torch.Tensor:
+    """F.dropout, with random numbers from `stream` if there is one."""
+    return drawing(stream if training and probability else None, F.dropout, x, probability, training)
+
+
+def drawing(stream: TensorParallelStream | None, function: Callable, *arguments) -> torch.Tensor:
+    """function(*arguments), with random numbers from `stream` if there is one."""
+    return function(*arguments) if stream is None else _drawing_from(stream, function, *arguments)
+
+
+@uncompiled
+def _drawing_from(stream: TensorParallelStream, function: Callable, *arguments) -> torch.Tensor:
+    # The compiler cannot follow a change of the generator's state.
+    with stream.fork():
+        return function(*arguments)

@@ -1,0 +1,125 @@
+"""Low-rank adapters beside the cut layers of tensor.py (LoRA, arXiv:2106.09685): x A^T B^T, times a scale.
+
+    ColumnLowRank    A [r, i] whole on each rank, B [o/t, r] cut by rows     beside a ColumnParallelLinear
+    RowLowRank       A [r, i/t] cut by columns, B [o, r] whole               beside a RowParallelLinear
+
+What crosses the border of the tensor-parallel region is [b, s, r], small beside [b, s, h]. A whole matrix has
+the same gradient on every rank: without sequence parallelism because all ranks have all tokens and the
+gradient is summed at the border, with it because it is marked and summed as LayerNorms are.
+
+A layer that packs several projections (queries, keys and values) has an adapter for each: A is [p r, i], and
+each part of B's rows reads its own r numbers.
+
+A begins as torch's linear layers do, uniform within 1 / sqrt(i), and B with 0, so that nothing changes at
+first (peft's LoraLayer.reset_lora_parameters).
+
+Shapes: b sequences, s tokens, i inputs, o outputs, r rank, p projections, t ranks of the group
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import Group
+from nbtrain.parallel.tensor import shard
+
+
+class UniformParameters(Protocol):
+    """What draws whole parameters by name (model/initialization.py)."""
+
+    def uniform(self, name: str, bound: float, *shape: int) -> nn.Parameter: ...
+
+    def zeros(self, *shape: int) -> nn.Parameter: ...
+
+
+class Rank(NamedTuple):
+    """What all adapters of a model share."""
+
+    rank: int
+    scale: float
+    dropout: Callable[[torch.Tensor, bool], torch.Tensor]
+    """(x, training) -> x, with the random numbers of what x is: this rank's own, or all ranks'."""
+
+
+class _LowRank(nn.Module):
+    def __init__(self, how: Rank, group: Group, sequence_parallel: bool):
+        super().__init__()
+        self.how, self.group = how, group
+        self.sequence_parallel = sequence_parallel and group.size > 1
+
+    def _whole(self, weight: torch.Tensor) -> torch.Tensor:
+        """A matrix that each rank holds whole; with sequence parallelism it sees its own tokens alone."""
+        if not self.sequence_parallel:
+            return weight
+        (weight,) = mappings.copy_parameters_to_sequence_parallel_region(weight, group=self.group)
+        return weight
+
+
+class ColumnLowRank(_LowRank):
+    """[b, s, i] (sequence_parallel: [b, s/t, i]) -> [b, s, o/t].
+
+    `parts`: rows of each projection within a unit of the packed outputs, e.g. (n/g d, d, d); () is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        init: UniformParameters,
+        how: Rank,
+        group: Group,
+        sequence_parallel: bool,
+        parts: tuple[int, ...] = (),
+    ):
+        super().__init__(how, group, sequence_parallel)
+        self.parts = parts or (outputs,)
+        self.a = init.uniform(f"{name}.a", inputs**-0.5, len(self.parts) * how.rank, inputs)
+        self.b = shard(init.zeros(outputs, how.rank), 0, group)
+        self.a.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = F.linear(self.how.dropout(x, self.training), self._whole(self.a)) * self.how.scale
+        if self.sequence_parallel:
+            low = mappings.gather_from_sequence_parallel_region(low, self.group)
+        else:
+            low = mappings.copy_to_tensor_model_parallel_region(low, self.group)
+        if len(self.parts) == 1:
+            return F.linear(low, self.b)
+        units = self.b.unflatten(0, (-1, sum(self.parts)))
+        projections = zip(low.chunk(len(self.parts), -1), units.split(self.parts, 1), strict=True)
+        outputs = [
+            F.linear(one, rows.flatten(0, 1)).unflatten(-1, rows.shape[:2]) for one, rows in projections
+        ]
+        return torch.cat(outputs, -1).flatten(-2)
+
+
+class RowLowRank(_LowRank):
+    """[b, s, i/t] -> [b, s, o] (sequence_parallel: [b, s/t, o])."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        init: UniformParameters,
+        how: Rank,
+        group: Group,
+        sequence_parallel: bool,
+    ):
+        super().__init__(how, group, sequence_parallel)
+        self.a = shard(init.uniform(f"{name}.a", inputs**-0.5, how.rank, inputs), 1, group)
+        self.b = init.zeros(outputs, how.rank)
+        self.b.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = F.linear(self.how.dropout(x, self.training), self.a) * self.how.scale
+        if self.sequence_parallel:
+            low = mappings.reduce_scatter_to_sequence_parallel_region(low, self.group)
+        else:
+            low = mappings.reduce_from_tensor_model_parallel_region(low, self.group)
+        return F.linear(low, self._whole(self.b))

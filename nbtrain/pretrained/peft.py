@@ -1,0 +1,195 @@
+"""Adapters as `peft` has them: adapter_config.json, and two tensors for each module that has one.
+
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    [r, inputs]
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [outputs, r]
+
+In a Llama queries, keys and values are a module each, and so are our adapters of them (parallel/lora.py).
+GPT-2 has one module for the three (attn.c_attn): its adapter is written with three times the rank, each third
+for its own rows, and one of peft's own, whose first matrix all rows share, is read three times.
+
+Without torch: for both wings (checkpoint/pretrained/adapters.py has the numbers).
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.header import read_header
+from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.tensors import PACKED, Piece
+from nbtrain.pretrained.written import family_of
+
+SETTINGS = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# Settings with which a file's numbers would mean something else, and their value without it.
+PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None, "layers_to_transform": None}
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """A module of the family's model, and the rows of our matrix that it has."""
+
+    name: str
+    """E.g. model.layers.0.self_attn.q_proj."""
+    weight: str
+    """Canonical name of our matrix."""
+    pieces: tuple[Piece, ...]
+    projections: tuple[int, ...]
+    """Which of the adapter's projections read rows of this module: of each piece."""
+    inputs: int
+    outputs: int
+
+    @property
+    def count(self) -> int:
+        """Projections that it has: 3 for GPT-2's packed queries, keys and values."""
+        return len(set(self.projections))
+
+    @property
+    def tensors(self) -> tuple[str, str]:
+        """Names of A and B in the file."""
+        return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
+
+
+def adapted_modules(config: RunConfig) -> list[AdaptedModule]:
+    """The modules with an adapter, in the model's order. Raises ConfigError if no family has the model."""
+    assert config.lora is not None
+    sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
+    known = family_of(config).tensors(sizes)
+    size = sizes.head_size
+    # The rows of a group begin with its queries, then a key and a value.
+    queries = sizes.num_attention_heads // sizes.num_query_groups * size
+    found = []
+    for weight, shape in known.shapes.items():
+        inner = weight.split(".", 2)[-1].rpartition(".")[0]
+        if not weight.startswith("layers.") or not weight.endswith("weight"):
+            continue
+        if inner.rpartition(".")[2] not in config.lora.targets:
+            continue
+        for tensor in dict.fromkeys(piece.tensor for piece in known.pieces[weight]):
+            pieces = tuple(piece for piece in known.pieces[weight] if piece.tensor == tensor)
+            places = [piece.first % (queries + 2 * size) for piece in pieces]
+            packed = tuple(0 if place < queries else 1 + (place - queries) // size for place in places)
+            found.append(
+                AdaptedModule(
+                    tensor.removesuffix(".weight"),
+                    weight,
+                    pieces,
+                    packed if inner == PACKED else (0,) * len(pieces),
+                    shape[1],
+                    sum(piece.count for piece in pieces),
+                )
+            )
+    return found
+
+
+def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
+    """{tensor: shape} of the file that is written."""
+    assert config.lora is not None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module in adapted_modules(config):
+        rank = module.count * config.lora.rank
+        a, b = module.tensors
+        shapes |= {a: (rank, module.inputs), b: (module.outputs, rank)}
+    return shapes
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """adapter_config.json of a run."""
+    lora, modules = config.lora, adapted_modules(config)
+    assert lora is not None
+    # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
+    targets = {".".join(module.name.split(".")[-2:]): module for module in modules}
+    wider = {name: module.count for name, module in targets.items() if module.count > 1}
+    # Of a module with several times the rank, so that its scale is that of the others.
+    root = math.sqrt if lora.use_rslora else float
+    grown = {name: lora.alpha * root(count) for name, count in wider.items()}
+    transposed = any(piece.transposed for module in modules for piece in module.pieces)
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.init_from,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": _short(lora.alpha),
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.use_rslora,
+        "target_modules": sorted(targets),
+        "rank_pattern": {name: count * lora.rank for name, count in wider.items()},
+        "alpha_pattern": {name: _short(alpha) for name, alpha in grown.items()},
+        "fan_in_fan_out": transposed,
+        **PLAIN,
+    }
+
+
+def _short(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
+    """What keeps the adapters of a folder from being those of a run, in words; [] if they fit.
+
+    Settings, names and shapes are looked at, and no numbers. Raises CheckpointError if files are missing or
+    damaged.
+    """
+    lora, found = config.lora, _read_settings(folder)
+    assert lora is not None
+    problems = [
+        f"{key} is {found[key]!r}, which is not read here (only {plain!r} is)"
+        for key, plain in PLAIN.items()
+        if found.get(key, plain) not in (plain, [])
+    ]
+    if found.get("peft_type") != "LORA":
+        return [f"peft_type is {found.get('peft_type')!r}, and only LORA is read"]
+    tensors = read_header(folder / WEIGHTS).tensors
+    modules = adapted_modules(config)
+    known = {tensor for module in modules for tensor in module.tensors}
+    for words, names in (
+        ("has no", [name for name in known if name not in tensors]),
+        ("has", [name for name in tensors if name not in known]),
+    ):
+        if names:
+            first = sorted(names)[0].removeprefix(PREFIX)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            problems.append(f"{words} {first}{more}: lora.targets = {', '.join(lora.targets)}")
+    for module in modules:
+        if not set(module.tensors) <= set(tensors):
+            continue
+        a, b = (tensors[name].shape for name in module.tensors)
+        ranks = {lora.rank, module.count * lora.rank}
+        if len(a) != 2 or a[0] not in ranks or a != (a[0], module.inputs) or b != (module.outputs, a[0]):
+            problems.append(f"{module.name} is {list(a)}, {list(b)}: lora.rank is {lora.rank}")
+        elif not math.isclose(scale := _scale(found, module.name, a[0]), lora.scale, rel_tol=1e-6):
+            problems.append(
+                f"{module.name} is multiplied by {scale:g}: lora.alpha and use_rslora make {lora.scale:g}"
+            )
+        else:
+            continue
+        break
+    return problems
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    try:
+        found = files.read_json(folder / SETTINGS)
+    except ValueError as error:
+        raise CheckpointError(f"{error}") from None
+    if not isinstance(found, dict) or not (folder / WEIGHTS).is_file():
+        missing = WEIGHTS if isinstance(found, dict) else SETTINGS
+        raise CheckpointError(
+            f"{display(folder)}: has no {missing}, so that it is no folder of adapters as peft writes it."
+        )
+    return found
+
+
+def _scale(found: dict[str, Any], module: str, rank: int) -> float:
+    alpha = found.get("lora_alpha", 8)
+    for name, value in (found.get("alpha_pattern") or {}).items():
+        if module == name or module.endswith(f".{name}"):
+            alpha = value
+    return alpha / (math.sqrt(rank) if found.get("use_rslora") else rank)

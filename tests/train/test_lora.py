@@ -1,0 +1,150 @@
+"""Adapters beside frozen weights: in every layout those of one process, and nothing else moves."""
+
+import shutil
+
+import pytest
+import torch
+
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.checkpoint.opened import open_checkpoint
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.load import load_resolved
+from nbtrain.inference.loaded import fill, model_of
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import OF_VOCABULARY, adapters_of, is_adapter
+from tests.train import launch
+from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+
+pytestmark = pytest.mark.slow
+LORA = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2, "lr_schedule.lr_warmup_tokens": 256}
+
+
+@pytest.fixture(scope="module")
+def place(fork_server, data_home, tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
+
+
+def adapted(place, base, words, name="lora", **overrides):
+    """A run of a layout with adapters, beside the weights of a run."""
+    name = f"{name}-{words.replace(' ', '-')}"
+    more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
+    return launch.make_run(place.root, more, name)
+
+
+@pytest.fixture(scope="module")
+def one(place):
+    """{kind of layers: (the run with the weights, adapters trained in one process)}, each trained once."""
+    made = {}
+
+    def trained(kind):
+        if kind not in made:
+            base = place.source(f"z0 fp32 {kind}".strip())
+            run = adapted(place, base, f"z0 fp32 {kind}".strip())
+            place.train(run, 1)
+            made[kind] = base, run
+        return made[kind]
+
+    return trained
+
+
+HERE = [("t2 z1 fp32", "llama"), ("d2 z3 fp32", "llama"), ("p2 z1 fp32", "")]
+MORE = [
+    *(("t2 z1 fp32", ""), ("d2 z3 fp32", ""), ("p2 z1 fp32", "llama"), ("s2 z2 fp32", "llama")),
+    *(
+        ("t2 d2 z2 fp32", ""),
+        ("t2 p2 z1 fp32", "llama"),
+        ("t2 z1 fp32 sequence", ""),
+        ("t2 z1 fp32 recomputed", ""),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "words, kind", [*HERE, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)]
+)
+def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one):
+    base, alone = one(kind)
+    more: dict = {"parallel.sequence_parallel": True} if words.endswith("sequence") else {}
+    if words.endswith("recomputed"):
+        more = {"parallel.activation_checkpointing.granularity": "full"}
+    words = words.partition(" fp32")[0] + " fp32"
+    name = "-".join(["lora", *more]).replace(".", "-").replace("_", "-")
+    run = adapted(place, base, f"{words} {kind}".strip(), name=name[:30].strip("-"), **more)
+    place.train(run, layout(words)[0])
+    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
+    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
+    assert set(expected.parameters) == set(found.parameters)
+    for name in expected.parameters:
+        assert expected.full(name).any()
+        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_but_adapters_moves_and_is_saved(place, one):
+    """The merged model less the adapters is bit for bit the other run's; the checkpoint holds none of it."""
+    base, alone = one("")
+    before, merged = CheckpointStore(base.checkpoint(HALF)), open_checkpoint(alone, STEPS)
+    assert set(merged.parameters) == set(before.parameters)
+    moved = set()
+    for name in before.parameters:
+        expected = before.full(name)[: launch.VOCAB_SIZE] if name in OF_VOCABULARY else before.full(name)
+        if torch.equal(merged.full(name), expected):
+            assert adapters_of(name)[0] not in merged.adapters.parameters
+            assert torch.equal(merged.weights(name), expected)
+        else:
+            moved.add(name.split(".", 2)[2])
+    assert moved == {f"{part}.weight" for part in PARTS}
+    held = sum(one_.count for one_ in merged.adapters.parameters.values())
+    files_ = alone.checkpoint(STEPS).iterdir()
+    assert sum(path.stat().st_size for path in files_) < 12 * held + 150_000
+    assert held < 9_000
+
+
+PARTS = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["d2 z3 bf16", *(pytest.param(each, marks=pytest.mark.soak) for each in ("z0 fp32", "p2 z1 bf16"))],
+)
+def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
+    base, _ = one("")
+    dropped = {"lora.dropout": 0.2, "lora.use_rslora": True}
+    whole = adapted(place, base, words, name="whole", **dropped)
+    place.train(whole, layout(words)[0])
+    cut = adapted(place, base, words, name="cut", **dropped)
+    # Several ranks agree on a stop a step later.
+    assert forked.stop_at(cut, HALF, layout(words)[0]) in (HALF, HALF + 1)
+    launch.new_job(cut)
+    place.train(cut, layout(words)[0])
+    assert launch.trace(cut) == launch.trace(whole)
+    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
+    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)
+
+
+def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):
+    """Masters and moments, bit for bit."""
+    base, _ = one("")
+    run = adapted(place, base, "t2 z1 bf16", name="saved", **{"batch.max_steps": HALF})
+    place.train(run, 2)
+    other = adapted(place, base, "d2 z3 bf16", name="read")
+    shutil.copytree(run.model, other.model)
+    assert_same(run.checkpoint(HALF), place.resave(other, 2))
+
+
+def test_merged_logits_are_those_of_the_adapters(place, one):
+    """What generates text has one model; the trained one has two matrices beside each."""
+    _, alone = one("llama")
+    config = load_resolved(alone.config_yaml)
+    store, tokens = open_checkpoint(alone, STEPS), torch.arange(60).view(2, 30)
+    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
+    fill(merged, store)
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            source = store.adapters if is_adapter(name) else store.base
+            parameter[: source.parameters[name].shape[0]] = source.read(name, "fp32").view(
+                source.parameters[name].shape
+            )
+        logits = [model(tokens)[..., : launch.VOCAB_SIZE] for model in (apart, merged)]
+    assert (logits[0] - logits[1]).abs().max() < 1e-5
+    assert not torch.equal(*logits)

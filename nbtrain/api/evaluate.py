@@ -1,11 +1,13 @@
-"""nb.evaluate: a run's checkpoint on prepared data and on files of questions."""
+"""nb.evaluate: a run's checkpoint on prepared data and on files of questions, by the resident model."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from nbtrain.api.arguments import misused, text, whole_or_none
+from nbtrain.api.follow import each_checkpoint
 from nbtrain.api.generate import loading_of
 from nbtrain.api.run import RunLike, open_run
 from nbtrain.base.errors import ConfigError, RecordError
@@ -25,7 +27,15 @@ PathLike = str | Path
 ASKED_FOR_EACH_SLOT = 2
 
 
-def evaluate(
+@overload
+def evaluate(run: RunLike, *, follow: Literal[True], **how: Any) -> "Iterator[Evaluation]": ...
+
+
+@overload
+def evaluate(run: RunLike, *arguments: Any, **how: Any) -> "Evaluation": ...
+
+
+def evaluate(  # type: ignore[misc]  # the overloads leave out what decides nothing
     run: RunLike,
     data: str | Sequence[str] | None = None,
     tasks: Mapping[str, PathLike | Sequence[PathLike]] | None = None,
@@ -42,7 +52,8 @@ def evaluate(
     judge_token_env: str = "",
     dtype: str = "auto",
     tensor_parallel_size: int | None = None,
-) -> "Evaluation":
+    follow: bool = False,
+) -> "Evaluation | Iterator[Evaluation]":
     """Perplexity on prepared data, and scores on files of questions, of the newest checkpoint or of `step`'s.
 
     Without `data`, `tasks`, `harness` and `judge_questions`, the data is the run's own validation data.
@@ -56,7 +67,53 @@ def evaluate(
     `judge_url` (OpenAI's interface) rates; its token is in the environment variable NBTRAIN_JUDGE_TOKEN, or
     `judge_token_env`. Everything is checked before the model is loaded. Results have standard errors, are
     written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
+    With `follow`, the result is an iterator: an evaluation of each checkpoint that the run saves, to its end.
     """
+    prepared = partial(
+        _prepared,
+        run,
+        data=data,
+        tasks=tasks,
+        split=split,
+        limit=limit,
+        harness=harness,
+        include_path=include_path,
+        num_fewshot=num_fewshot,
+        judge_questions=judge_questions,
+        judge_url=judge_url,
+        judge_model=judge_model,
+        judge_token_env=judge_token_env,
+        dtype=dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    if not follow:
+        return prepared(step)()
+    if step is not None:
+        raise ConfigError(f"step = {step}: follow evaluates each new checkpoint; leave the step out.")
+    # What is wrong is said now, not at the first checkpoint.
+    prepared(None)
+    return each_checkpoint(open_run(run).directory, lambda newest: prepared(newest)())
+
+
+def _prepared(
+    run: RunLike,
+    step: int | None,
+    *,
+    data: str | Sequence[str] | None,
+    tasks: Mapping[str, PathLike | Sequence[PathLike]] | None,
+    split: str | None,
+    limit: int | None,
+    harness: str | Sequence[str],
+    include_path: PathLike | None,
+    num_fewshot: int | None,
+    judge_questions: PathLike | None,
+    judge_url: str,
+    judge_model: str,
+    judge_token_env: str,
+    dtype: str,
+    tensor_parallel_size: int | None,
+) -> "Callable[[], Evaluation]":
+    """All that can be checked without the model is; what comes back asks the model."""
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.evaluate import Evaluation, ask
     from nbtrain.evaluation.harness import ask_harness, load_tasks
@@ -90,26 +147,30 @@ def evaluate(
         directory.evaluation.mkdir(exist_ok=True)
     except OSError as error:
         raise RecordError(f"{not_allowed(error)}.") from None
-    with RESIDENT.used(loading) as engine:
-        answers = _Engine(engine, tokenizer, config.model.seq_length, template)
-        found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
-        ask(found, wanted, answers.score)
-        if harness_tasks:
-            ask_harness(found, harness_tasks, answers, shots, first)
-        if judged:
-            started = time.time()
-            judged.answer(answers)
-    # The model is not needed while the judge works.
-    if judged and judge:
-        beside = directory.evaluation / f"global_step{found.step}" / f"{judged.name}.jsonl"
-        judged.write_answers(beside)
-        try:
-            outcome = judged.judge(judge)
-        finally:
-            # Also what was rated before the judge failed.
+
+    def answer() -> "Evaluation":
+        with RESIDENT.used(loading) as engine:
+            answers = _Engine(engine, tokenizer, config.model.seq_length, template)
+            found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
+            ask(found, wanted, answers.score)
+            if harness_tasks:
+                ask_harness(found, harness_tasks, answers, shots, first)
+            if judged:
+                started = time.time()
+                judged.answer(answers)
+        # The model is not needed while the judge works.
+        if judged and judge:
+            beside = directory.evaluation / f"global_step{found.step}" / f"{judged.name}.jsonl"
             judged.write_answers(beside)
-        found.keep(outcome, started, **judged_record(judged, judge))
-    return found
+            try:
+                outcome = judged.judge(judge)
+            finally:
+                # Also what was rated before the judge failed.
+                judged.write_answers(beside)
+            found.keep(outcome, started, **judged_record(judged, judge))
+        return found
+
+    return answer
 
 
 class _Engine:

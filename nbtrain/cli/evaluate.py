@@ -36,6 +36,8 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
     one.add_argument("--limit", type=int, metavar="COUNT", help="the first windows or questions only")
     one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
+    text = "evaluate each checkpoint that the run saves, until the run ends"
+    one.add_argument("--follow", action="store_true", help=text)
     one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
     text = "processes that share the model; default: as few GPUs as hold it"
     one.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
@@ -68,8 +70,11 @@ def evaluate(options: argparse.Namespace) -> None:
         "tensor_parallel_size",
     )
     how = {name: getattr(options, name) for name in names}
-    found = api.evaluate(options.run, options.data, tasks, **how)
-    if options.json:
-        print(json.dumps({name: asdict(record) for name, record in found.items()}, indent=2))
-    else:
-        print(found)
+    how |= {"data": options.data, "tasks": tasks}
+    several = api.evaluate(options.run, follow=True, **how) if options.follow else None
+    for found in several or [api.evaluate(options.run, **how)]:
+        if options.json:
+            records = {name: asdict(record) for name, record in found.items()}
+            print(json.dumps(records, indent=None if options.follow else 2), flush=True)
+        else:
+            print(found, flush=True)

@@ -111,6 +111,13 @@ def test_the_command_line(run, tmp_path, capsys):
     assert main(["evaluate", str(run.path), "--data", "small", "--split", "test"]) == 0
     said = capsys.readouterr().out
     assert "talks, step 7" in said and "perplexity-small-test" in said
+    assert (
+        main(["evaluate", str(run.path), "--task", f"lambada={files['lambada']}", "--follow", "--json"]) == 0
+    )
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["lambada"]["step"] == saved.STEP
+    assert main(["evaluate", str(run.path), "--follow", "--step", "7"]) == 2
+    assert "step = 7: follow evaluates each new checkpoint; leave the step out." in capsys.readouterr().err
     files["mmlu"].write_text('{"question": "?"}\n')
     engine = RESIDENT.engine
     assert engine is not None
@@ -136,6 +143,8 @@ def test_what_is_refused_in_python(run):
         ({"data": ["small", "small"]}, ConfigError, "perplexity-small-valid: two evaluations of one name"),
         ({"tasks": {"mmlu": "none.jsonl"}}, DataError, "cannot be read (No such file or directory)."),
     ):
-        with pytest.raises(kind) as refused:
-            nb.evaluate(run.path, **asked)
-        assert said in str(refused.value)
+        for follow in (False, True):
+            # Before the first checkpoint is looked for.
+            with pytest.raises(kind) as refused:
+                nb.evaluate(run.path, follow=follow, **asked)
+            assert said in str(refused.value)

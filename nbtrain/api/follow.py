@@ -1,0 +1,54 @@
+"""Something done for each checkpoint that a run saves, until the run ends."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.runs import summary_of
+
+LOOK_SECONDS = 5.0
+
+Found = TypeVar("Found")
+
+
+def each_checkpoint(
+    run: RunDir,
+    act: Callable[[int], Found],
+    looks: Callable[[RunDir], tuple[bool, int | None]] | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[Found]:
+    """What `act` gives for the newest checkpoint, and for each newer one once it is whole.
+
+    Checkpoints that are saved meanwhile are passed over but for the newest. Ends with the newest job of the
+    run, after its last checkpoint. Raises CheckpointError if there was none at all. `looks` says whether the
+    run is active, and its newest step.
+    """
+    look, done = looks or _look, -1
+    while True:
+        # The state first: a job saves before it ends.
+        is_active, newest = look(run)
+        if newest is not None and newest > done:
+            try:
+                found = act(newest)
+            except CheckpointError:
+                # Removed meanwhile for a newer one; otherwise it is what the error says.
+                if look(run)[1] == newest:
+                    raise
+                continue
+            done = newest
+            yield found
+        elif not is_active:
+            break
+        else:
+            wait(LOOK_SECONDS)
+    if done < 0:
+        raise CheckpointError(f"{run.name} has ended, and has no whole checkpoint.")
+
+
+def _look(run: RunDir) -> tuple[bool, int | None]:
+    is_active = summary_of(run, time.time()).state in ACTIVE
+    return is_active, newest_checkpoint_step(run)

@@ -1,0 +1,47 @@
+"""Each checkpoint of a run that trains, until it ends."""
+
+import pytest
+
+from nbtrain.api.follow import LOOK_SECONDS, each_checkpoint
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import RunDir
+
+
+def followed(tmp_path, looks, act=lambda step: step):
+    """(what was done, how often was waited) if the run looks so, one after the other."""
+    waits = []
+    seen = iter(looks)
+    steps = each_checkpoint(RunDir(tmp_path / "run"), act, lambda run: next(seen), waits.append)
+    return list(steps), waits
+
+
+def test_each_checkpoint_once_and_the_last_one_after_the_end(tmp_path):
+    """Of several that came meanwhile, the newest alone."""
+    looks = [(True, None), (True, 10), (True, 10), (True, 40), (False, 50), (False, 50)]
+    assert followed(tmp_path, looks) == ([10, 40, 50], [LOOK_SECONDS] * 2)
+
+
+def test_an_ended_run_is_done_once(tmp_path):
+    assert followed(tmp_path, [(False, 7), (False, 7)]) == ([7], [])
+
+
+def test_a_checkpoint_that_was_pruned_meanwhile_is_passed_over(tmp_path):
+    def act(step):
+        if step == 10:
+            raise CheckpointError("gone")
+        return step
+
+    assert followed(tmp_path, [(True, 10), (True, 20), (True, 20), (False, 20)], act) == ([20], [])
+
+
+def test_other_errors_are_raised(tmp_path):
+    """A checkpoint that is still the newest and cannot be read; and a run that never saved one."""
+
+    def act(step):
+        raise CheckpointError("torn")
+
+    with pytest.raises(CheckpointError, match="torn"):
+        followed(tmp_path, [(True, 10), (True, 10)], act)
+    with pytest.raises(CheckpointError) as error:
+        followed(tmp_path, [(True, None), (False, None)])
+    assert str(error.value) == "run has ended, and has no whole checkpoint."

@@ -139,7 +139,6 @@ class Bench:
         if (known := self.record(trial)) is not None:
             return known
         run = self._run_dir(trial)
-        before = len(run.job_ids())
         # The job that make_run makes is a run's first; a run that was stopped gets one more.
         if any(read_events(run.job(job_id)) for job_id in run.job_ids()):
             launch.new_job(run)
@@ -157,7 +156,7 @@ class Bench:
                     found["test_loss"] = event["loss"]
         losses = list(found["validation"].values())
         text = f"{self.text.name}" if SIZES[trial.size].takes_text and self.text else "Python's documentation"
-        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": before, "text": text}
+        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids()), "text": text}
         files.write_json(self.folder / f"{trial.name}.json", found)
         shutil.rmtree(run.path)
         print(f"{time.strftime('%H:%M:%S')}  {trial.name}  loss {found['loss']:.4f}", flush=True)

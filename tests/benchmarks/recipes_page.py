@@ -181,12 +181,16 @@ def _search(records: list[Record]) -> str:
             shown = "" if loss is None else f"{loss:.4f}"
             cells.append(f"**{shown}**" if shown and best_rate(records, arm) == rate else shown)
         rows.append(f"| {rate:g} | {' | '.join(cells)} |")
-    return "Validation loss with one seed:\n\n" + "\n".join(rows)
+    resumed = [
+        f"{TITLES[one['arm']]} at {one['lr']:g}" for one in records if one.get("arm") and one["jobs"] > 1
+    ]
+    words = f"\n\nStopped and resumed from a checkpoint: {', '.join(resumed)}." if resumed else ""
+    return "Validation loss with one seed:\n\n" + "\n".join(rows) + words
 
 
 def _seeds(found: dict[str, list[Record]]) -> str:
     rows = [
-        "| recipe | best rate | seeds | loss, mean | lowest to highest |",
+        "| recipe | rate | seeds | loss, mean | lowest to highest |",
         "| --- | --- | --- | --- | --- |",
     ]
     for arm, runs in found.items():

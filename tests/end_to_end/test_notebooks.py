@@ -82,10 +82,10 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_ten():
+def test_there_are_eleven():
     """The numbered notebooks of the README."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
-    names += ["06_cluster", "07_evaluate_and_export", "09_profile", "10_serve"]
+    names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
@@ -328,6 +328,29 @@ def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
         "mmlu.json",
         "multiple-choice.json",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_a_run_is_fine_tuned(trial, tmp_path):
+    """08_finetune: adapters beside the weights of a run, the learnt text, and both answers."""
+    (trial / "examples" / "megatron-gpt").mkdir(parents=True)
+    (trial / "examples" / "megatron-gpt" / "finetuning").symlink_to(
+        ROOT / "examples" / "megatron-gpt" / "finetuning"
+    )
+    launch(load("gpt-tiny", f"{SMALL} name=base")).wait()
+    changes = SMALL.partition(" data.name")[0].partition(" ")[2]
+    changes += " evaluation.eval_iters=1 data.name=answers name=answers init_from=base init_step=newest"
+    shown = texts(
+        execute("08_finetune", tmp_path / "out.ipynb", overrides=f"{changes} lora.rank=2", max_steps=4)
+    )
+    for text in (
+        "answers starts from base, checkpoint: newest",
+        "trained beside frozen weights",
+        "SUCCEEDED",
+        "Which method adds an item",
+    ):
+        assert text in shown
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
         seen = asyncio.run(load(server, seconds))
         print(table(seen, "small"))
         assert seen.problems() == [] and server.is_running
-        assert seen.good["ok"] > 48
+        # However slow the machine is, each of the 48 asks once; the queue may refuse a few of them.
+        assert seen.good["ok"] > 40
         left = figures(server)
     assert left["nbtrain_running_texts"] == left["nbtrain_waiting_texts"] == 0
     assert seen.grown_bytes < 100 << 20

@@ -71,7 +71,7 @@ class EvaluationRecord:
     @classmethod
     def read(cls, path: Path) -> "EvaluationRecord":
         """Raises RecordError if the file is damaged or of a later version."""
-        value = files.read_json(path)
+        value: Any = files.read_json(path)
         try:
             if value["schema_version"] != SCHEMA_VERSION:
                 raise RecordError(

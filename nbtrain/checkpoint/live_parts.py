@@ -18,7 +18,7 @@ class LivePart(NamedTuple):
 
     name: str
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # not tuple's method
     offset: int
     """Where they begin in the tensor that the optimizer steps."""
 

@@ -135,8 +135,8 @@ def write_record(
     """Merge the kernel's truth with the rank's word and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
-    outcome = word.get("outcome")
-    said = outcome if outcome in OUTCOMES else ""
+    said = word["outcome"] if word.get("outcome") in OUTCOMES else ""
+    outcome = said
     message = str(word.get("message") or "")
     if killed_by and (said == "failed" or (killed_by == signal.SIGTERM and said in IN_ORDER)):
         # Its word is the last thing that a rank does: the signal met it while Python was ending. A rank that

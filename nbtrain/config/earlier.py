@@ -8,7 +8,7 @@ from nbtrain.config.backend_section import HostsConfig, SlurmConfig
 from nbtrain.config.kubernetes_section import KubernetesConfig
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.schedule_section import OptimizerConfig
-from nbtrain.config.schema import ModelConfig
+from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.watch_section import CheckpointConfig
 from nbtrain.config.workers_section import SlurmWorkersConfig, WorkersConfig
 from nbtrain.config.yaml_source import Located
@@ -82,9 +82,12 @@ def renamed(located: Located) -> Located:
 
 
 def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted key: value} of an earlier revision, by today's names, with what three sections have now."""
+    """{dotted key: value} of an earlier revision, by today's names, with what has been added since."""
     known = {RENAMED.get(key, key): value for key, value in settings.items()}
     added = {f"model.{name}": value for name, value in ADDED_TO_MODEL.items()}
     added |= {f"optimizer.{name}": value for name, value in ADDED_TO_OPTIMIZER.items()}
-    added["lr_schedule.lr_wsd_decay_fraction"] = None
+    added |= {
+        "lr_schedule.lr_wsd_decay_fraction": None,
+        "init_step": RunConfig.model_fields["init_step"].default,
+    }
     return {**added, **known}

@@ -82,6 +82,7 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
+INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
     "tests/train/test_init_from.py",
     "tests/train/test_lora.py",
@@ -151,6 +152,24 @@ PARTS = (
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.checkpoint.pretrained.__main__", "nbtrain.jobs.export_model"),
             (*HUGGING_FACE, "tests/pretrained/made.py", "tests/train/layouts.py"),
+            ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
+        ),
+    ),
+    Part(
+        "instructions",
+        "gpt-tiny pretrained, then LoRA: held-out questions are answered right; merged or in peft, one model",
+        _pytest("--soak", "-s", INSTRUCTIONS_TEST),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.jobs.submit",
+                "nbtrain.dataset.prepare.prepare",
+                "nbtrain.jobs.export_model",
+                "nbtrain.checkpoint.pretrained.__main__",
+                "nbtrain.inference.generate",
+                "nbtrain.dataset.look.baselines",
+            ),
+            (INSTRUCTIONS_TEST, "examples/megatron-gpt/training/gpt-tiny.yaml"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
     ),

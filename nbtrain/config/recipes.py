@@ -41,7 +41,10 @@ _DIFFERENCES: dict[str, dict[str, Any]] = {
     },
 }
 NAMES: tuple[str, ...] = get_args(RunConfig.model_fields["recipe"].annotation)
-_SECTIONS: dict[str, Any] = {"model": RunConfig.model_fields["model"].annotation, "optimizer": OptimizerConfig}
+_SECTIONS: dict[str, Any] = {
+    "model": RunConfig.model_fields["model"].annotation,
+    "optimizer": OptimizerConfig,
+}
 _SECTIONS["lr_schedule"] = LrScheduleConfig
 
 

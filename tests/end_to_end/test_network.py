@@ -35,6 +35,7 @@ MAY_CONTACT = {
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "corpus/partial_file.py": {"urllib3"},  # the errors of an answer
     "dataset/encode/progress.py": {"socket"},  # the host's own name
+    "evaluation/judge.py": {"urllib3"},  # the judge that the user names
     "jobs/backends/hosts/probe.py": {"socket"},  # the host's own name
     "jobs/backends/kubernetes/cluster.py": {"urllib3"},  # the errors of the official client
     "jobs/backends/kubernetes/connect.py": {"kubernetes"},

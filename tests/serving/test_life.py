@@ -113,7 +113,7 @@ def test_sigterm_ends_streams_with_an_error(serving):
     process, lines, url = serving
     assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, of 256 tokens at most\n"
     assert lines[2] == f"api_key: the token of {VARIABLE}\n" and not any(TOKEN in line for line in lines)
-    stream = streaming(url, n=2)
+    stream = streaming(url, n=64)  # of which two are made at once: long enough on any machine
     iterator = iter(stream)
     next(iterator)
     process.send_signal(signal.SIGTERM)

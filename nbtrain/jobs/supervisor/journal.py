@@ -71,19 +71,23 @@ class Journal:
         self._requests = 0
         self._signed_at = 0.0
         self._own: ProcessIdentity | None = None
+        self.displaced: ProcessIdentity | None = None
+        """The supervisor that this one has taken the job from in the middle of an attempt."""
 
     def take_over(self) -> None:
         """Own the job from here on. Readers of this identity may send signals, so listen to them first.
 
         In a new allocation of the same job, the attempt that the last one has lost is ended here.
         """
-        self._own = self.record.supervisor = ProcessIdentity.of(os.getpid())
+        before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
+        self.record.supervisor = self._own
         if self.record.started_at is None:
             self.record.mark("started_at")
         elif self.record.attempts:
             last = self.record.attempts[-1]
             if last.ended_at is None:
                 last.ended_at, last.cause = time.time(), "its allocation was lost"
+                self.displaced = before
             if last.attempt == self.record.attempt:
                 self.record.attempt += 1
             said = f"a new allocation takes the job over; attempt {self.record.attempt} follows"

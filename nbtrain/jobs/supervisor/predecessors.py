@@ -2,13 +2,38 @@
 
 import itertools
 import signal
+import time
 
 from nbtrain.base import last_words
+from nbtrain.base.jobstate import RESTARTING, SIGN_OF_LIFE_SECONDS
 from nbtrain.base.records import JobRecord
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.ranks import Patience
 from nbtrain.jobs.supervisor.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
+
+# A supervisor that has lost its job reads so in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
+DISPLACED_SECONDS = 2 * SIGN_OF_LIFE_SECONDS
+LOOK_SECONDS = 0.1
+
+
+def wait_for_displaced(journal: Journal) -> None:
+    """The supervisor that has lost this job may still live: its ranks and ours must not share model/.
+
+    On another host it cannot be seen to leave, and has DISPLACED_SECONDS.
+    """
+    displaced, deadline = journal.displaced, time.monotonic() + DISPLACED_SECONDS
+    if displaced is None or displaced.gone():
+        return
+    named = f"supervisor {displaced.pid} on {displaced.host}, which had this job"
+    waits = f"waits up to {DISPLACED_SECONDS:g} s for {named}, to kill its ranks and leave"
+    journal.set_state(RESTARTING, waits)
+    while not displaced.gone():
+        if time.monotonic() >= deadline:
+            if not displaced.elsewhere():
+                journal.event("warning", f"{named}, has not left in {DISPLACED_SECONDS:g} s")
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:

@@ -54,7 +54,7 @@ from nbtrain.jobs.supervisor.attempt import Attempt
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
 from nbtrain.jobs.supervisor.pause import hold, is_paused, paused_before, paused_words
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
-from nbtrain.jobs.supervisor.predecessors import sweep, wait_for_predecessors
+from nbtrain.jobs.supervisor.predecessors import sweep, wait_for_displaced, wait_for_predecessors
 from nbtrain.jobs.supervisor.progress_report import ProgressReport
 from nbtrain.jobs.supervisor.recovery import (
     cancelled_while_waiting,
@@ -154,6 +154,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
         try:
             try:
                 journal.config = config = load_resolved(job.run.config_yaml)
+                wait_for_displaced(journal)
                 wait_for_predecessors(journal, stop_patience_seconds(job.run, config))
                 backend = backend_of(journal.record.backend)
                 launcher = backend.launcher(job, journal.record.command)

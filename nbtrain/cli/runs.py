@@ -221,6 +221,10 @@ def logs(options: argparse.Namespace) -> None:
         raise ConfigError(f"--lines {options.lines}: must be at least 0.")
     rank = _rank_of(options.rank, run)
     if options.grep is not None:
+        if options.follow:
+            raise ConfigError(
+                "--follow shows lines as they come, --grep looks through those that are there: leave one out."
+            )
         if isinstance(rank, str):
             raise ConfigError("--grep looks through all logs, or with --rank N through those of one rank.")
         found = run.search(options.grep, rank, options.ignore_case, options.job)
@@ -233,6 +237,8 @@ def logs(options: argparse.Namespace) -> None:
         return
     if options.json:
         raise ConfigError("--json goes with --grep.")
+    if options.ignore_case:
+        raise ConfigError("--ignore-case goes with --grep.")
     if options.follow and options.job:
         raise ConfigError("--follow is of the newest job: leave --job out.")
     lines = 50 if options.lines is None else options.lines

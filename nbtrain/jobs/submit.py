@@ -255,10 +255,13 @@ def _tell_silence(job: JobDir) -> None:
 
 def _after_pause(job: JobDir, config: RunConfig) -> JobDir | None:
     """A paused job goes on with its own settings; with others it is ended here, for a new job to follow."""
-    if not changes_between(load_resolved(job.run.config_yaml), config):
+    changes = changes_between(load_resolved(job.run.config_yaml), config)
+    if not changes:
         unpause(job)
         return job
     _refuse(job.run, config)
+    said = f"submitted with other settings while it was paused: {'; '.join(map(str, changes))}"
+    EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
     cancel(job)
     return None
 

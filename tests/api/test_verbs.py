@@ -432,6 +432,15 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert capsys.readouterr().out == f"{at}0.0.log:1: rank 0 starts\n{at}1.0.log:1: rank 1 starts\n"
     assert cli.main(["logs", "mine", "--grep", "nosuch"]) == 0
     assert capsys.readouterr() == ("", "mine: no line of its logs holds 'nosuch'.\n")
+    for options, words in (
+        (["-i"], "--ignore-case goes with --grep."),
+        (
+            ["-f", "--grep", "ends"],
+            "--follow shows lines as they come, --grep looks through those that are there",
+        ),
+    ):
+        assert cli.main(["logs", "mine", *options]) != 0
+        assert words in capsys.readouterr().err
     earlier = run.directory.job("20250101-000000-0000")
     earlier.make_folders()
     JobRecord(earlier.job_id, "id", "mine", "CANCELLED", 0.0, 2).write(earlier.job_json)

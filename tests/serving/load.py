@@ -119,7 +119,9 @@ def asked(prompt: list[int], count: int) -> dict:
 
 
 async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: bool, chance) -> None:
-    while time.monotonic() < end:
+    """Until the end, and until it has had a text: a busy server refuses for a while, and nobody for ever."""
+    answered = False
+    while time.monotonic() < end or not answered:
         number = chance.randrange(len(PROMPTS))
         count = TOKENS[number % len(TOKENS)]
         started = time.monotonic()
@@ -140,6 +142,7 @@ async def good(client, seen: Seen, alone: dict[int, str], end: float, streams: b
             await asyncio.sleep(0.2)
             continue
         seen.tokens += count
+        answered = True
         seen.good["ok" if text == alone[number] else "wrong text"] += 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.serving.launched import Server
 from nbtrain.serving.options import ServeOptions
 from tests.inference import saved
-from tests.serving.load import figures, load, table
+from tests.serving.load import GOOD, figures, load, table
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +21,8 @@ def test_sixty_four_clients_some_of_them_bad(workspace, seconds):
         seen = asyncio.run(load(server, seconds))
         print(table(seen, "small"))
         assert seen.problems() == [] and server.is_running
-        # However slow the machine is, each of the 48 asks once; the queue may refuse a few of them.
-        assert seen.good["ok"] > 40
+        # One at least for each client, and four when all is over.
+        assert seen.good["ok"] >= GOOD + 4
         left = figures(server)
     assert left["nbtrain_running_texts"] == left["nbtrain_waiting_texts"] == 0
     assert seen.grown_bytes < 100 << 20

@@ -77,8 +77,8 @@ class ModelConfig(ConfigModel):
     embeddings (arXiv:2005.14165, section 2.1)."""
 
     architecture: Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"] = "gpt3"
-    """A name for the formulas of a family of models: it sets other fields of this section (table below). What
-    is written beside the name, or in a file that extends this one, goes over the set."""
+    """A family of models: it sets the fields of `model` that make its formulas, such as norm, positions and
+    activation. A field that a YAML or an override sets itself keeps its value."""
     num_layers: Layers
     """Transformer blocks."""
     hidden_size: Width
@@ -213,8 +213,8 @@ class RunConfig(ConfigModel):
     eval reports the validation and test loss of the newest checkpoint and trains nothing; the next resume is
     full again."""
     recipe: Literal["gpt3", "modern"] = "gpt3"
-    """A name for how a model is built and trained: it sets fields of model, optimizer and lr_schedule (table
-    below). What is written beside the name, or in a file that extends this one, goes over the set."""
+    """How a model is built and trained: it sets fields of `model`, `optimizer` and `lr_schedule`. A field
+    that a YAML or an override sets itself keeps its value."""
     labels: dict[LabelKey, LabelValue] = {}
     """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""

@@ -18,6 +18,8 @@ from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup import Setup, setup_of
 
+# What the section `lora` decides: a reader knows it by that name.
+_OF_ADAPTERS = frozenset({"lora_rank", "adapter_sizes", "adapter_activations"})
 # Fields of a setup that do not change how fast a step is: what memory there is, what saving does, buffers.
 _WITHOUT_EFFECT = frozenset(
     (
@@ -83,6 +85,8 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
         for field in fields(wanted.shape)
         if getattr(found.shape, field.name) != getattr(wanted.shape, field.name)
     ]
+    if adapters := _OF_ADAPTERS.intersection(names):
+        names = [*(name for name in names if name not in adapters), "lora"]
     if wanted.pipeline_parallel_size == 1 and "stage_layers" in names:
         names.remove("stage_layers")  # num_layers says it
     return (*shape, *names)

@@ -238,6 +238,13 @@ def test_a_near_match_is_scaled_and_says_so():
     )
 
 
+def test_adapters_are_named_by_their_section():
+    """Not by the fields that the planner makes of it."""
+    finished(load("gpt-tiny"))
+    adapted = load("gpt-tiny", {"lora.rank": 8, "init_from": "a-run"})
+    assert "this run's last job with other lora; times" in estimate_duration(adapted).basis
+
+
 @pytest.mark.parametrize("key", ["machine", "setup"])
 def test_a_rate_of_another_machine_is_not_used(key):
     """Nor one whose record is of another version of the planner."""

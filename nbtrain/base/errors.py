@@ -16,6 +16,9 @@ In a notebook and in the CLI these print as their message alone, never as a trac
 the base class, and IPython asks `_render_traceback_`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from nbtrain.base.terminal import printable
 
 
@@ -89,3 +92,11 @@ class RollbackError(StabilityError):
         super().__init__(message)
         self.step = step
         self.positions = positions
+
+
+def named_error(answer: Mapping[str, Any]) -> NbtrainError:
+    """The error that another process names, {"error", "message"}; of a name not above, an NbtrainError."""
+    kind = globals().get(str(answer.get("error")))
+    if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
+        kind = NbtrainError
+    return kind(str(answer.get("message")))

@@ -14,8 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from nbtrain.base import errors
-from nbtrain.base.errors import NbtrainError
+from nbtrain.base.errors import NbtrainError, named_error
 from nbtrain.jobs.environment import supervisor_environment
 
 END_SECONDS = 5.0
@@ -49,7 +48,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 if (answer := _parsed(line)) is None:
                     continue
                 if answer.get("kind") == "error":
-                    raise _named_error(answer)
+                    raise named_error(answer)
                 yield answer
             code = process.wait()
             if code != 0:
@@ -64,13 +63,6 @@ def _parsed(line: str) -> dict[str, Any] | None:
         value = json.loads(line)
         return value if isinstance(value, dict) else None
     return None
-
-
-def _named_error(answer: dict[str, Any]) -> NbtrainError:
-    kind = getattr(errors, str(answer.get("error")), None)
-    if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
-        kind = NbtrainError
-    return kind(str(answer.get("message")))
 
 
 def last_words(said: IO[bytes]) -> str:

@@ -22,8 +22,7 @@ from typing import Any
 
 import orjson
 
-from nbtrain.base import errors
-from nbtrain.base.errors import NbtrainError
+from nbtrain.base.errors import NbtrainError, named_error
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import last_words
 
@@ -192,11 +191,3 @@ class EngineProcess:
                 self._note(message["message"])
             case "error":
                 self.error = named_error(message)
-
-
-def named_error(answer: Mapping[str, Any]) -> NbtrainError:
-    """The NbtrainError that {"error", "message"} names."""
-    kind = getattr(errors, str(answer.get("error")), None)
-    if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
-        kind = NbtrainError
-    return kind(str(answer.get("message")))

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from nbtrain.base.errors import NbtrainError
+from nbtrain.base.errors import NbtrainError, named_error
 from nbtrain.base.html_table import html_table
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import last_words
-from nbtrain.serving.engine_process import named_error
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.tokens import new_token
 

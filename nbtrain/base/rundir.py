@@ -237,6 +237,18 @@ class JobDir:
             (self.path / name).mkdir(parents=True, exist_ok=True)
 
 
+def run_names() -> list[str]:
+    """The names of the runs under the output root."""
+    try:
+        names = os.listdir(output_root())
+    except OSError:
+        return []
+    # A name with a dot is that of no run: a folder that is just being deleted has one.
+    return sorted(
+        name for name in names if not name.startswith(".") and RunDir(output_root() / name).exists()
+    )
+
+
 def new_job_id(now: float | None = None) -> str:
     """UTC time to the second and four random hex digits: sorts by age."""
     moment = time.gmtime(time.time() if now is None else now)

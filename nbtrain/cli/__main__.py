@@ -30,7 +30,7 @@ from importlib import import_module
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.version import __version__
-from nbtrain.cli.verbs import OneVerb
+from nbtrain.cli.verbs import OneVerb, Parser
 
 # {module: its verbs}, in the order of a run's life. A call loads the module of its own verb alone: all
 # modules, and the parsers of all verbs, take 25 ms.
@@ -99,7 +99,7 @@ def parser(word: str = "") -> argparse.ArgumentParser:
     """With the verb `word` alone; with all verbs if it is none of them."""
     modules = [module for module, words in VERBS.items() if word in words.split()]
     summary, _, rest = (__doc__ or "").partition("\n")
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="nbtrain", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"nbtrain {__version__}")

@@ -55,7 +55,9 @@ def add_verbs(top: Any) -> None:
     one = _data_verb(under, "verify", verify, "Check a .bin/.idx pair and its manifest from end to end.")
     one.add_argument("--json", action="store_true", help="as JSON")
     one = _data_verb(under, "card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.")
-    one.add_argument("overrides", nargs="*", metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0")
+    one.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0"
+    )
     _with_tokenizer(one)
     one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
     one.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON")

@@ -19,7 +19,7 @@ def add_verbs(under: Any) -> None:
     one = add_verb(under, "export", export, text)
     one.add_argument("run", metavar="RUN", help="a run that was submitted; for flags and JSON any run YAML")
     text = "the folder or file to write; for flags and JSON, overrides such as batch.max_steps=2"
-    one.add_argument("words", nargs="*", metavar="DIR|key=value", help=text)
+    one.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
     one.add_argument("--to", default="hf", metavar="TARGET", help=f"{FORMATS}; or {SCRIPTS}")
     one.add_argument("--step", type=int, metavar="N", help="the checkpoint; the newest whole one without it")
     text = (
@@ -39,7 +39,9 @@ def add_verbs(under: Any) -> None:
     )
     one.add_argument("model", metavar="DIR", help=text)
     one.add_argument("name", metavar="NAME", help="the run's name, and that of its tokenizer and dataset")
-    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.seq_length=4096")
+    one.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="e.g. model.seq_length=4096"
+    )
     one.add_argument("--onto", metavar="RUN", help="take data, batch, schedule and layout of this run")
     one.add_argument("-o", "--output", type=Path, metavar="YAML", help="NAME.yaml without it")
     text = "of a tree of Megatron-DeepSpeed: how the rows of query, key and value lie"

@@ -75,14 +75,17 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for it, and say its step")
     text = "Go on from the newest whole checkpoint as a new job; a paused job goes on itself."
     one = run_verb(under, "resume", resume, text)
-    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
+    text = "e.g. batch.train_tokens=5e6"
+    one.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
     one.add_argument("--wait", action="store_true", help="wait for its end")
     one = run_verb(under, "clone", clone, "Submit a run's configuration under a new name.")
-    one.add_argument("name", metavar="NAME")
-    one.add_argument("overrides", nargs="*", metavar="key=value")
+    one.add_argument("name", metavar="NAME", help="of the new run")
+    one.add_argument("overrides", nargs="*", default=[], metavar="key=value")
     text = "Change a run's labels; without changes, list them."
     one = run_verb(under, "label", label, text)
-    one.add_argument("changes", metavar="key=value|key-", nargs="*", help="set a label; key- removes it")
+    one.add_argument(
+        "changes", metavar="key=value|key-", nargs="*", default=[], help="set a label; key- removes it"
+    )
     one = run_verb(under, "notes", notes, "What is noted about a run; with TEXT, note this instead.")
     one.add_argument(
         "text", metavar="TEXT", nargs="?", help='at most 10,000 characters; "" removes the notes'
@@ -165,7 +168,7 @@ def _waited(run: Any) -> int:
 
 def runs(options: argparse.Namespace) -> None:
     from nbtrain.monitor.run_filter import run_filter
-    from nbtrain.monitor.runs import any_run, list_runs, runs_json, runs_table
+    from nbtrain.monitor.runs import list_runs, runs_json, runs_table
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
@@ -173,10 +176,11 @@ def runs(options: argparse.Namespace) -> None:
     entries = list_runs(wanted=wanted)
     if options.json:
         print(runs_json(entries))
-    elif entries or not any_run():
+    elif entries or not (every := list_runs()):
         print(runs_table(entries))
     else:
-        print("No run matches; `nbtrain runs --archived` lists all.")
+        archived = " --archived" if any(run.archived for run in every) else ""
+        print(f"No run matches; `nbtrain runs{archived}` lists all.")
 
 
 def status(options: argparse.Namespace) -> None:

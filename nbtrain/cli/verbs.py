@@ -3,16 +3,27 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtrain.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from nbtrain.api.run import Run
 
-Parser = argparse.ArgumentParser
 PICTURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
 PICTURE_HELP = f"{', '.join(PICTURE_ENDINGS[:-1])} or {PICTURE_ENDINGS[-1]}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says of an argument that is missing what it is."""
+
+    def error(self, message: str) -> NoReturn:
+        words, _, names = message.partition(" are required: ")
+        missing = names.split(", ") if words.endswith("arguments") else []
+        for action in self._actions:
+            if action.metavar in missing and action.help:
+                message += f"\n  {action.metavar}: {action.help}"
+        super().error(message)
 
 
 class OneVerb:
@@ -45,10 +56,10 @@ def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parse
 
 def config_verb(under: Any, name: str, function: Callable, text: str, default: str | None = None) -> Parser:
     """RUN [key=value ...]: a verb that reads a run YAML."""
-    run = "a run YAML, the name of an example or of a run, or a preset such as 13B"
+    run = "a run YAML, the name of an example such as gpt-tiny or of a run, or a preset such as 13B"
     one = add_verb(under, name, function, text)
     one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=run)
-    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
+    one.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. batch.max_steps=2")
     return one
 
 

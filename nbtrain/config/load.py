@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
 from nbtrain.config.backend_section import BACKEND_WORDS
@@ -140,9 +141,17 @@ def find(run: str | Path) -> Path:
         )
     if typed.suffix in OTHER_ENDINGS:
         raise ConfigError(f"{shortened(str(run))}: no such file. Name one that exists.")
+    if re.match(r"[a-z_.]+=", str(run)):
+        raise ConfigError(
+            f"{shortened(str(run))}: is an override, and no run is named before it, as in `gpt-tiny {run}`."
+        )
     known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
-    hint = nearest(typed.stem, known, 3) or (f" Known: {', '.join(known)}." if known else "")
-    raise ConfigError(f"{shortened(str(run))}: no such run YAML, here or in {examples}.{hint}")
+    own = run_names()
+    raise ConfigError(
+        f"{shortened(str(run))}: no such run YAML, here or in {examples}."
+        f"{nearest(typed.stem, {*known, *own}, 3)} Known are {counted(len(known), 'example')}, such as "
+        f"gpt-tiny, and {counted(len(own), 'run')}, which `nbtrain runs` lists."
+    )
 
 
 def _is_file(path: Path) -> bool:
@@ -336,6 +345,8 @@ _PATTERNS = {
     **BACKEND_WORDS,
 }
 
+NAMES = ("name", "data.name", "tokenizer.name")
+
 
 def _problem(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
@@ -349,6 +360,11 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
     kind, context = entry["type"], entry.get("ctx", {})
+    if kind == "string_type" and entry["input"] is None and dotted in NAMES:
+        # name= on the command line.
+        fix = f"Give one, e.g. {dotted}=my-run, or leave {dotted} out to keep the one of the YAML."
+        rule = NAME_RULE.rpartition(", e.g. ")[0]
+        return f"{where.removesuffix('null')}: {dotted} is empty: a name {rule}. {fix}"
     found = f"{where}: {dotted} = {show(entry['input'])}"
     if parts and parts[-1] == "[key]":
         section = ".".join(str(part) for part in parts[:-2])

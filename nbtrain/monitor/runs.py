@@ -95,11 +95,6 @@ def list_runs(root: Path | None = None, wanted: RunFilter = EVERY_RUN) -> RunLis
     return RunList(wanted.ordered(_found(output_root() if root is None else root, wanted)))
 
 
-def any_run() -> bool:
-    """Whether there is a run under the output root; reads the first alone."""
-    return next(_found(output_root(), EVERY_RUN), None) is not None
-
-
 def _found(root: Path, wanted: RunFilter) -> Iterator[RunSummary]:
     if not root.is_dir():
         return

@@ -1,6 +1,7 @@
 """The command line: every verb has help, every error is a message and an exit code."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.jupyterlab import lab_command
@@ -40,6 +43,7 @@ def test_each_verb_has_help(verb, capsys):
         (["plan", "14B"], 2, "14B: no preset has this size. Nearest: 13B. Presets: 125M, 135M, 345M, "),
         (["check", "gpt-tiny", "batch.micro_batch_size"], 2, "must be key=value"),
         (["status", "no-such-run"], 5, "is no run directory: it has no run.json"),
+        (["status", "no-such-run"], 5, "`nbtrain runs` lists 0 runs under output; nb.submit makes one."),
         (["notebook", "09_none"], 2, "no such notebook. nbtrain's own: 00_quickstart, 01_prepare_data"),
     ],
 )
@@ -49,6 +53,29 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("verb", ["submit", "plan", "check", "prepare", "twin"])
+def test_a_call_without_a_run_says_what_one_is(verb, capsys):
+    """RUN alone is required, and the usage error says what it may be."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([verb])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        f"nbtrain {verb}: error: the following arguments are required: RUN\n"
+        "  RUN: a run YAML, the name of an example such as gpt-tiny or of a run, or a preset such as 13B\n"
+    )
+
+
+def test_a_run_that_is_not_there_names_those_that_look_like_it(workspace, capsys):
+    """Three at most, and how many runs there are."""
+    for name in ("gpt-a", "gpt-b", "gpt-c", "gpt-d", "bert"):
+        RunDir.named(name).path.mkdir(parents=True)
+        files.write_json(RunDir.named(name).run_json, {"name": name})
+    assert cli.main(["status", "gpt-e"]) == 5
+    said = capsys.readouterr().err
+    assert re.search(r"it has no run\.json\. Nearest: gpt-\w, gpt-\w, gpt-\w\. The workspace is ", said)
+    assert "`nbtrain runs` lists 5 runs under output" in said
 
 
 def test_a_preset_is_a_run_everywhere(workspace, capsys):

@@ -1,9 +1,11 @@
 """From a run YAML and overrides to a RunConfig: strictness, places, and every spelling of an override."""
 
 import functools
+import re
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.earlier import ADDED_LATER, ADDED_TO_MODEL, ADDED_TO_OPTIMIZER, settings_of_today
@@ -363,7 +365,7 @@ def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
 def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
     said = message_of(run_yaml("extends: gpt-tny\n", base=None))
     assert said.startswith("my-run.yaml:1: extends gpt-tny: no such run YAML")
-    assert said.endswith(" Nearest: gpt-tiny.")
+    assert " Nearest: gpt-tiny. Known are " in said
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):
@@ -533,15 +535,41 @@ def test_the_place_of_an_override_has_no_password():
     ("run", "expected"),
     [
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
-        ("gpt-tinny", "Nearest: gpt-tiny."),
+        ("gpt-tinny", "Nearest: gpt-tiny. Known are "),
         (".", ".: is a folder; give the path of a run YAML."),
         ("/dev/null", "/dev/null: is no regular file; give the path of a run YAML."),
-        ("/nowhere/zzz.yaml", "Known: gpt-1-3b-2xdp-2xpp-2xtp, "),
+        ("mine-tvo", "Nearest: mine-two, mine-one. Known are "),
+        (
+            "batch.max_steps=2",
+            "batch.max_steps=2: is an override, and no run is named before it, as in `gpt-",
+        ),
+        ("name=", "name=: is an override, and no run is named before it, as in `gpt-tiny name=`."),
     ],
 )
-def test_a_run_that_is_not_there_names_the_near_ones(run, expected):
-    """The message names the nearest example, or all of them."""
+def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
+    """The message names the nearest examples and runs, three at most; an override is called one."""
+    for name in ("mine-one", "mine-two"):
+        RunDir.named(name).path.mkdir(parents=True)
+        files.write_json(RunDir.named(name).run_json, {"name": name})
     assert expected in message_of(run)
+
+
+def test_a_run_that_is_like_no_other_counts_those_that_are_there(workspace):
+    """The names of all examples would hide the sentence."""
+    RunDir.named("mine").path.mkdir(parents=True)
+    files.write_json(RunDir.named("mine").run_json, {"name": "mine"})
+    (said,) = re.findall(r" Known are .*", message_of("/nowhere/zzz.yaml"))
+    counted = r" Known are \d+ examples, such as gpt-tiny, and 1 run, which `nbtrain runs` lists\."
+    assert re.fullmatch(counted, said)
+
+
+@pytest.mark.parametrize("key", ["name", "data.name", "tokenizer.name"])
+def test_an_empty_name_is_refused_with_its_rule(key):
+    """`name=` is null in YAML: what a name may be, and what to type."""
+    assert message_of("gpt-tiny", [f"{key}="]) == (
+        f"override {key}=: {key} is empty: a name must be 1 to 53 lower case letters, digits and inner "
+        f"dashes. Give one, e.g. {key}=my-run, or leave {key} out to keep the one of the YAML."
+    )
 
 
 def test_a_submitted_run_is_found_by_its_name(workspace):

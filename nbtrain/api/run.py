@@ -12,8 +12,7 @@ from nbtrain.api.arguments import text as text_of
 from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.records import ResumeCertificate
-from nbtrain.base.rundir import JobDir, RunDir, run_names
-from nbtrain.base.terminal import nearest
+from nbtrain.base.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.workspace import display, output_root, resolve, the_workspace
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
@@ -433,11 +432,9 @@ def open_run(run: RunLike) -> Run:
     else:
         directory = _directory_of(str(run))
     if not directory.exists():
-        known = run_names()
         raise JobError(
-            f"{display(directory.path)} is no run directory: it has no run.json."
-            f"{nearest(directory.name, known, 3)} {the_workspace()} `nbtrain runs` lists "
-            f"{amounts.counted(len(known), 'run')} under {display(output_root())}; nb.submit makes one."
+            f"{display(directory.path)} is no run directory: it has no run.json. {the_workspace()} "
+            f"{runs_like(directory.name)} nb.submit makes one."
         )
     return Run(directory)
 

@@ -64,7 +64,8 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.locks import flock_folder
-from nbtrain.base.workspace import check_name, output_root
+from nbtrain.base.terminal import nearest
+from nbtrain.base.workspace import check_name, display, output_root
 
 SCHEMA_VERSION = 1
 # Of a checkpoint; written last (checkpoint/manifest.py), so that a folder without it does not count.
@@ -247,6 +248,13 @@ def run_names() -> list[str]:
     return sorted(
         name for name in names if not name.startswith(".") and RunDir(output_root() / name).exists()
     )
+
+
+def runs_like(name: str) -> str:
+    """Of a name that no run has: a sentence with the nearest ones, if any, and how many runs there are."""
+    known = run_names()
+    runs = f"{len(known):,} run{'' if len(known) == 1 else 's'}"
+    return f"{nearest(name, known, 3)} `nbtrain runs` lists {runs} under {display(output_root())}.".strip()
 
 
 def new_job_id(now: float | None = None) -> str:

@@ -35,7 +35,7 @@ from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import ACTIVE, QUEUED, SUCCEEDED, at_rest
 from nbtrain.base.records import JobRecord, TrainingProgress
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, time_of_job
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_run_id, runs_like, time_of_job
 from nbtrain.base.workspace import display
 from nbtrain.config import autotune
 from nbtrain.config.deepspeed import deepspeed_config
@@ -147,7 +147,7 @@ def resume(
     refuse_foreign(run)
     if not run.exists():
         raise SubmitError(
-            f"{display(run.path)}: there is no run to resume. `nbtrain runs` lists the runs; "
+            f"{display(run.path)}: there is no run to resume. {runs_like(run.name)} "
             "`nbtrain submit RUN.yaml` starts one."
         )
     before = load_resolved(run.config_yaml)
@@ -197,7 +197,7 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     """
     refuse_foreign(run)
     if not run.exists():
-        raise SubmitError(f"{display(run.path)}: there is no run to clone. `nbtrain runs` lists the runs.")
+        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
     before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
     config = load(load(before, overrides, check=False), {"name": name})
     if config.mode == "eval":

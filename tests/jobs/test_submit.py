@@ -716,7 +716,7 @@ def test_a_clone_has_the_labels_that_are_shown(tiny):
 def test_resume_of_nothing(workspace):
     """A run that is not there cannot be resumed or cloned."""
     with pytest.raises(
-        SubmitError, match=r"output/none: there is no run to resume. `nbtrain runs` lists the runs"
+        SubmitError, match=r"output/none: there is no run to resume. `nbtrain runs` lists 0 runs"
     ):
         resume(RunDir.named("none"))
     with pytest.raises(SubmitError, match="output/none: there is no run to clone"):

@@ -46,6 +46,8 @@ rgn rmy rue rup ruq sah scn sco sdc sdh ses sgs shi shy skr sli smn srn stq sty 
 udm vec vep vls vmf vot vro wuu xal xmf zea zgh
 """
 LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
+# Letters that every tokenizer spells alike, and no blank, which would make its neighbours part of the token.
+AddedToken = Annotated[str, Field(pattern="^[!-~]{2,64}$")]
 
 
 class TokenizerConfig(ConfigModel):
@@ -57,6 +59,10 @@ class TokenizerConfig(ConfigModel):
     """Entries, the end-of-document token included: the most that training makes; the model has this many."""
     path: PathText | None = None
     """Tokenizer to take: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
+    added_tokens: Annotated[list[AddedToken], Field(max_length=10_000)] = []
+    """Tokens that are added to the tokenizer at `path`, e.g. markers of a chat template: their letters become
+    one id each, wherever they stand in a text. An entry that is there already, such as <|im_start|>, keeps
+    its id."""
     eod_token: Word = "<|endoftext|>"
     """The entry that ends every document. The same letters inside a text are ordinary text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"

@@ -42,6 +42,7 @@ ADDED_LATER = frozenset(
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),
         "tokenizer.max_unknown_fraction",
+        "tokenizer.added_tokens",
         *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
         "backend.deadline_seconds",
         "backend.priority",

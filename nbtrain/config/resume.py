@@ -99,6 +99,7 @@ WITHOUT_EFFECT = (
     "data.workers",
     # Looked at when data is prepared, before any training.
     "tokenizer.max_unknown_fraction",
+    "tokenizer.added_tokens",
     "batch.max_steps",
     "batch.exit_interval_steps",
     "batch.exit_duration_minutes",

@@ -18,7 +18,7 @@ from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems
-from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
+from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start, vocab_size_of
 
 
 def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
@@ -110,6 +110,7 @@ def _record(start: Start, config: RunConfig) -> dict[str, Any]:
         "family": start.title,
         "sha256": identity_of(start),
         "parameters": start.count,
+        "vocabulary": {"before": vocab_size_of(start), "now": config.tokenizer.vocab_size},
         "dtypes": start.dtypes,
     }
     if isinstance(start, RunStart):

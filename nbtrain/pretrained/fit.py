@@ -70,6 +70,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
         found.notes.append(
             f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "
             "the mean of the old ones."
+            + (" Beside adapters (lora) it stays so." if config.lora is not None else "")
         )
     elif vocab_size < rows:
         found.notes.append(

@@ -6,11 +6,13 @@ import shutil
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, JobError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
+from nbtrain.dataset.of_run import open_dataset
+from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.delete import delete
 from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial
 from nbtrain.jobs.machine import this_machine
@@ -212,3 +214,47 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
         "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', and only LORA is "
         "read. Make the section lora that of the adapters."
     ]
+
+
+def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
+    """From the YAML to the ids of the data: the rows that are new, in the note and in the record."""
+    shutil.copytree(tiny_data, workspace / "data")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
+    known = read_manifest(tokenizer_dir("mock"))
+    said_of = {"role": "user", "content": "What is {}?"}, {"role": "assistant", "content": "A dict."}
+    (workspace / "chat.jsonl").write_text(json.dumps({"messages": said_of}) + "\n")
+    size, marks = known["vocab_size"], ["<|user|>", "<|assistant|>"]
+    settings = {
+        "tokenizer.name": "chat",
+        "tokenizer.path": "data/tokenizer/mock",
+        "tokenizer.added_tokens": marks,
+        "data.name": "chat",
+        "data.sources": [{"kind": "chat", "path": "chat.jsonl"}],
+        "data.packing": "best_fit",
+        "data.split": "1,0,0",
+        "evaluation.eval_iters": 0,
+    }
+    wrong = starting(tiny, **{**settings, "tokenizer.vocab_size": size})
+    with pytest.raises(DataError, match=f"Set it to {size + 2}"):
+        prepare(wrong)
+    config = starting(tiny, **{**settings, "tokenizer.vocab_size": size + 2})
+    prepare(config)
+    prepare(config)
+    assert read_manifest(tokenizer_dir("chat"))["added_tokens"] == marks
+    ids = open_dataset(config).indexed.get(0).tolist()
+    assert [one for one in ids if one >= size] == [size, size + 1] and ids[0] == size
+    assert said(config) == []
+    with pytest.raises(DataError, match="are added to, and runs may refer to it"):
+        prepare(starting(tiny, **{**settings, "tokenizer.name": "mock", "tokenizer.vocab_size": size + 2}))
+    assert read_manifest(tokenizer_dir("mock")) == known
+    run = RunDir.named("second")
+    run.path.mkdir()
+    assert record_initial(run, config) == [
+        f"init_from: the vocabulary grows from {base_rows(base)} to {size + 2} (tokenizer.vocab_size): each "
+        "new row is the mean of the old ones."
+    ]
+    assert files.read_json(run.init_from_json)["vocabulary"] == {"before": base_rows(base), "now": size + 2}
+
+
+def base_rows(base):
+    return load(base.config_yaml).tokenizer.vocab_size

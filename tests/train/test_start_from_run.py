@@ -31,10 +31,20 @@ def start(place, base, words, name, **overrides):
     return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **overrides}, name)
 
 
-@pytest.mark.parametrize("words", ["d2 z3 bf16", "p2 z1 fp32"])
-def test_masters_and_new_rows(words, place):
+@pytest.mark.parametrize(
+    "before, words",
+    [
+        ("t2 z1 bf16", "d2 z3 bf16"),
+        ("t2 z1 bf16", "p2 z1 fp32"),
+        # An output layer of its own.
+        ("z0 fp32 llama", "t2 z1 fp32 llama"),
+        pytest.param("z0 fp32 llama", "p2 z1 fp32 llama", marks=pytest.mark.soak),
+        pytest.param("z0 fp32 llama", "d2 z3 fp32 llama", marks=pytest.mark.soak),
+    ],
+)
+def test_masters_and_new_rows(before, words, place):
     """Bit for bit what the other run's optimizer held; a new token is the mean of the old ones."""
-    base = place.source("t2 z1 bf16")
+    base = place.source(before)
     run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})
     notes = record_initial_of(run)
     assert notes == [

@@ -23,6 +23,24 @@ def vocabulary_holds_text(config: RunConfig) -> Problems:
         )
 
 
+def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
+    """Tokens are added once, to a tokenizer that is there, and are not what ends documents."""
+    added, setting = config.tokenizer.added_tokens, found(config, "tokenizer.added_tokens")
+    if added and config.tokenizer.path is None:
+        yield (
+            f"{setting}\n  are added to the tokenizer at tokenizer.path, which is null. Set path to the "
+            "tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), and give "
+            "tokenizer.name a new value."
+        )
+    if twice := sorted({token for token in added if added.count(token) > 1}):
+        yield f"{setting}\n  names {', '.join(twice)} twice. Name each token once."
+    if config.tokenizer.eod_token in added:
+        yield (
+            f"{setting}\n  has tokenizer.eod_token({config.tokenizer.eod_token}), which ends documents: a "
+            "text must not hold it. Leave it out."
+        )
+
+
 def json_keys_name_files(config: RunConfig) -> Problems:
     """Each key is part of a file's name inside the dataset's folder, and has files of its own."""
     data = config.data
@@ -255,6 +273,7 @@ def is_loopback(address: str) -> bool:
 
 DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     vocabulary_holds_text,
+    tokens_are_added_to_a_tokenizer,
     json_keys_name_files,
     extra_keys_are_in_the_records,
     separators_are_lines,

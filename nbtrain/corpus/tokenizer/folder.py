@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ KEPT_FILES = (
     *CONTENT_FILES,
 )
 
+# Of these, what does not list the entries.
+LISTS = {ONE_FILE, "added_tokens.json", "special_tokens_map.json", "tokenizer.model", *CONTENT_FILES}
+SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
+
 OTHER_FORMATS = {
     # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
     "a SentencePiece model": re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
@@ -59,20 +63,27 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         raise DataError(f"{error}. Remove the folder and run `nbtrain prepare RUN.yaml`.") from None
 
 
-def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, Any]:
+def adopt(
+    path: str | Path, eod_token: str, directory: str | Path, added_tokens: Sequence[str] = ()
+) -> dict[str, Any]:
     """Take over a tokenizer into `directory`, the manifest written last, and return it.
 
-    `path` is a tokenizer.json, a folder that holds one, or a folder of GPT-2's vocab.json and merges.txt; it
-    may be `directory` itself. tokenizer.json wins if a folder has both, for it alone says how words are cut,
-    unless nbtrain made the folder. Raises DataError if there is none, if it cannot be read, and if it lacks
-    `eod_token`.
+    `added_tokens` become entries of their own. `path` is a tokenizer.json, a folder that holds one, or a
+    folder of GPT-2's vocab.json and merges.txt; it may be `directory` itself. tokenizer.json wins if a folder
+    has both, for it alone says how words are cut, unless nbtrain made the folder. Raises DataError if there
+    is none, if it cannot be read, and if it lacks `eod_token`.
     """
     path, directory = Path(path), Path(directory)
     one_file = path if path.is_file() else path / ONE_FILE
     vocab, merges = path / "vocab.json", path / "merges.txt"
     has_both_files = vocab.is_file() and merges.is_file()
+    if added_tokens and has_both_files and not one_file.is_file():
+        text = from_vocabulary(vocab, merges, eod_token).to_str()
+        return _adopt_text(text.encode(), one_file, eod_token, directory, added_tokens)
+    if added_tokens and one_file.is_file():
+        return _adopt_text(one_file.read_bytes(), one_file, eod_token, directory, added_tokens)
     if one_file.is_file() and not (has_both_files and _is_own(path)):
-        return _adopt_one_file(one_file, eod_token, directory)
+        return _adopt_text(one_file.read_bytes(), one_file, eod_token, directory)
     if not has_both_files:
         for other in sorted([*path.glob("*.model"), *path.glob("*.tiktoken")]):
             with other.open("rb") as stream:
@@ -121,10 +132,12 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
     )
 
 
-def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, Any]:
+def _adopt_text(
+    content: bytes, path: Path, eod_token: str, directory: Path, added_tokens: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Take over the tokenizer.json `content`, which lies at `path`."""
     import tokenizers
 
-    content = path.read_bytes()
     _refuse_other_formats(path, content)
     try:
         document = json.loads(content)
@@ -135,10 +148,15 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
     entries = built.get_vocab(with_added_tokens=True)
     _require_eod(entries, eod_token, path)
     eod_id = entries[eod_token]
-    if _fix(document, eod_token, eod_id):
+    entries |= _add(document, entries, added_tokens)
+    if _fix(document, eod_token, eod_id) or added_tokens:
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
-    kept = _keep(path.parent, directory) if path.name == ONE_FILE and path.parent != directory else {}
+    kept = {}
+    if path.name == ONE_FILE and path.parent != directory:
+        beside = path.parent / KEPT if added_tokens and (path.parent / KEPT).is_dir() else path.parent
+        # Files that list the entries know nothing of added tokens.
+        kept = _keep(beside, directory, SETTINGS_FILES if added_tokens else KEPT_FILES)
     files.write_bytes(directory / ONE_FILE, content)
     sha256 = hashlib.sha256(content).hexdigest()
     manifest = {
@@ -154,17 +172,38 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
         "trained": None,
         "source": display(path),
         "kept": kept,
+        **({"added_tokens": list(added_tokens)} if added_tokens else {}),
     }
     files.write_json(directory / "manifest.json", manifest)
     return manifest
 
 
-def _keep(path: Path, directory: Path) -> dict[str, str]:
+def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str]) -> dict[str, int]:
+    """Make `tokens` entries that are met in a text; {new token: id}.
+
+    A special entry is not met (tokenizer.py), so that an old one is special no longer.
+    """
+    added = document["added_tokens"] = document.get("added_tokens") or []
+    new = {
+        token: max(entries.values()) + 1 + number
+        for number, token in enumerate(token for token in tokens if token not in entries)
+    }
+    for token in tokens:
+        entry = next((one for one in added if one["content"] == token), None)
+        if entry is None:
+            entry = {"id": new.get(token, entries.get(token)), "content": token}
+            added.append(entry)
+        entry |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added.sort(key=lambda one: one["id"])
+    return new
+
+
+def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> dict[str, str]:
     """Copy what lies beside a tokenizer that is taken over, as it is; {name: sha256}.
 
     A lone vocabulary of two files says nothing besides: nothing is kept of it.
     """
-    found = sorted(one for pattern in KEPT_FILES for one in path.glob(pattern) if one.is_file())
+    found = sorted(one for pattern in patterns for one in path.glob(pattern) if one.is_file())
     if {one.name for one in found} <= set(CONTENT_FILES):
         return {}
     kept = {}

@@ -122,6 +122,12 @@ def _brought(
     config: RunConfig, path: Path, directory: Path, manifest: dict[str, Any] | None, force: bool, say: Say
 ) -> Tokenizer:
     eod_token = config.tokenizer.eod_token
+    is_there = path.exists() and directory.exists() and path.samefile(directory)
+    if config.tokenizer.added_tokens and is_there:
+        raise DataError(
+            f"{place(config, 'tokenizer.added_tokens')}: {display(directory)} is the tokenizer that they are "
+            "added to, and runs may refer to it. Give tokenizer.name another value."
+        )
     if path == directory:
         loaded = Tokenizer.load(directory, manifest=adopt(path, eod_token, directory))
         say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
@@ -129,6 +135,8 @@ def _brought(
     if (
         manifest is not None
         and manifest.get("eod_token", eod_token) == eod_token
+        and not config.tokenizer.added_tokens
+        and not manifest.get("added_tokens")
         and _same_files(path, manifest)
     ):
         loaded = Tokenizer.load(directory, manifest=manifest)
@@ -136,7 +144,7 @@ def _brought(
         return loaded
     made = directory.with_name(f".{directory.name}.new.tmp")
     try:
-        found = adopt(path, eod_token, made)
+        found = adopt(path, eod_token, made, config.tokenizer.added_tokens)
         same = manifest is not None and all(manifest[key] == found[key] for key in ("sha256", "eod_id"))
         if manifest is not None and not same and not force:
             raise DataError(

@@ -8,7 +8,8 @@
 fastokens encodes if it is installed, knows this tokenizer and gives the same ids, else HF tokenizers.
 
 The letters of a special token in a text are text, never that token; only the writer appends EOD. Added tokens
-that are not special (runs of blanks in some vocabularies) are part of the vocabulary and stay.
+that are not special (runs of blanks in some vocabularies, tokenizer.added_tokens) are part of the vocabulary
+and stay.
 """
 
 import logging
@@ -43,6 +44,8 @@ SAFE_CUT = re.compile(
     "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
 
+WITHOUT_BLANKS = re.compile("[!-~]+")
+
 
 class Tokenizer:
     """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
@@ -59,6 +62,11 @@ class Tokenizer:
         self.eod_token: str = manifest.get("eod_token", EOD_TOKEN)
         self.sha256: str = manifest["sha256"]
         self.engine = engine or _best_engine()
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """tokenizer.added_tokens of the run that took it over."""
+        return self.manifest.get("added_tokens", [])
 
     @classmethod
     def load(
@@ -134,7 +142,11 @@ class Tokenizer:
             and words.get("use_regex", True)
             and not words.get("add_prefix_space", True)
             and not document.get("normalizer")
-            and all(token["special"] for token in document.get("added_tokens", []))
+            and all(
+                # Without a blank it lies inside what is not cut.
+                token["special"] or (WITHOUT_BLANKS.fullmatch(token["content"]) and not token["normalized"])
+                for token in document.get("added_tokens", [])
+            )
         )
 
     @cached_property
@@ -218,7 +230,7 @@ class Tokenizer:
             difference = exactness.first_difference(
                 self._encode,
                 lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
-                list(sample_texts),
+                [*(f"a{token}b {token}{token}\n" for token in self.added_tokens), *sample_texts],
                 self.eod_token,
             )
             found = {"difference": difference}

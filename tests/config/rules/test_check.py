@@ -498,6 +498,24 @@ BROKEN = {
         "  with init_from: initial weights are not read into state on NVMe. Set device: cpu, and change it "
         "after the first checkpoint.",
     ),
+    "added tokens without a tokenizer": (
+        "gpt-tiny",
+        ["tokenizer.added_tokens=[<|a|>]"],
+        "@: tokenizer.added_tokens = [<|a|>]\n  are added to the tokenizer at tokenizer.path, which is null. "
+        "Set path to the tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), and give "
+        "tokenizer.name a new value.",
+    ),
+    "a token added twice": (
+        "gpt-tiny",
+        ["tokenizer.added_tokens=[<|a|>, <|a|>]", "tokenizer.path=somewhere"],
+        "@: tokenizer.added_tokens = [<|a|>, <|a|>]\n  names <|a|> twice. Name each token once.",
+    ),
+    "an added end of documents": (
+        "gpt-tiny",
+        ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
+        "@: tokenizer.added_tokens = [<|endoftext|>]\n  has tokenizer.eod_token(<|endoftext|>), which ends "
+        "documents: a text must not hold it. Leave it out.",
+    ),
     "adapters without weights": (
         "gpt-tiny",
         ["lora.rank=8"],

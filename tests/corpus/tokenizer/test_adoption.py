@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import training
+from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
@@ -167,6 +168,50 @@ def test_eod_never_comes_from_text(bring, workspace, kind, engine):
     assert loaded.encode("no such thing").tolist() == ids[offsets[3] : offsets[4]].tolist()
     if kind in ("llama3", "neox"):
         assert [loaded.decode(loaded.encode(text)) for text in texts] == texts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
+def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
+    """Between letters too; an entry that was special keeps its id; no other entry moves."""
+    eod_token, path = KINDS[kind][1], bring(kind)
+    base = tokenizers.Tokenizer.from_file(str(path))
+    other = {"wordpiece": "[CLS]", "llama3": "<|begin_of_text|>", "unigram": "<unk>"}.get(kind)
+    added = ["<|user|>", "<|bot|>", *([other] if other else [])]
+    manifest = adopt(path, eod_token, workspace / "mine", added)
+    before = base.get_vocab_size()
+    assert manifest["vocab_size"] == before + 2 and manifest["added_tokens"] == added
+    assert ids_differ(path.parent, workspace / "mine") == ""
+    loaded = Tokenizer.load(workspace / "mine", engine)
+    said = loaded.check_exact(PROSE)
+    assert said is None or "cannot load it" in said
+    ids = loaded.encode(f"<|user|>rights<|bot|> and{eod_token}<|user|>").tolist()
+    assert [one for one in ids if one >= before] == [before, before + 1, before]
+    assert loaded.eod_id not in ids
+    if other:
+        assert loaded.encode(f"free {other} born").tolist().count(base.token_to_id(other)) == 1
+    if kind in ("llama3", "neox"):
+        assert loaded.decode(ids) == f"<|user|>rights<|bot|> and{eod_token}<|user|>"
+        assert loaded.bytes_of(before) == b"<|user|>"
+
+
+def test_tokens_added_to_a_vocabulary_of_two_files(workspace):
+    """Another sha256 than that of the vocabulary alone; what lay beside a tokenizer.json is kept."""
+    save(training.train(iter(PROSE), 300), workspace / "own", {})
+    first = adopt(workspace / "own", EOD_TOKEN, workspace / "mine")
+    manifest = adopt(workspace / "own", EOD_TOKEN, workspace / "chat", ["<|user|>"])
+    assert manifest["sha256"] != first["sha256"] and manifest["vocab_size"] == first["vocab_size"] + 1
+    own = Tokenizer.load(workspace / "own")
+    assert Tokenizer.load(workspace / "chat").cuts_safely and own.cuts_safely
+    (workspace / "own" / "tokenizer.json").unlink()
+    again = adopt(workspace / "own", EOD_TOKEN, workspace / "again", ["<|user|>"])
+    assert Tokenizer.load(workspace / "again").encode("<|user|>").tolist() == [again["vocab_size"] - 1]
+    (workspace / "own" / "as-given").mkdir()
+    (workspace / "own" / "as-given" / "chat_template.jinja").write_text("{{ messages }}")
+    (workspace / "own" / "as-given" / "tokenizer.json").write_text("{}")
+    (workspace / "own" / "tokenizer.json").write_bytes((workspace / "mine" / "tokenizer.json").read_bytes())
+    kept = adopt(workspace / "own", EOD_TOKEN, workspace / "beside", ["<|user|>"])["kept"]
+    assert list(kept) == ["chat_template.jinja"]
 
 
 def test_word_level_eod_is_cut_in_two(bring, workspace):

@@ -1,12 +1,14 @@
 """Which fields differ between two configurations of one run; config/resume.py says which of them may."""
 
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.config.load import flatten
 from nbtrain.config.resume import is_bound
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import show
+from nbtrain.config.yaml_source import show, spelled
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
 def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
     """Those fields that differ whose new value a file or an override says: a default asks for nothing."""
     return [change for change in changes_between(before, now) if now.sets(change.key)]
+
+
+def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] = lambda key: False) -> str:
+    """What makes `now` of `before`, as key=value for a shell with a blank in front of each; "" if nothing.
+
+    Left out are the keys for which `but` holds.
+    """
+    # A section that is gone is null as a whole; a weight stands in its source.
+    own = dict(flatten(now.model_dump()))
+    changes = [one for one in changes_between(before, now) if one.key in own and not but(one.key)]
+    return "".join(f" {shlex.quote(f'{one.key}={spelled(one.now)}')}" for one in changes)
 
 
 def _says(config: RunConfig, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
@@ -12,11 +13,12 @@ from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.config.resume import within
+from nbtrain.config.resume import is_bound, within
+from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.base import status_of
-from nbtrain.jobs.changes import Change, changes_between
+from nbtrain.jobs.changes import Change, as_overrides, changes_between
 from nbtrain.jobs.environment import dataset_sha256
 
 # Papermill may have put its executed notebooks there before anything was submitted.
@@ -24,6 +26,8 @@ HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
 # The first file of a run that is made (base/files.py).
 BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
+# What a resume of a finished run is told anew: how far to train.
+LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
 # What says where and how a run is started, and what is told of it: nothing of it is trained.
 NOT_TRAINED = ("schema_version", "name", "labels", "backend", "logging", "profile", "notify")
 
@@ -82,14 +86,39 @@ def refuse_finished(run: RunDir, config: RunConfig) -> None:
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "
         f"To train on: {more_to_train(run, before, config)}. "
-        f"To train again under another name: `nbtrain clone {run.name} NEWNAME`.{_differs(before, config)}"
+        f"To train again under another name: {_clone(run, before, config)}.{_differs(before, config)}"
     )
+
+
+def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
+    """The command that trains `config` under another name."""
+    return f"`nbtrain clone {run.name} NEWNAME{as_overrides(before, config)}`"
 
 
 def _differs(before: RunConfig, config: RunConfig) -> str:
     """What `config` would change of a finished run, a field in each line; "" if nothing."""
-    lines = [f"\n  {change}  ({change.where})" for change in trained_changes(before, config)]
-    return f"\nWhat is submitted differs from what was trained:{''.join(lines)}" if lines else ""
+    lines = _lines(trained_changes(before, config))
+    return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
+
+
+def _lines(changes: Iterable[Change]) -> str:
+    return "".join(f"\n  {change}  ({change.where})" for change in changes)
+
+
+def refuse_paused(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError if the run's job is paused, and `config` has other settings: resume() takes them."""
+    before = load_resolved(run.config_yaml)
+    if changes := changes_between(before, config):
+        resumed = f"`nbtrain resume {run.name}{as_overrides(before, config)}`"
+        raise SubmitError(
+            f"{display(run.path)}: its job is paused, and what is submitted has other settings:"
+            f"{_lines(changes)}\n"
+            "Nothing was submitted, and the job stays paused. Choose:\n"
+            f"  `nbtrain resume {run.name}` goes on with the job as it is.\n"
+            f"  {resumed} ends it; a new job goes on from its checkpoint with these settings.\n"
+            f"  `nbtrain cancel {run.name}` ends it; what is submitted after it does the same.\n"
+            f"  {_clone(run, before, config)} trains these settings from the beginning, beside it."
+        )
 
 
 def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
@@ -102,16 +131,24 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
-    """The command that gives a finished run more to do: as much as is `asked` for, if that is more."""
-    if asked and asked.train_steps > config.train_steps:
+    """The command that gives a finished run more to do: as much as is `asked` for, if that is more.
+
+    It has the other changes that are asked for too, but for the bound ones, which are named after it.
+    """
+    resume, others = f"`nbtrain resume {run.name}", "`"
+    if asked:
         changes = changes_between(config, asked)
+        others = f"{as_overrides(config, asked, lambda key: is_bound(key) or within(key, LENGTH))}`"
+        if bound := [change.key for change in changes if change.bound]:
+            others += f", without {', '.join(bound)}, which cannot change on resume"
         keys = ("batch.max_steps", f"batch.train_{config.batch.train_amount[0]}")
-        if wanted := [f"{one.key}={show(one.now)}" for one in changes if one.key in keys]:
-            return f"`nbtrain resume {run.name} {' '.join(wanted)}`"
+        wanted = [f"{one.key}={show(one.now)}" for one in changes if one.key in keys]
+        if wanted and asked.train_steps > config.train_steps:
+            return f"{resume} {' '.join(wanted)}{others}"
     if config.train_steps < config.scheduled_steps:
-        return f"`nbtrain resume {run.name} batch.max_steps=null`"
+        return f"{resume} batch.max_steps=null{others}"
     unit, amount = config.batch.train_amount
-    return f"`nbtrain resume {run.name} batch.train_{unit}={2 * amount}`"
+    return f"{resume} batch.train_{unit}={2 * amount}{others}"
 
 
 def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:

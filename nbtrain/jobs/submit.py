@@ -7,7 +7,7 @@ What the decision finds under output/<run>/, and what it does:
 
     nothing, or a folder that holds no more than notebooks/     a new run
     this run, active                                            that job
-    this run, paused                                            that job; with other settings a new one
+    this run, paused                                            that job; other settings: resume() alone
     this run, failed, cancelled or lost                         a new job, from the newest whole checkpoint
     this run, succeeded                                         refused: resume with more tokens, or clone
     anything else                                               refused
@@ -62,6 +62,7 @@ from nbtrain.jobs.refusals import (
     refuse_other_backend,
     refuse_other_data,
     refuse_other_training,
+    refuse_paused,
     refuse_without_whole_checkpoint,
 )
 from nbtrain.monitor.notes import own_labels_of
@@ -153,7 +154,7 @@ def resume(
     before = load_resolved(run.config_yaml)
     given = override_layer(overrides).value
     config = load(before, given)
-    if active := _joined(run, config):
+    if active := _joined(run, config, anew=True):
         return active
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
@@ -165,7 +166,7 @@ def resume(
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
-            f"{config.train_steps:,}. To train on: {more_to_train(run, before)}.{again}"
+            f"{config.train_steps:,}. To train on: {more_to_train(run, before, config)}.{again}"
         )
     new_priority = "backend.priority" in override_layer(overrides).origins
     return _launch(run, config, None, command, wanted, new_priority=new_priority)
@@ -220,18 +221,18 @@ def _refuse_taken(target: RunDir) -> None:
         raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")
 
 
-def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
+def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None:
     """The run's active job, with a warning for every change that it does not get; None if none is active.
 
-    A paused job goes on, or is ended if `config` has other settings. One on another backend is not joined:
-    SubmitError.
+    A paused job goes on. If `config` has other settings, it is ended if it may begin `anew`; else, and for a
+    job on another backend, SubmitError.
     """
     active = active_job(run)
     if active and end_cut_off(active):
         return None
     record = active and JobRecord.read(active.job_json)
     if active and (asked_pause(active) or (record and at_rest(record))):
-        return _after_pause(active, config)
+        return _after_pause(active, config, anew)
     if active:
         if record:
             refuse_other_backend(run, status_of(active)[0], record.backend, config)
@@ -253,14 +254,16 @@ def _tell_silence(job: JobDir) -> None:
         )
 
 
-def _after_pause(job: JobDir, config: RunConfig) -> JobDir | None:
-    """A paused job goes on with its own settings; with others it is ended here, for a new job to follow."""
+def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
+    """A paused job goes on with its own settings; with others it is refused, or ended if `anew`."""
     changes = changes_between(load_resolved(job.run.config_yaml), config)
     if not changes:
         unpause(job)
         return job
     _refuse(job.run, config)
-    said = f"submitted with other settings while it was paused: {'; '.join(map(str, changes))}"
+    if not anew:
+        refuse_paused(job.run, config)
+    said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
     EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
     cancel(job)
     return None

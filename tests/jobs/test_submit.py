@@ -1,6 +1,8 @@
 """What submit, resume and clone find under the output root, and what they do; no process is started."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,9 +20,10 @@ from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved
+from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
-from nbtrain.jobs.control import ask_priority, asked_priority, cancel
+from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.refusals import refuse_foreign
@@ -763,14 +766,64 @@ def test_a_finished_run_that_is_submitted_changed_says_what_differs(tiny):
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"batch.train_tokens": 2560, "model.seed": 7}))
     assert str(refused.value).endswith(
-        "`nbtrain clone tiny NEWNAME`.\nWhat is submitted differs from what was trained:\n"
+        "To train on: `nbtrain resume tiny batch.train_tokens=2560`, without model.seed, which cannot change "
+        "on resume. To train again under another name: `nbtrain clone tiny NEWNAME model.seed=7 "
+        "batch.train_tokens=2560`.\nWhat is submitted differs from what was trained:\n"
         "  model.seed: 1234 -> 7  (override model.seed=7)\n"
         "  batch.train_tokens: 1280 -> 2560  (override batch.train_tokens=2560)"
     )
-    for same in ({}, {"backend.priority": 5, "labels": {"team": "nlp"}}):
+    for same, typed in (({}, ""), ({"backend.priority": 5}, " backend.priority=5")):
         with pytest.raises(SubmitError) as refused:
             submit(tiny(**same))
-        assert str(refused.value).endswith("`nbtrain clone tiny NEWNAME`.")
+        assert str(refused.value).endswith(f"`nbtrain clone tiny NEWNAME{typed}`.")
+
+
+def test_the_commands_for_a_finished_run_carry_its_changes(tiny):
+    """Typed as they stand, they make what was asked for: lists, texts with blanks and null too."""
+    end(job := submit(tiny(**{"batch.max_steps": 5})), step=5)
+    changed = {
+        "lr_schedule.lr": 1e-4,
+        "backend.env": {"NOTE": "two words"},
+        "backend.debug": ["nccl", "distributed"],
+        "evaluation.eval_interval_steps": 3,
+    }
+    asked, before = tiny(**changed), load_resolved(job.run.config_yaml)
+    with pytest.raises(SubmitError) as refused:
+        submit(asked)
+    commands = dict(re.findall(r"`nbtrain (\w+) tiny ([^`]*)`", str(refused.value)))
+    assert changes_between(load(before, shlex.split(commands["resume"])), asked) == []
+    name, *words = shlex.split(commands["clone"])
+    assert changes_between(load(before, words), asked) == [] and name == "NEWNAME"
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run, changed)
+    assert f"To train on: `nbtrain resume tiny {commands['resume']}`." in str(refused.value)
+
+
+def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspace, capsys):
+    """Nothing starts and nothing ends, in Python as in the shell; each way on is a command."""
+    ask_pause(job := submit(tiny()), True)
+    for start in (submit, nb.submit, nb.launch):
+        with pytest.raises(SubmitError) as refused:
+            start(tiny(**{"lr_schedule.lr": 1e-4, "logging.log_interval_steps": 7}))
+        assert str(refused.value) == (
+            "output/tiny: its job is paused, and what is submitted has other settings:\n"
+            f"  lr_schedule.lr: {show(tiny().lr_schedule.lr)} -> 0.0001  (override lr_schedule.lr=0.0001)\n"
+            "  logging.log_interval_steps: 10 -> 7  (override logging.log_interval_steps=7)\n"
+            "Nothing was submitted, and the job stays paused. Choose:\n"
+            "  `nbtrain resume tiny` goes on with the job as it is.\n"
+            "  `nbtrain resume tiny lr_schedule.lr=0.0001 logging.log_interval_steps=7` ends it; a new job "
+            "goes on from its checkpoint with these settings.\n"
+            "  `nbtrain cancel tiny` ends it; what is submitted after it does the same.\n"
+            "  `nbtrain clone tiny NEWNAME lr_schedule.lr=0.0001 logging.log_interval_steps=7` trains these "
+            "settings from the beginning, beside it."
+        )
+    assert (
+        cli.main(["submit", str(workspace / "tiny.yaml"), "logging.log_interval_steps=7"])
+        == SubmitError.exit_code
+    )
+    assert "its job is paused, and what is submitted has other settings" in capsys.readouterr().err
+    assert asked_pause(job) and job.run.job_ids() == [job.job_id]
+    assert submit(tiny()).job_id == job.job_id and not asked_pause(job)
 
 
 def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
@@ -825,6 +878,7 @@ import os, sys, time
 from pathlib import Path
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.config.load import load
+from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.submit import submit
 parent = ProcessIdentity.of(os.getppid())

@@ -11,6 +11,7 @@ from typing import Any
 
 from nbtrain.base import amounts, files, nvml
 from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
@@ -156,7 +157,23 @@ def more_than_is_here(config: RunConfig) -> list[Finding]:
     return found
 
 
+def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
+    """A sentence, without its full stop, if the shell's OMP_NUM_THREADS yields to resources.cpus_per_node."""
+    asked, cores = os.environ.get(THREADS), config.resources.cpus_per_node
+    if config.backend.kind != "local" or not asked or cores is None or THREADS in config.backend.env:
+        return []
+    here = len(core_numbers(queue)) if config.resources.device == "cpu" else usable_cores()
+    if asked == str(threads := threads_per_rank(config, here)):
+        return []
+    why = f"{amounts.counted(min(cores, here), 'core')} over {amounts.counted(config.world_size, 'rank')}"
+    return [
+        f"each rank has {amounts.counted(threads, 'thread')} (resources.cpus_per_node: {why}), and "
+        f"{THREADS}={shortened(asked)} of this shell is not used. To have it, set "
+        f"backend.env.{THREADS}={shortened(asked)}"
+    ]
+
+
 def warnings_here(config: RunConfig, queue: Queue) -> list[str]:
     """A sentence, without its full stop, for all that the run may not have here as it asks for it."""
     asked = [one.text.removesuffix(".") for one in more_than_is_here(config)]
-    return [*asked, *used_by_others(config, queue)]
+    return [*asked, *threads_of_shell(config, queue), *used_by_others(config, queue)]

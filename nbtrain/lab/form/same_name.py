@@ -19,6 +19,7 @@ from nbtrain.jobs.refusals import (
     refuse_less_than_done,
     refuse_other_backend,
     refuse_other_training,
+    refuse_paused,
     refuse_without_whole_checkpoint,
 )
 from nbtrain.lab.form.fields import field_at
@@ -39,6 +40,8 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
         refuse_other_training(run, config)
         refuse_without_whole_checkpoint(run, config)
         refuse_less_than_done(run, config)
+        if job:
+            refuse_paused(run, config)
     except NbtrainError as error:
         return [_problem(str(error))]
     return []
@@ -70,7 +73,7 @@ def _of_active(job: JobDir, config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _is_paused(job: JobDir) -> bool:
-    """Then it goes on, or is ended for a job with the new settings."""
+    """Then it goes on, or is refused if its settings are other ones."""
     record = JobRecord.read(job.job_json)
     return asked_pause(job) or bool(record and at_rest(record))
 

@@ -230,8 +230,28 @@ def test_cores_are_threads_times_ranks(holders):
     assert count(**{"parallel.data_parallel_size": 64}) == all_of_it
 
 
-def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys):
+def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
+    """Which number counts, why, and how to have the other; nothing if they are equal or it is in the YAML."""
+    holders.machine(cores=8)
+    cores = min(8, usable_cores())
+    asked = {"resources.cpus_per_node": cores, "parallel.data_parallel_size": cores}
+    config = holders.config("one", **asked)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert warnings_here(config, holders.queue) == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    mark = "s" if cores > 1 else ""
+    assert warnings_here(config, holders.queue) == [
+        f"each rank has 1 thread (resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark}), and "
+        "OMP_NUM_THREADS=3 of this shell is not used. To have it, set backend.env.OMP_NUM_THREADS=3"
+    ]
+    theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})
+    assert warnings_here(theirs, holders.queue) == []
+    assert warnings_here(holders.config("one"), holders.queue) == []
+
+
+def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch):
     """Cores and host memory, with numbers and fix, by `check` and at a submission; no GPUs: nothing."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = usable_cores()
     most = {"resources.cpus_per_node": cores, "resources.memory_per_node_bytes": 1 << 30}
     assert warnings_here(holders.config("one", **most), holders.queue) == []

@@ -407,7 +407,7 @@ def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until
     assert [
         event["message"] for event in read_events(job) if "while it was paused: " in event["message"]
     ] == [
-        "submitted with other settings while it was paused: logging.log_interval_steps: 10 -> 7; "
+        "resumed with other settings while it was paused: logging.log_interval_steps: 10 -> 7; "
         "backend.max_restarts: 3 -> 9. This job ends, and a new one follows"
     ]
     control.cancel(second)

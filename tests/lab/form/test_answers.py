@@ -13,6 +13,7 @@ import nbtrain.lab.form.twin
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs.control import ask_pause
 from nbtrain.lab.form.answers import TWIN_WORDS, answer, yaml_for_others
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -342,6 +343,21 @@ def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path
     request["typed"] = {"batch.max_steps": "300"}
     assert answer("submit", request) == {**joined, "not_applied": []}
     assert len(job.job.run.job_ids()) == 1
+
+
+def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path) -> None:
+    """Before the click and after it, in the words of the refusal; with its own settings it goes on."""
+    job = run_as_submitted("mine").job
+    ask_pause(job, True)
+    [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
+    assert (
+        problem["key"] == "name"
+        and "`nbtrain resume mine batch.max_steps=250` ends it;" in problem["message"]
+    )
+    request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
+    with pytest.raises(SubmitError, match="its job is paused, and what is submitted has other settings"):
+        answer("submit", request)
+    assert assessed(name="mine", batch__max_steps="300")["may_submit"]
 
 
 def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> None:

@@ -82,7 +82,7 @@ ALLOWED = {
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "foreign": ({"config", "planner"}, {"pydantic", "yaml"}),
     "jobs": (
-        {"config", "corpus", "dataset", "monitor", "planner", "pretrained"},
+        {"config", "corpus", "dataset", "evaluation", "monitor", "planner", "pretrained"},
         {"psutil", "yaml", "kubernetes", "urllib3", "huggingface_hub"},
     ),
     "proof": ({"config", "dataset", "jobs"}, set()),
@@ -112,7 +112,7 @@ ALLOWED = {
         {"torch", "deepspeed", "numpy", "safetensors", "gguf"},
     ),
     "train": (
-        {"checkpoint", "model", "parallel", "config", "dataset"},
+        {"checkpoint", "model", "parallel", "config", "dataset", "evaluation"},
         {"torch", "deepspeed", "numpy", "tensorboard"},
     ),
     "inference": (

@@ -12,7 +12,8 @@ from nbtrain.base.rundir import JobDir
 class EventWriter:
     """Appends to events/<writer>.jsonl: {"sequence", "time", "writer", "kind", "message", ...data}.
 
-    kind is a lower-case word: state, phase, checkpoint, validation, alert, restart, config, warning, error.
+    kind is a lower-case word: state, phase, checkpoint, validation, tasks, alert, restart, config, warning,
+    error.
     A phase event is written when the phase ends and carries "phase" and "seconds".
     Order within a file is by sequence, never by the clock; a new process goes on from the last number.
     """

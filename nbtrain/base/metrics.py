@@ -62,6 +62,7 @@ pipeline_seconds | time/pipeline | s |
 communication_seconds | time/communication | s | Collectives of one step, measured one by one without overlap;
     on logged steps of several ranks. The times of the other parts contain it.
 evaluation_seconds | time/evaluation | s | One validation pass.
+tasks_seconds | time/tasks | s | All questions of evaluation.tasks, once.
 checkpoint_seconds | time/checkpoint | s | How long the training loop waits for one checkpoint.
 checkpoint_write_seconds | time/checkpoint write | s |
     One checkpoint from its start until it counts, writing in the background included.
@@ -90,6 +91,8 @@ test_perplexity | lm-loss-test/lm loss test ppl | | exp(test loss).
 _FAMILIES = """
 loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
     Training loss of one dataset of a blend or a mixture: mean over its learnt tokens in the global batch.
+task/<task> | tasks/<task> | |
+    A metric of evaluation.tasks: the name of its results, a blank, and acc, acc_norm or perplexity.
 """
 
 SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))

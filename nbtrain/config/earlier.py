@@ -44,6 +44,8 @@ ADDED_LATER = frozenset(
         "tokenizer.max_unknown_fraction",
         "tokenizer.added_tokens",
         *(f"checkpoint.{name}" for name in CheckpointConfig.model_fields if name.startswith("local_")),
+        "evaluation.tasks",
+        "evaluation.tasks_interval_steps",
         "backend.deadline_seconds",
         "backend.priority",
         "backend.share_devices",

@@ -4,7 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Fraction, PathText, PositiveBytes, PositiveSteps, Steps
+from nbtrain.config.fields import (
+    ConfigModel,
+    Fraction,
+    PathText,
+    PositiveAmount,
+    PositiveBytes,
+    PositiveSteps,
+    Steps,
+)
 
 
 class CheckpointConfig(ConfigModel):
@@ -33,13 +41,30 @@ class CheckpointConfig(ConfigModel):
     """Most bytes per second that each node copies from local_dir to the run directory; null sets no limit."""
 
 
+class TaskConfig(ConfigModel):
+    """A file of questions that the model is asked while it trains."""
+
+    task: Literal["lambada", "hellaswag", "mmlu", "multiple_choice"]
+    """The form of its lines: docs/evaluation.md has their fields."""
+    path: PathText
+    """A file of JSON lines, from the workspace on."""
+    limit: PositiveAmount | None = None
+    """Ask the first so many questions only; null asks all."""
+
+
 class EvaluationConfig(ConfigModel):
-    """Validation during training, and the test at its end."""
+    """Validation and tasks during training, and the test at its end."""
 
     eval_interval_steps: PositiveSteps = 100
     """Steps between validations; the last step is always followed by one."""
     eval_iters: Steps = 10
     """Global batches in one validation or test; 0 turns both off."""
+    tasks: list[TaskConfig] = []
+    """Files of questions that the model is asked at validations: accuracies with standard errors, as curves
+    and as records of nbtrain evaluate. Training waits meanwhile."""
+    tasks_interval_steps: PositiveSteps | None = None
+    """Steps between two times that the tasks are asked, a multiple of eval_interval_steps; the last step is
+    always followed by one. null asks them at every validation."""
 
 
 class StabilityConfig(ConfigModel):

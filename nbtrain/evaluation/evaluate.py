@@ -39,6 +39,19 @@ class Evaluation(dict[str, EvaluationRecord]):
         record.write(self.run)
         self[record.name] = record
 
+    def keep_task(self, task: Task, started: float) -> None:
+        """Keep what a task has found; it has had all answers."""
+        self.keep(
+            task.outcome(),
+            started,
+            name=task.name,
+            task=task.kind,
+            source=task.source,
+            source_sha256=task.source_sha256,
+            split=task.split,
+            limit=task.limit,
+        )
+
     @property
     def rows(self) -> list[list[str]]:
         """A row for each metric of each evaluation."""
@@ -66,16 +79,7 @@ def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
             for number, scored in score(task.asked()):
                 if done := task.take(number, scored):
                     bar.update(done)
-        found.keep(
-            task.outcome(),
-            started,
-            name=task.name,
-            task=task.kind,
-            source=task.source,
-            source_sha256=task.source_sha256,
-            split=task.split,
-            limit=task.limit,
-        )
+        found.keep_task(task, started)
 
 
 def _of(record: EvaluationRecord) -> str:

@@ -45,7 +45,7 @@ class Questions:
 
     def asked(self) -> Iterator[Asked]:
         """Choices after one context together; a context is another where it was cut for a longer choice."""
-        number = 0
+        number = self._truncated = 0
         for place, question in enumerate(self._questions):
             together: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
             for choice, text in enumerate(question.choices):
@@ -64,8 +64,9 @@ class Questions:
                 yield Asked(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Scores of some choices of one question; 1 once all are there."""
-        place, choices = self._asked.pop(number)
+        """Scores of some choices of one question; 1 once all are there. What was asked once may be answered
+        again, by a later model."""
+        place, choices = self._asked[number]
         for choice, one in zip(choices, scored, strict=True):
             self._scores[place][choice] = (sum(one.logprobs), one.is_greedy)
         return int(len(self._scores[place]) == len(self._questions[place].choices))

@@ -26,6 +26,7 @@ from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import Machine, this_machine
@@ -298,6 +299,12 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
+def tasks_are_readable(config: RunConfig, machine: Machine) -> Obstacles:
+    """The files of evaluation.tasks are there, and all their lines are questions."""
+    for key, words, fix in task_problems(config):
+        yield mistake(f"{config.where(key)}: {key} {words.rstrip('.')}.", fix)
+
+
 CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     devices_suffice,
     gpus_have_the_kernels,
@@ -314,6 +321,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     packages_are_there,
     initial_weights_fit,
     data_is_whole,
+    tasks_are_readable,
 )
 SHARED_CHECKS = (
     nothing_is_a_placeholder,
@@ -324,5 +332,6 @@ SHARED_CHECKS = (
     local_dir_is_ready,
     initial_weights_fit,
     data_is_whole,
+    tasks_are_readable,
 )
 """What holds wherever the ranks run, because all machines see the same folders."""

@@ -75,16 +75,17 @@ class GPT(nn.Module):
         loss_mask: torch.Tensor | None = None,
         loss_denominator: torch.Tensor | None = None,
         token_losses: torch.Tensor | None = None,
+        likeliest: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
 
         Logits are [b, 1, v] of the last token, or [b, i, v] of the tokens at logits_at [i]. tokens follow
         those in the cache, and are added to it (kv_cache.py). Without a cache: position_ids [b, s] unless
         they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s tokens, with the longest
-        length, to keep documents apart (attention.documents_of). loss_mask [b, s], loss_denominator and
-        token_losses [b, s] are those of parallel/cross_entropy.py; for Ulysses see language_model_loss.
-        Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions, or if logits are
-        asked for under Ulysses.
+        length, to keep documents apart (attention.documents_of). loss_mask [b, s], loss_denominator,
+        token_losses and likeliest [b, s] are those of parallel/cross_entropy.py; for Ulysses see
+        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions,
+        or if logits are asked for under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -94,9 +95,9 @@ class GPT(nn.Module):
             weight = (self.output_layer if untied else self.word_embeddings).weight
             if labels is None:
                 return self._logits(hidden, weight, last_token_only, logits_at)
-            return language_model_loss(
-                hidden, weight, labels, self.config, self.parallel, loss_mask, loss_denominator, token_losses
-            )
+            noted = (token_losses, likeliest)
+            masked = (loss_mask, loss_denominator)
+            return language_model_loss(hidden, weight, labels, self.config, self.parallel, *masked, *noted)
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
         """An empty cache on the model's device, each slot for max_position_embeddings tokens, or fewer."""
@@ -213,13 +214,14 @@ def language_model_loss(
     loss_mask: torch.Tensor | None = None,
     loss_denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
+    likeliest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
     hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses
     the loss is the mean over this rank's tokens; with loss_mask, the sum over its learnt tokens divided by
-    loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses is filled for
-    this rank's tokens and is 0 elsewhere.
+    loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses and likeliest are
+    filled for this rank's tokens and are 0 elsewhere.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:
@@ -228,9 +230,8 @@ def language_model_loss(
             if loss_denominator is None:
                 loss_denominator = loss_mask.sum().clamp(min=1) / ulysses.size
             loss_mask = own_tokens(loss_mask, ulysses, chunk)
-        everyones = token_losses
-        if token_losses is not None:
-            token_losses = token_losses.new_empty(labels.shape)
+        everyones = (token_losses, likeliest)
+        token_losses, likeliest = (None if one is None else one.new_empty(labels.shape) for one in everyones)
     loss = linear_cross_entropy(
         hidden,
         weight,
@@ -239,14 +240,16 @@ def language_model_loss(
         loss_mask,
         loss_denominator,
         token_losses,
+        likeliest,
         group=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,
         vocab_size=config.vocab_size,
         softcap=config.final_logit_softcapping,
     )
-    if ulysses.size > 1 and everyones is not None:
-        assert token_losses is not None
-        set_own_tokens(everyones, ulysses, token_losses, chunk)
+    if ulysses.size > 1:
+        for everyone, own in zip(everyones, (token_losses, likeliest), strict=True):
+            if everyone is not None and own is not None:
+                set_own_tokens(everyone, ulysses, own, chunk)
     return loss
 
 

@@ -82,17 +82,20 @@ def build_pipeline(
 
 
 def pipeline_inputs(
-    batch: Any, loss_denominator: torch.Tensor | None = None, token_losses: torch.Tensor | None = None
+    batch: Any,
+    loss_denominator: torch.Tensor | None = None,
+    token_losses: torch.Tensor | None = None,
+    likeliest: torch.Tensor | None = None,
 ) -> Inputs:
     """(inputs of the first stage, inputs of the loss) of a micro batch of train/batches.py.
 
-    loss_denominator and token_losses are those of GPT.forward. Either all micro batches of a run have
-    documents or none has: the stages agree at the first micro batch on what they send.
+    loss_denominator, token_losses and likeliest are those of GPT.forward. Either all micro batches of a run
+    have documents or none has: the stages agree at the first micro batch on what they send.
     """
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
         inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
-    losses = (batch.loss_mask, loss_denominator, token_losses)
+    losses = (batch.loss_mask, loss_denominator, token_losses, likeliest)
     return tuple(inputs), (batch.labels, *map(_or_nothing, losses))
 
 

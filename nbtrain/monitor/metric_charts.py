@@ -25,19 +25,22 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "communication_seconds",
     ),
     "Computing, rank by rank": ("compute_max_seconds", "compute_median_seconds", "compute_min_seconds"),
-    "Validation and checkpoints": ("evaluation_seconds", "checkpoint_seconds", "checkpoint_write_seconds"),
+    "Validation and checkpoints": (
+        *("evaluation_seconds", "tasks_seconds", "checkpoint_seconds", "checkpoint_write_seconds"),
+    ),
     "Memory": ("host_memory_bytes", "device_memory_bytes"),
     "Share of memory": ("host_memory_fraction", "device_memory_fraction"),
     "Steps that went wrong": ("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks"),
 }
 """Curves that are read together stand in one chart; all others have one of their own."""
 OF_DATASETS = "loss/"
+OF_TASKS = "task/"
 # Of no interest as curves: other curves have them as their axis.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
 # These flutter; a smoothed schedule or count would be false.
-SMOOTHED = re.compile("loss|grad_norm|per_second|tflops|seconds|iteration_time|perplexity")
-DOTTED = re.compile("validation|test_|evaluation|checkpoint")
-SHARES = re.compile("^(mfu|hfu)$|_fraction$")
+SMOOTHED = re.compile("^(?!task/).*(loss|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)")
+DOTTED = re.compile("validation|test_|evaluation|checkpoint|^task")
+SHARES = re.compile("^(mfu|hfu)$|_fraction$|^task/.* acc(_norm)?$")
 NOT_FROM_ZERO = re.compile("loss|perplexity|norm")
 COUNTED = ("steps", "ranks", "sequences", "tokens")
 # More lines than this get one colour and no names.
@@ -76,7 +79,11 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             found.append({"title": title, "names": having})
     if blends := [name for name in there if name.startswith(OF_DATASETS)]:
         found.append({"title": "Loss of each dataset", "names": blends})
-    alone = [row for name, row in there.items() if name not in blends]
+    tasks = [name for name in there if name.startswith(OF_TASKS)]
+    for title, is_of_perplexity in (("Answers to tasks", False), ("Perplexity of tasks", True)):
+        if having := [name for name in tasks if name.endswith("perplexity") == is_of_perplexity]:
+            found.append({"title": title, "names": having})
+    alone = [row for name, row in there.items() if name not in blends + tasks]
     titles = ((row, row["title"]) for row in alone)
     return found + [{"title": title[0].upper() + title[1:], "names": [row["tag"]]} for row, title in titles]
 

@@ -33,6 +33,7 @@ def linear_cross_entropy(
     loss_mask: torch.Tensor | None = None,
     denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
+    likeliest: torch.Tensor | None = None,
     *,
     group: Group = ALONE,
     sequence_parallel: bool = False,
@@ -48,8 +49,9 @@ def linear_cross_entropy(
 
     With loss_mask (fp32, 0 or 1): the sum over the tokens with 1, divided by their number or by the scalar
     `denominator`. If a step has several micro batches, the mean over all of its learnt tokens is not the mean
-    of the micro batches' means. token_losses (fp32) is filled with each token's own loss, whatever the mask.
-    Both have the shape of labels.
+    of the micro batches' means. token_losses (fp32) is filled with each token's own loss, whatever the mask,
+    and likeliest (fp32) with 1 if the label is the likeliest token, the one with the smallest id of equals,
+    else 0. All have the shape of labels.
     """
     if group.size > 1:
         enter = (
@@ -75,6 +77,7 @@ def linear_cross_entropy(
         denominator,
         # A view, because the caller's own tensor must be filled.
         token_losses.view(-1) if token_losses is not None else None,
+        likeliest.view(-1) if likeliest is not None else None,
         group,
         vocab_size,
         softcap,
@@ -94,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale = grad_loss * ctx.mean_factor
         if weight_gradient is not None:
             weight_gradient = weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype)
-        return hidden_gradient.mul_(scale.to(hidden_gradient.dtype)), weight_gradient, *[None] * 10
+        return hidden_gradient.mul_(scale.to(hidden_gradient.dtype)), weight_gradient, *[None] * 11
 
 
 def _forward(
@@ -108,6 +111,7 @@ def _forward(
     loss_mask,
     denominator,
     token_losses,
+    likeliest,
     group,
     vocab_size,
     softcap,
@@ -130,6 +134,8 @@ def _forward(
         if true_rows < rows_here:
             logits[:, true_rows:] = float("-inf")
         mask = loss_mask[chunk] if loss_mask is not None else None
+        if likeliest is not None:
+            likeliest[chunk] = (_likeliest(logits, first_id, group) == labels[chunk]).float()
         softmax = _softmax if group.size == 1 else _softmax_over_ranks
         losses = softmax(logits, labels[chunk] - first_id, mask, needs_gradient, group)
         if token_losses is not None:
@@ -151,6 +157,19 @@ def _forward(
         ctx.mean_factor = 1.0 / (tokens if denominator is None else denominator)
         ctx.weight_dtype = weight.dtype
     return total / (tokens if denominator is None else denominator)
+
+
+def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:
+    """The id of each row's largest logit, the smallest id of equals, over the whole vocabulary; int64 [c]."""
+    largest, ids = logits.float().max(dim=1)
+    if group.size == 1:
+        return ids
+    # Ids are exact in fp64.
+    own = torch.stack([largest.double(), (ids + first_id).double()])
+    of_ranks = mappings.all_gather(own.unsqueeze(0), 0, group)
+    # max takes the first of equals: the rank with the smallest ids.
+    rank = of_ranks[:, 0].max(dim=0).indices
+    return of_ranks[:, 1].gather(0, rank.unsqueeze(0)).squeeze(0).long()
 
 
 def _blocks(logits: torch.Tensor) -> list[slice]:

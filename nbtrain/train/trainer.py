@@ -29,6 +29,7 @@ from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.profile.profiler import profiling
 from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
+from nbtrain.train.tasks import Tasks
 from nbtrain.train.training_step import StepResult, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,9 @@ class Trainer:
         self.agreement = Agreement()
         self.stragglers = Stragglers(world, config)
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
+        self.tasks = None
+        if config.evaluation.tasks and self.perf is None and self.datasets.valid is not None:
+            self.tasks = Tasks(config, built.run, self.engine, self.datasets.valid)
         self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
     def run(self) -> str:
@@ -197,6 +201,20 @@ class Trainer:
             self.guard.check_weights()
         if self.report is not None:
             self.report.add_validation(self.state, time.perf_counter() - started)
+        if self.tasks is not None and self._tasks_due():
+            self._ask(self.tasks)
+
+    def _tasks_due(self) -> bool:
+        step, evaluation = self.state.step, self.config.evaluation
+        is_last = step == self.config.train_steps or self.config.mode == "eval"
+        return is_last or step % (evaluation.tasks_interval_steps or evaluation.eval_interval_steps) == 0
+
+    def _ask(self, tasks: Tasks) -> None:
+        started = time.perf_counter()
+        with self.heartbeat.phase("evaluate"):
+            found = tasks.ask(self.state.step, self.heartbeat.beat)
+        if self.report is not None:
+            self.report.add_tasks(self.state, found, time.perf_counter() - started)
 
     def _test(self) -> None:
         if self.perf is not None or not self.config.evaluation.eval_iters or self.datasets.test is None:

@@ -2,10 +2,12 @@
 
 import json
 import re
+from typing import get_args
 
 import pytest
 
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.config.watch_section import TaskConfig
 from nbtrain.evaluation.formats import FORMATS, Question, read_questions
 from tests.evaluation import made
 
@@ -85,3 +87,8 @@ def test_other_files(tmp_path):
     assert str(refused.value) == (
         f"helaswag: no such task. There are: {', '.join(FORMATS)}. Nearest: hellaswag."
     )
+
+
+def test_every_format_can_be_asked_while_a_run_trains():
+    """evaluation.tasks and files of questions know the same formats."""
+    assert get_args(TaskConfig.model_fields["task"].annotation) == tuple(FORMATS)

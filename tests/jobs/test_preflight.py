@@ -13,6 +13,7 @@ from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
 from nbtrain.jobs.machine import Gpu, Machine
 from nbtrain.jobs.preflight import preflight
+from tests.evaluation.made import MMLU, write_lines
 
 GIB = 1 << 30
 MACHINE = Machine(
@@ -438,6 +439,31 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
     monkeypatch.setattr(checks.shutil, "which", lambda name: name if name == "/opt/c++" else None)
     monkeypatch.setenv("CXX", "/opt/c++")
     assert found(tiny(**{"model.compile": True})) == []
+
+
+def test_tasks_are_read_before_a_launch(tiny, tmp_path):
+    """A missing file, a bad line, more than there is, two of one name; nothing against good ones."""
+    right = write_lines(tmp_path / "right.jsonl", MMLU)
+    wrong = write_lines(tmp_path / "wrong.jsonl", [MMLU[0], {**MMLU[1], "answer": "E"}])
+    twin = write_lines(tmp_path / "Right.jsonl", MMLU)
+    rest = [(tmp_path / "none.jsonl", None), (wrong, None), (right, 4), (twin, None)]
+    entries = [{"task": "mmlu", "path": str(path), "limit": limit} for path, limit in [(right, 3), *rest]]
+    assert found(tiny(**{"evaluation.tasks": entries[:1]})) == []
+    problems = found(tiny(**{"evaluation.tasks": entries}))
+    assert {kind for kind, _ in problems} == {"error"}
+    said = [re.sub(r"^override .*?\}: (?=evaluation)", "", message) for _, message in problems]
+    no_file, none = "is no file of mmlu questions", tmp_path / "none.jsonl"
+    rename = "Rename one of the files, or take one entry out."
+    assert said == [
+        f"evaluation.tasks.1.path {no_file}: {none}: cannot be read (No such file or directory). Paths count "
+        "from the workspace. Correct it, or take the entry out.",
+        f'evaluation.tasks.2.path {no_file}: {wrong}:2: answer = "E" must be 0 to 3, or A to D. '
+        "docs/evaluation.md says which fields the lines of mmlu have.",
+        f"evaluation.tasks.3.path has the results mmlu-right, and so has evaluation.tasks.0. {rename}",
+        f"evaluation.tasks.3.limit = 4 is more than the 3 questions of {right}. Set 3 or less, or leave "
+        "limit out to take them all.",
+        f"evaluation.tasks.4.path has the results mmlu-right, and so has evaluation.tasks.0. {rename}",
+    ]
 
 
 def test_missing_data(tiny, own_data):

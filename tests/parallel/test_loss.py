@@ -127,6 +127,21 @@ def test_micro_batches_with_a_common_denominator_add_up():
         torch.testing.assert_close(ours, theirs)
 
 
+def test_the_likeliest_token_is_left_where_it_is_asked_for():
+    """Of equal logits the smallest id; padding does not count."""
+    hidden, weight, _ = tensors()
+    with torch.no_grad():
+        weight[9] = weight[4]
+    logits = hidden @ weight.T
+    for vocabulary in (len(weight), 8):
+        best = logits[:, :vocabulary].argmax(-1)
+        labels = best.clone()
+        labels[::3] = (labels[::3] + 1) % vocabulary
+        hits = torch.full((TOKENS,), 7.0)
+        linear_cross_entropy(hidden, weight, labels, 7, likeliest=hits, vocab_size=vocabulary)
+        assert torch.equal(hits, (labels == best).float()) and 0 < hits.sum() < TOKENS
+
+
 def test_nothing_learnt_is_a_loss_of_zero():
     hidden, weight, labels = tensors()
     loss = linear_cross_entropy(hidden, weight, labels, 7, torch.zeros(TOKENS))

@@ -241,6 +241,25 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         )
 
 
+def tasks_have_validations(config: RunConfig) -> Problems:
+    """Tasks are asked at validations, so these must be there, at the steps that are asked for."""
+    evaluation, interval = config.evaluation, config.evaluation.eval_interval_steps
+    if evaluation.tasks_interval_steps is not None:
+        words = f"eval_interval_steps({interval})"
+        yield from no_multiple(config, "evaluation.tasks_interval_steps", interval, words)
+        if not evaluation.tasks:
+            yield (
+                f"{found(config, 'evaluation.tasks_interval_steps')}\n"
+                "  says when evaluation.tasks are asked, and there are none. Add a task, or take it out."
+            )
+    if evaluation.tasks and not evaluation.eval_iters:
+        yield (
+            f"{found(config, 'evaluation.eval_iters')}\n"
+            "  turns validations off, and evaluation.tasks are asked at validations. Set eval_iters: 1 or "
+            "more, or take the tasks out."
+        )
+
+
 def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
     """A folder that is each node's own, by an absolute path, for state that is written in files of ranks."""
     checkpoint, key = config.checkpoint, "checkpoint.local_dir"
@@ -375,6 +394,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     weight_decay_has_its_start,
     muon_settings_have_muon,
     kept_checkpoints_exist,
+    tasks_have_validations,
     local_checkpoints_have_a_place,
     rollback_has_a_checkpoint,
     mode_has_work,

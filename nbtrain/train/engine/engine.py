@@ -9,7 +9,7 @@ axis, so all stages and tensor-parallel ranks of a model read the same samples.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,13 @@ class StepWork(NamedTuple):
     """Receives the loss of each token."""
     loss_factor: float | None = None
     """For tests that need a bad step."""
+
+
+class Noted(Protocol):
+    """Receives what the model says of each token of a micro batch."""
+
+    def of(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """{token_losses, likeliest}: tensors to be filled (parallel/cross_entropy.py)."""
 
 
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
@@ -102,8 +109,13 @@ class TrainEngine:
         """This rank's own mean loss of the step, after its last backward pass; None if it computes none."""
         raise NotImplementedError
 
-    def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
-        """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same."""
+    def evaluate(
+        self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
+    ) -> float:
+        """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same.
+
+        `noted` receives more of each token, on the ranks that have losses.
+        """
         raise NotImplementedError
 
     def loss_on(self, dataset: Samples, config: RunConfig, masked: bool, beat: Callable[[], None]) -> float:

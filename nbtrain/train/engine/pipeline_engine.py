@@ -17,7 +17,7 @@ from deepspeed.runtime.pipe import schedule
 
 from nbtrain.model.gpt_pipe import pipeline_inputs
 from nbtrain.train.batches import Batches
-from nbtrain.train.engine.engine import StepLoss, StepWork, TrainEngine, summed
+from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
 from nbtrain.train.engine.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer
 
@@ -56,13 +56,16 @@ class PipelineEngine(TrainEngine):
     def local_loss(self) -> torch.Tensor | None:
         return self.deepspeed.total_loss / self.deepspeed.micro_batches if self.has_loss else None
 
-    def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
+    def evaluate(
+        self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
+    ) -> float:
         tokens: list[float] = []
 
         def inputs() -> Iterator[tuple]:
             for batch in batches:
                 beat()
-                yield pipeline_inputs(batch, summed(batch, tokens))
+                more = noted.of(batch) if noted is not None and self.has_loss else {}
+                yield pipeline_inputs(batch, summed(batch, tokens), **more)
 
         # Summed up here, in double precision: the engine would do it in the losses' own format.
         losses = self.deepspeed.eval_batch(

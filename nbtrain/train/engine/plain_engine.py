@@ -6,7 +6,7 @@ import torch
 
 from nbtrain.parallel.random import preserved
 from nbtrain.train.batches import Batch, Batches
-from nbtrain.train.engine.engine import StepLoss, StepWork, TrainEngine, summed
+from nbtrain.train.engine.engine import Noted, StepLoss, StepWork, TrainEngine, summed
 from nbtrain.train.health.discard import gradient_norm
 
 
@@ -46,7 +46,9 @@ class PlainEngine(TrainEngine):
     def local_loss(self) -> torch.Tensor:
         return self._total / self._steps
 
-    def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
+    def evaluate(
+        self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
+    ) -> float:
         module = self.module
         training = module.training
         module.eval()
@@ -55,7 +57,8 @@ class PlainEngine(TrainEngine):
         with torch.no_grad(), preserved():
             for _, batch in zip(range(num_batches), batches):
                 masked = _masked(batch, summed(batch, tokens))
-                losses.append(module(batch.tokens, batch.labels, **batch.bounds, **masked))
+                more = {} if noted is None else noted.of(batch)
+                losses.append(module(batch.tokens, batch.labels, **batch.bounds, **masked, **more))
                 beat()
         module.train(training)
         return self._mean_loss(losses, tokens)

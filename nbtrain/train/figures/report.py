@@ -19,6 +19,7 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
+from nbtrain.evaluation.evaluate import Evaluation
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
@@ -107,6 +108,28 @@ class Report:
         self._write_scalars(state, evaluation_seconds=seconds)
         self._follow(state)
         self._add_loss("validation", state, loss, f" | {seconds:.2f} s", seconds=seconds)
+
+    def add_tasks(self, state: TrainState, found: Evaluation, seconds: float) -> None:
+        """What the model has answered to evaluation.tasks at this validation."""
+        self._time_split.add(evaluation=seconds)
+        self._pauses.add("tasks", seconds)
+        self._write_scalars(
+            state,
+            tasks_seconds=seconds,
+            **{
+                f"task/{name} {metric}": estimate.value
+                for name, record in found.items()
+                for metric, estimate in record.metrics.items()
+            },
+        )
+        self._follow(state)
+        texts = [
+            f"{name} " + ", ".join(f"{metric} {estimate}" for metric, estimate in record.metrics.items())
+            for name, record in found.items()
+        ]
+        text = " | ".join(texts)
+        logger.info("step %6s | %s | %.2f s", f"{state.step:,}", text, seconds)
+        self.events.write("tasks", f"step {state.step}: {text}", step=state.step, seconds=seconds)
 
     def add_test(self, state: TrainState, loss: float, seconds: float) -> None:
         self._time_split.add(evaluation=seconds)

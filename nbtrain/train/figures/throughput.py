@@ -137,18 +137,19 @@ class Rate:
 
 
 class Pauses:
-    """Seconds for which the validations and checkpoints still to come will hold up the loop."""
+    """Seconds for which the validations, tasks and checkpoints still to come will hold up the loop."""
 
     def __init__(self, config: RunConfig) -> None:
         self._steps = config.train_steps
         self._intervals = {
             "validation": config.evaluation.eval_interval_steps,
+            "tasks": config.evaluation.tasks_interval_steps or config.evaluation.eval_interval_steps,
             "checkpoint": config.checkpoint.save_interval_steps,
         }
         self._seconds: dict[str, float] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """A validation or a checkpoint took `seconds`; the next ones are expected to take as long."""
+        """A pause of this kind took `seconds`; the next ones are expected to take as long."""
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:

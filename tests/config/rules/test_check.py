@@ -27,6 +27,29 @@ BROKEN = {
         "@: batch.global_batch_size = 8\n"
         "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 32.",
     ),
+    "tasks between validations": (
+        "gpt-tiny",
+        [
+            "evaluation.tasks_interval_steps=150",
+            "evaluation.eval_interval_steps=100",
+            "evaluation.tasks=[{task: mmlu, path: mmlu.jsonl}]",
+        ],
+        "@: evaluation.tasks_interval_steps = 150\n"
+        "  must be a multiple of eval_interval_steps(100); nearest: 100, 200.",
+    ),
+    "an interval of no tasks": (
+        "gpt-125m",
+        ["evaluation.tasks_interval_steps=1000"],
+        "@: evaluation.tasks_interval_steps = 1000\n"
+        "  says when evaluation.tasks are asked, and there are none. Add a task, or take it out.",
+    ),
+    "tasks without validations": (
+        "gpt-125m",
+        ["evaluation.eval_iters=0", "evaluation.tasks=[{task: mmlu, path: mmlu.jsonl}]"],
+        "@: evaluation.eval_iters = 0\n"
+        "  turns validations off, and evaluation.tasks are asked at validations. Set eval_iters: 1 or more, "
+        "or take the tasks out.",
+    ),
     "a ramp that starts at its end": (
         "gpt-175b",
         ["batch.rampup.start_batch_size=1536"],

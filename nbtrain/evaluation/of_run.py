@@ -1,0 +1,68 @@
+"""What a run asks its model while it trains: the questions in the files of `evaluation.tasks`."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display, resolve, tokenizer_dir
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.watch_section import TaskConfig
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.evaluation.formats import read_questions
+from nbtrain.evaluation.questions import Questions
+
+
+def tasks_of_run(config: RunConfig) -> list[Questions]:
+    """One for each of `evaluation.tasks`. Raises DataError for a missing tokenizer and a wrong file."""
+    if not config.evaluation.tasks:
+        return []
+    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    positions = config.model.seq_length
+    return [
+        Questions(task.task, resolve(task.path), tokenizer, positions, task.limit)
+        for task in config.evaluation.tasks
+    ]
+
+
+def task_problems(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """(field, what is wrong with it, the fix) of `evaluation.tasks`.
+
+    Without a tokenizer only the lines are checked: that it is missing is said elsewhere.
+    """
+    tokenizer = None
+    if config.evaluation.tasks:
+        with contextlib.suppress(DataError):
+            tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    names: dict[str, int] = {}
+    for number, task in enumerate(config.evaluation.tasks):
+        key, path = f"evaluation.tasks.{number}", resolve(task.path)
+        try:
+            count = len(read_questions(task.task, path))
+            if tokenizer is not None:
+                asked = Questions(task.task, path, tokenizer, config.model.seq_length, task.limit)
+                # Encoding is what finds a choice that becomes no token.
+                for _ in asked.asked():
+                    pass
+                first = names.setdefault(asked.name, number)
+                if first != number:
+                    yield (
+                        f"{key}.path",
+                        f"has the results {asked.name}, and so has evaluation.tasks.{first}",
+                        "Rename one of the files, or take one entry out.",
+                    )
+        except DataError as error:
+            yield f"{key}.path", f"is no file of {task.task} questions: {error}", _fix(task, path)
+            continue
+        if task.limit is not None and task.limit > count:
+            yield (
+                f"{key}.limit",
+                f"= {task.limit:,} is more than the {count:,} questions of {display(path)}",
+                f"Set {count} or less, or leave limit out to take them all.",
+            )
+
+
+def _fix(task: TaskConfig, path: Path) -> str:
+    if not path.is_file():
+        return "Paths count from the workspace. Correct it, or take the entry out."
+    return f"docs/evaluation.md says which fields the lines of {task.task} have."

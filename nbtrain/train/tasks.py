@@ -1,0 +1,175 @@
+"""evaluation.tasks: questions that the model is asked while it trains, by the engine that trains it.
+
+Each choice of a question is a row: context and choice, padded, with a loss mask over the choice. The rows go
+through the engine as validation's micro batches do, in every layout; the loss of each token is its -ln p, and
+the loss also says whether the label was the likeliest token. Every rank reads the files; rank 0 writes what
+was found, as `nbtrain evaluate` does.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nbtrain.base.errors import DataError, RecordError
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.sample import Sample, Samples
+from nbtrain.dataset.samples.state import rank_positions
+from nbtrain.evaluation.asked import Asked, Scored
+from nbtrain.evaluation.evaluate import Evaluation
+from nbtrain.evaluation.of_run import tasks_of_run
+from nbtrain.evaluation.questions import Questions
+from nbtrain.parallel.agreement import gather_objects
+from nbtrain.train.batches import Batch, Batches
+from nbtrain.train.engine.engine import TrainEngine
+
+# Of a rank, in one pass of the engine: their losses are kept on the device until its end.
+MICRO_BATCHES_AT_ONCE = 32
+# Rows are padded to multiples of so many tokens, so that few shapes are met.
+LENGTH_STEP = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """The tasks of one run. Made and asked by all ranks together."""
+
+    def __init__(self, config: RunConfig, run: RunDir, engine: TrainEngine, valid: Samples):
+        """`valid`: validation's samples, to whose kind the rows are made. Raises DataError for a wrong file,
+        and if the ranks see different ones."""
+        self.config, self.run, self.engine = config, run, engine
+        self._tasks = tasks_of_run(config)
+        self._refuse_other_files()
+        self._asked = [list(task.asked()) for task in self._tasks]
+        self._like = valid.sample(0) if self._tasks else None
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def ask(self, step: int, beat: Callable[[], None]) -> Evaluation:
+        """What is found after `step`, the same on all ranks; rank 0 has written it."""
+        precision = self.config.precision
+        found = Evaluation(self.run, step, "bf16" if precision.autocast else precision.dtype)
+        for task, asked in zip(self._tasks, self._asked, strict=True):
+            started = time.time()
+            self._take(task, asked, beat)
+            if dist.get_rank() == 0:
+                self._keep(found, task, started)
+        return found
+
+    def _take(self, task: Questions, asked: list[Asked], beat: Callable[[], None]) -> None:
+        """Have a task take the scores of all that it asks."""
+        rows = [(one.context, continuation) for one in asked for continuation in one.continuations]
+        sums = iter(self._scores(rows, beat).tolist())
+        for number, one in enumerate(asked):
+            scored = []
+            for continuation in one.continuations:
+                nats, hits = next(sums)
+                scored.append(Scored([-nats], hits == len(continuation)))
+            task.take(number, scored)
+
+    def _keep(self, found: Evaluation, task: Questions, started: float) -> None:
+        try:
+            found.keep_task(task, started)
+        except RecordError as error:
+            # The scalars have it too; a full disk ends the run at its next checkpoint.
+            logger.warning("step %6s | %s", f"{found.step:,}", error)
+
+    def _scores(self, rows: list[tuple[list[int], list[int]]], beat: Callable[[], None]) -> torch.Tensor:
+        """float64 [rows, 2], on all ranks: the sum of -ln p of the tokens of each row's continuation, and how
+        many of them are the likeliest ones."""
+        engine, micro = self.engine, self.config.batch.micro_batch_size
+        data, device = engine.groups.data_parallel, engine.deepspeed.device
+        each = micro * data.size
+        padded = -(-len(rows) // each) * each
+        samples = _Rows(rows, self._length(rows), self._like)
+        sums = torch.zeros(padded, 2, dtype=torch.float64, device=device)
+        for first in range(0, padded, each * MICRO_BATCHES_AT_ONCE):
+            places = np.arange(first, min(first + each * MICRO_BATCHES_AT_ONCE, padded))
+            own = rank_positions(places, micro, data.rank, data.size)
+            noted = NotedTokens(device)
+            with Batches(samples, iter(own.tolist()), device, masked=True) as batches:
+                engine.evaluate(batches, len(own), beat, noted)
+            if engine.has_loss:
+                for positions, values in zip(own, noted.sums(), strict=True):
+                    sums[torch.as_tensor(positions, device=device)] = values
+        return engine.over_data_axis(sums)[: len(rows)].cpu()
+
+    def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
+        """Tokens of a row: as many as needed if the layout takes any number, else the model's own."""
+        config, parallel = self.config, self.config.parallel
+        whole = config.model.seq_length
+        is_fixed = (
+            parallel.pipeline_parallel_size > 1
+            or parallel.ds_sequence_parallel_size > 1
+            or config.model.compile
+            or parallel.fpdt_chunk_tokens > 0
+        )
+        if is_fixed:
+            return whole
+        unit = math.lcm(LENGTH_STEP, parallel.tensor_parallel_size)
+        longest = max(len(context) + len(continuation) - 1 for context, continuation in rows)
+        return min(-(-longest // unit) * unit, whole)
+
+    def _refuse_other_files(self) -> None:
+        own = [(task.source, task.source_sha256) for task in self._tasks]
+        if not own:
+            return
+        everyones = gather_objects(own)
+        for rank, theirs in enumerate(everyones):
+            if theirs != everyones[0]:
+                names = ", ".join(name for (name, _), _ in zip(theirs, own) if (name, _) not in everyones[0])
+                raise DataError(
+                    f"{self.config.where('evaluation.tasks')}: rank {rank} reads other files than rank 0 "
+                    f"({names}). Give every machine the same ones."
+                )
+
+
+class NotedTokens:
+    """Losses and hits of the tokens of some micro batches; of() is called before each forward pass."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._noted: list[tuple[Batch, torch.Tensor]] = []
+
+    def of(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Where the model is to leave each token's loss, and whether it was the likeliest: fp32 [b, s]."""
+        values = torch.zeros(2, *batch.labels.shape, device=self._device)
+        self._noted.append((batch, values))
+        return {"token_losses": values[0], "likeliest": values[1]}
+
+    def sums(self) -> list[torch.Tensor]:
+        """float64 [b, 2] of each micro batch: the sums over the masked tokens of its rows."""
+        found = []
+        for batch, values in self._noted:
+            assert batch.loss_mask is not None
+            found.append((values.double() * batch.loss_mask).sum(-1).T)
+        return found
+
+
+class _Rows:
+    """Contexts with their continuations as samples; past the end comes the first one again."""
+
+    def __init__(self, rows: list[tuple[list[int], list[int]]], length: int, like: Sample | None):
+        self._rows, self._length, self._like = rows, length, like
+
+    def sample(self, position: int) -> Sample:
+        context, continuation = self._rows[position if position < len(self._rows) else 0]
+        whole, length = context + continuation, self._length
+        tokens, labels = np.zeros(length, np.int64), np.zeros(length, np.int64)
+        tokens[: len(whole) - 1], labels[: len(whole) - 1] = whole[:-1], whole[1:]
+        mask = np.zeros(length, np.float32)
+        mask[len(context) - 1 : len(whole) - 1] = 1
+        # All samples of a run have documents and positions, or none: stages agree on what they send.
+        like = self._like
+        positions = None if like is None or like.position_ids is None else np.arange(length)
+        bounds = None
+        if like is not None and like.cu_seqlens is not None:
+            bounds = np.full(length + 1, length, np.int32)
+            bounds[0] = 0
+        return Sample(tokens, labels, mask, positions, bounds)

@@ -101,8 +101,10 @@ def conditions(
     return list(found.values())
 
 
-def failure_reason(state: str, exit_codes: Iterable[int | None]) -> str | None:
-    """Of a failed job: how its first rank that failed has ended."""
+def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | None]) -> str | None:
+    """Of a failed job: its own deadline, else how its first rank that failed has ended."""
+    if state == "FAILED" and (cause or "").startswith("deadline:"):
+        return "DeadlineExceeded"
     code = next((code for code in exit_codes if code is not None), None)
     return None if state != "FAILED" or code is None else f"ExitCode{code}"
 

@@ -28,7 +28,7 @@ from nbtrain.monitor.job_place import place_of, restart_policy, twin_words
 from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
-from nbtrain.monitor.pods import Pod, cluster_events, pods_of
+from nbtrain.monitor.pods import Pod, cluster_events, pods_of, reason_of_failure
 from nbtrain.monitor.run_ids import name_of
 from nbtrain.monitor.runs import job_with_end, lost_words
 from nbtrain.monitor.snapshot import finite
@@ -51,6 +51,8 @@ PHASES = {
     "LOST": "Lost",
 }
 """The word of a job's state on a cluster's page."""
+ENDS = {"finished": "Succeeded"}
+"""Of a rank that ended in order. One that was told to leave is Stopped: its job may have failed since."""
 WAITING_PHASES = ("Pending", "Starting")
 """Of a rank that nothing was heard of yet."""
 
@@ -222,9 +224,8 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
     if config.resources.device == "gpu":
         requests["gpus"] = float(config.resources.gpus_per_node)
     parent = (run.record() or {}).get("parent")
-    reason = failure_reason(
-        state, [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
-    )
+    codes = [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
+    reason = (state == "FAILED" and reason_of_failure(job)) or failure_reason(state, cause, codes)
     return JobPage(
         name=run.name,
         job_id=job.job_id,
@@ -360,7 +361,7 @@ def _rank(
     if ended is not None:
         end = _end(ended)
         code, message, doing = end.exit_code, end.message, ended.outcome
-        phase = "Error" if end.failed else "Succeeded"
+        phase = "Error" if end.failed else ENDS.get(ended.outcome, "Stopped")
     elif beat is None:
         phase, doing, message = (_phase_unheard(state) if state in ACTIVE else "Gone"), "", ""
     else:
@@ -397,7 +398,7 @@ def _replica_phase(rows: list[RankRow], state: str) -> str:
     phases = {row.phase for row in rows}
     if state in ACTIVE and state not in ("QUEUED", "STARTING", "RUNNING"):
         return PHASES[state]
-    for phase in ("Error", "Running", "Starting", "Pending", "Gone"):
+    for phase in ("Error", "Running", "Starting", "Pending", "Gone", "Stopped"):
         if phase in phases:
             return phase
     return "Succeeded" if rows else PHASES.get(state, state)

@@ -6,6 +6,10 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.rundir import JobDir
 
+# Types of conditions, in lower case, of an object that has failed (jobs/backends/kubernetes/states.py).
+FAILURES = ("failed", "error")
+SAYS_NOTHING = ("Failed", "Error")
+
 
 @dataclass(frozen=True)
 class Pod:
@@ -33,3 +37,13 @@ def pods_of(job: JobDir) -> dict[int, Pod]:
 def cluster_events(job: JobDir) -> list[dict[str, Any]]:
     """In the form of the job's own; empty on other backends."""
     return (files.read_json(job.kubernetes_json) or {}).get("events") or []
+
+
+def reason_of_failure(job: JobDir) -> str | None:
+    """The one word that the cluster gave for the failure of the job's object; None if it gave none.
+
+    A word that says no more than the state, such as PyTorchJobFailed, is none.
+    """
+    said = (files.read_json(job.kubernetes_json) or {}).get("conditions") or []
+    words = [one["reason"] for one in said if one["type"].lower() in FAILURES and one["status"] == "True"]
+    return next((word for word in words if word[:1].isupper() and not word.endswith(SAYS_NOTHING)), None)

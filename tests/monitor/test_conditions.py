@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.monitor.conditions import conditions, job_events
+from nbtrain.monitor.conditions import conditions, failure_reason, job_events
 
 
 def state(time: float, name: str, cause: str | None = None, **more: Any) -> dict[str, Any]:
@@ -56,6 +58,20 @@ def test_what_only_a_reader_knows_comes_last() -> None:
     assert (paused[-1].reason, paused[-1].last_change) == ("PausedOnRequest", 60)
     failed = conditions([*STORY, state(60, "FAILED", "boom")], 9.0, ("FAILED", "boom", 61.0, "ExitCode137"))
     assert (failed[-1].reason, failed[-1].message, failed[-1].last_change) == ("ExitCode137", "boom", 60)
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "codes", "reason"),
+    [
+        ("FAILED", "deadline: backend.deadline_seconds = 60 have passed; saved", [137], "DeadlineExceeded"),
+        ("FAILED", "rank 1 failed", [None, 3, 4], "ExitCode3"),
+        ("FAILED", None, [], None),
+        ("CANCELLED", "deadline: no", [3], None),
+    ],
+)
+def test_the_reason_of_a_failure(state, cause, codes, reason) -> None:
+    """The job's own deadline comes before the exit codes of ranks that it ended."""
+    assert failure_reason(state, cause, codes) == reason
 
 
 def test_events_have_type_reason_and_object() -> None:

@@ -78,7 +78,7 @@ Replicas
   REPLICA   HOST  PHASE                      RESTARTS  CPU           MEMORY              MESSAGE
   worker 0  HOST  Error                   1         2.00 of 4.00  5.0 GiB of 8.0 GiB  rank 1: exit code 3: \
 RuntimeError: boom
-    rank 0        Succeeded (stopped, step 9)            1.00          2.5 GiB             saved
+    rank 0        Stopped (stopped, step 9)            1.00          2.5 GiB             saved
     rank 1        Error (failed, step 9)               1.00          2.5 GiB             exit code 3: \
 RuntimeError: boom
                     attempt 0: Error                                                   exit code 137: \
@@ -225,6 +225,36 @@ def test_a_job_that_waits_shows_its_replicas_and_their_image(tmp_path: Path) -> 
     assert [one.phase for one in page.replicas] == ["Pending", "Running"]
     assert {page.image, *(one.image for one in page.replicas)} == {"registry.example.com/own:1"}
     job.tensorboard.close()
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ({"reason": "DeadlineExceeded"}, "DeadlineExceeded"),
+        ({"reason": "BackoffLimitExceeded"}, "BackoffLimitExceeded"),
+        ({"reason": "PyTorchJobFailed"}, "ExitCode3"),
+        ({"reason": "DeadlineExceeded", "status": "False"}, "ExitCode3"),
+        ({"reason": "DeadlineExceeded", "type": "Suspended"}, "ExitCode3"),
+        ({"reason": "-"}, "ExitCode3"),
+    ],
+)
+def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, reason) -> None:
+    """If it is one: a word that repeats the state gives way to the exit code."""
+    said = {"type": "Failed", "status": "True", "reason": "", "message": "", "last_change": "", **condition}
+    write_json(failed.job.kubernetes_json, {"conditions": [said]})
+    page = job_page(failed.run)
+    assert (page.conditions[-1].type, page.conditions[-1].reason) == ("Failed", reason)
+    assert [row.phase for row in page.replicas[0].ranks] == ["Stopped", "Error"]
+
+
+def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None:
+    """Told to leave, as by a deadline, it is Stopped, and so is its replica."""
+    for outcome, phase in (("stopped", "Stopped"), ("rollback", "Stopped"), ("finished", "Succeeded")):
+        for rank in (0, 1):
+            path = failed.job.exit_record(rank, 1)
+            ExitRecord(rank, 1, time.time(), 0, None, outcome, 9, "saved").write(path)
+        [replica] = job_page(failed.run).replicas
+        assert {replica.phase, *(row.phase for row in replica.ranks)} == {phase}
 
 
 def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:

@@ -178,6 +178,17 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
 
 
+@pytest.mark.parametrize("kind", ["TrainJob", "DeepSpeedJob"])
+def test_an_operators_deadline_is_the_reason_of_the_failure(kind, life, job, stub):
+    """activeDeadlineSeconds: the object's own word is that of our condition too."""
+    backend, path, name = life(kind)
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "it was too long"}
+    stub.set_status(path, name, {"phase": "Failed", "conditions": [failed]})
+    assert backend.status(job) == ("FAILED", "DeadlineExceeded: it was too long")
+    condition = job_page(job.run).conditions[-1]
+    assert (condition.type, condition.status, condition.reason) == ("Failed", True, "DeadlineExceeded")
+
+
 def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
     """Nobody could carry the request out."""
     backend, path, name = life("TrainJob")

@@ -1,5 +1,6 @@
 """What a submission would send to an engine, as text: written here, started by whoever may start it."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of
+
+logger = logging.getLogger(__name__)
 
 # One of the first two lines of each text that request_text(alone=True) gives; a script begins with its shell.
 HEADING = re.compile(rb"(?:#!.*\n)?# .*\bjob \S.*, written by nbtrain\.")
@@ -28,6 +31,7 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
 def dry_run(config: RunConfig, path: Path) -> Path:
     """Write what starts the run alone; of files that exist, only another dry run's is overwritten.
 
+    A warning says if pods would be killed before they have saved.
     Raises ConfigError if there is none, SubmitError for a bad path.
     """
     text = request_text(config, alone=True)
@@ -41,7 +45,19 @@ def dry_run(config: RunConfig, path: Path) -> Path:
         files.write_output(path, text)
     except OSError as error:
         raise SubmitError(f"{path} cannot be written: {error.strerror}. Name another file.") from error
+    if config.backend.kind == "kubernetes":
+        _warn(config)
     return path
+
+
+def _warn(config: RunConfig) -> None:
+    """Say what a plan has against the pods' grace period, which the file holds."""
+    from nbtrain.planner.lint.machine import pods_have_time_to_save
+    from nbtrain.planner.plan import plan
+
+    for finding in plan(config).findings:
+        if finding.rule == pods_have_time_to_save.__name__:
+            logger.warning("%s: %s", finding.head, finding.text)
 
 
 def _refuse_to_overwrite(path: Path) -> None:

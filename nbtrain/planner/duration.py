@@ -16,6 +16,8 @@ import math
 from dataclasses import dataclass, field, replace
 
 from nbtrain.base import amounts
+from nbtrain.base.checkpoint_files import measured_save_seconds
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.calibrated_rates import calibrated_rates
@@ -44,6 +46,10 @@ class DurationEstimate:
     """One step at the full batch by part, as planned, also if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of the run: steps, validation, checkpoints."""
+    save_seconds: float | None = None
+    """Until one checkpoint is on the disk; the longest that this run has measured, if it has."""
+    save_basis: str = ""
+    """Where save_seconds is from, in a few words."""
 
 
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
@@ -73,7 +79,8 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
     parts.update(_checkpoints(config, rates, parts.get("steps", 0.0)))
     rate = setup.tokens_per_step / step.seconds / factor
-    return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts)
+    save = _save(config, rates, use_measured)
+    return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save)
 
 
 def bubble_fraction(config: RunConfig) -> float:
@@ -157,6 +164,17 @@ def _checkpoints(config: RunConfig, rates: Rates, steps_seconds: float) -> dict[
         shared = max(shared, checkpoint_bytes(config) / nodes / checkpoint.local_copy_bytes_per_second)
     late = max(0.0, shared - steps_seconds / saves)
     return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
+
+
+def _save(config: RunConfig, rates: Rates, use_measured: bool) -> tuple[float, str]:
+    """(seconds of one save until it is on the disk, where the figure is from)."""
+    if use_measured and (measured := measured_save_seconds(RunDir.named(config.name))):
+        return measured, "the longest that this run has measured"
+    nodes, rate = config.resources.nodes, rates.disk_bytes_per_second
+    num_bytes = checkpoint_bytes(config) / nodes
+    if config.checkpoint.local_dir is not None:
+        num_bytes, rate = node_checkpoint_bytes(config, nodes), rates.nvme_bytes_per_second
+    return num_bytes / rate, f"planned: {amounts.size(num_bytes)} of each node at {amounts.size(rate)}/s"
 
 
 def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:

@@ -76,6 +76,20 @@ def test_only_a_dry_run_is_overwritten(places, workspace, tmp_path, where):
     assert dry_run(places[where], tmp_path / "new").read_text() != "" != first
 
 
+def test_a_dry_run_warns_of_pods_that_cannot_save_in_time(places, tmp_path, caplog):
+    """The file holds their grace period; with enough of it nothing is said."""
+    config = load(places["Kubernetes"], {"backend.shutdown_timeout_seconds": 0.01})
+    dry_run(config, tmp_path / "short.yaml")
+    [said] = [record.getMessage() for record in caplog.records]
+    assert (
+        "shutdown_timeout_seconds(0.01) is the time that ranks have to save when their pod is ended" in said
+    )
+    assert "Set backend.shutdown_timeout_seconds: " in said
+    caplog.clear()
+    dry_run(load(config, {"backend.shutdown_timeout_seconds": 600}), tmp_path / "long.yaml")
+    assert caplog.records == []
+
+
 def changed(before, after):
     return {change.key for change in changes_between(before, after)}
 

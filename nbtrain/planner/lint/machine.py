@@ -13,6 +13,7 @@ from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.rules.environment import replaced_values
+from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
@@ -30,6 +31,8 @@ SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", 
 NAME_FACTOR = 1.5
 # Machines that one message names.
 MOST_NAMED = 8
+# A save beside others, on a disk that is busy, takes longer than it does alone.
+SAVE_TIMES = 2.0
 # Collectives that wait for more than a day wait for a rank that is gone; a minute ends slow checkpoints.
 USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
@@ -295,6 +298,25 @@ def variables_have_one_owner(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def pods_have_time_to_save(subject: Subject) -> Iterator[Finding]:
+    """A pod that is ended leaves its ranks as long as a save takes; afterwards Kubernetes kills them."""
+    config, seconds = subject.config, subject.duration.save_seconds
+    limit = config.backend.shutdown_timeout_seconds
+    if config.backend.kind != "kubernetes" or config.mode != "full" or seconds is None or seconds <= limit:
+        return
+    yield finding_of(
+        config,
+        "pods_have_time_to_save",
+        "backend.shutdown_timeout_seconds",
+        f"shutdown_timeout_seconds({limit:g}) is the time that ranks have to save when their pod is ended, "
+        f"and a save takes {amounts.elapsed(seconds)} ({subject.duration.save_basis}). Kubernetes kills the "
+        f"pod {int(limit) + POD_GRACE_SECONDS} s after it has told it (terminationGracePeriodSeconds).",
+        f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, "
+        f"{SAVE_TIMES:g} times as long.",
+        Cost(words="all steps since the checkpoint before, whenever a pod is ended"),
+    )
+
+
 MACHINE_RULES = (
     loaders_have_cores,
     checkpoints_fit_the_disk,
@@ -307,4 +329,5 @@ MACHINE_RULES = (
     name_says_its_size,
     timeout_is_in_seconds,
     variables_have_one_owner,
+    pods_have_time_to_save,
 )

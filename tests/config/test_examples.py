@@ -62,6 +62,28 @@ def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
         assert memory.fits, name
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib"),
+    [
+        # LoRA of a 7B model fits one GPU of 80 GB; with ZeRO 3 and recomputation several of 24 GB.
+        ("qwen2-5-7b-lora", 1, 75),
+        ("qwen2-5-7b-lora-4xdp", 4, 22),
+        ("qwen2-5-7b-lora-8xdp", 8, 22),
+        ("qwen2-5-7b-sft-8xdp", 8, 40),
+    ],
+)
+def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
+    """The parameters that transformers counts in the published model; adapters and ZeRO 3 for many GPUs."""
+    config = load(name)
+    assert (config.name, config.world_size, count_parameters(config).total) == (name, gpus, 7_615_616_512)
+    assert (config.lora is None) == ("sft" in name)
+    parallel = config.parallel
+    assert (
+        (parallel.zero_stage == 3) == (parallel.activation_checkpointing.granularity == "full") == (gpus > 1)
+    )
+    assert estimate_memory(config).fits and estimate_memory(config).total_bytes < gib << 30
+
+
 def test_llama_tiny_is_the_demo_with_other_layers():
     """The parameters of gpt-tiny to 3 %, on the data that `make demo` has prepared."""
     llama, gpt = load("llama-tiny"), load("gpt-tiny")

@@ -451,7 +451,7 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
     assert found(tiny(**{"evaluation.tasks": entries[:1]})) == []
     problems = found(tiny(**{"evaluation.tasks": entries}))
     assert {kind for kind, _ in problems} == {"error"}
-    said = [re.sub(r"^override .*?\}: (?=evaluation)", "", message) for _, message in problems]
+    said = [re.sub(r"^override .*?: (?=evaluation\.tasks\.\d)", "", text) for _, text in problems]
     no_file, none = "is no file of mmlu questions", tmp_path / "none.jsonl"
     rename = "Rename one of the files, or take one entry out."
     assert said == [

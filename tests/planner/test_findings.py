@@ -487,6 +487,8 @@ def test_every_rule_finds_something_in_a_case():
         ("gpt-125m", ["checkpoint.save_interval_steps=4768"], "a_checkpoint_comes_before_the_end"),
         ("gpt-tiny", ["checkpoint.save_interval_steps=600"], "a_checkpoint_comes_before_the_end"),
         ("gpt-125m", ["evaluation.eval_interval_steps=100"], "validations_are_few"),
+        # Weights that have seen their text go on with little.
+        ("qwen2-5-7b-lora", ["batch.train_tokens=1000000"], "tokens_suit_the_size"),
     ],
 )
 def test_what_just_passes_is_no_finding(run, overrides, rule):

@@ -128,6 +128,9 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
     ratio = tokens / parameters
     if parameters < LEAST_PARAMETERS or LEAST_TOKENS <= ratio <= MOST_TOKENS or config.shortened_by:
         return
+    if config.init_from is not None and ratio < LEAST_TOKENS:
+        # A fine-tuning goes on with weights that have seen their text.
+        return
     unit, amount = config.batch.train_amount
     few = ratio < LEAST_TOKENS
     slipped = amount * 1000 if few else max(amount // 1000, 1)

@@ -7,7 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.jobs.control import ask_pause, asked_pause
 from tests.lab.server.conftest import Server, ended_run
+from tests.lab.widgets.fake_run import FakeJob
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +73,17 @@ def test_submit_says_why_not(server: Server, tmp_path: Path) -> None:
     assert answer.status == 409
     assert answer.message.startswith("gpt-unprepared cannot start here:")
     assert not (server.output / "gpt-unprepared").exists()
+
+
+def test_submit_of_a_paused_run_with_other_settings_is_refused(server: Server) -> None:
+    """In the words of the shell; the job stays as it is, and a resume with these settings is named."""
+    job = FakeJob(RunDir(server.output / "gpt-paused"), steps=20)
+    job.one_step()
+    ask_pause(job.job, True)
+    request = {"yaml": "gpt-paused", "typed": {"logging.log_interval_steps": "7"}, "name": "gpt-paused"}
+    answer = server.ask("submit", "POST", request)
+    assert answer.status == 409
+    assert "gpt-paused: its job is paused, and what is submitted has other settings:" in answer.message
+    assert "`nbtrain resume gpt-paused logging.log_interval_steps=7` ends it;" in answer.message
+    assert asked_pause(job.job) and job.run.job_ids() == [job.job.job_id]
+    job.tensorboard.close()

@@ -89,6 +89,7 @@ HUGGING_FACE = (
     "tests/checkpoint/pretrained/test_export.py",
 )
 IN_A_BROWSER = (
+    "tests/end_to_end/test_browser.py",
     "tests/end_to_end/test_form_browser.py",
     "tests/end_to_end/test_labextension.py",
     "tests/end_to_end/test_outputs.py",
@@ -290,6 +291,31 @@ PARTS = (
             ),
             OUTSIDE_ENGINE,
         ),
+    ),
+    Part(
+        "pods",
+        "a job of Kubernetes through three pods: paused, resumed, evicted, and on to its end",
+        _pytest("--soak", "tests/jobs/backends/kubernetes/test_pods.py"),
+        _evidence(
+            (
+                "nbtrain.jobs.submit",
+                "nbtrain.jobs.node.__main__",
+                "nbtrain.jobs.supervisor.__main__",
+                "nbtrain.jobs.backends.kubernetes.backend",
+            ),
+            (
+                "tests/jobs/backends/kubernetes/test_pods.py",
+                "tests/jobs/backends/kubernetes/stub_server.py",
+                "tests/jobs/fake_rank.py",
+            ),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "old-workspace",
+        "a workspace that an earlier version left: its run of ZeRO 2 goes on as it would have",
+        _pytest("--soak", "tests/end_to_end/test_old_workspace.py"),
+        _evidence(ENGINE, ("tests/end_to_end/test_old_workspace.py",), OUTSIDE_ENGINE),
     ),
     Part(
         "notebooks",

@@ -142,6 +142,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     shutil.rmtree(lab.output / "watched")
 
 
+@pytest.mark.soak
 def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
     """The launcher's tile opens a live TensorBoard; nb.tensorboard shows one of the run in the notebook."""
     write_notebook(lab, "board.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-board")')

@@ -78,6 +78,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         screenshot(page, "extension-stopped")
 
 
+@pytest.mark.soak
 def test_without_the_server_half_the_sidebar_says_so(lab: Lab, page: Any) -> None:
     """In its place: no dialog covers JupyterLab."""
     page.route("**/nbtrain/runs*", lambda route: route.fulfill(status=404, body="not found"))
@@ -216,6 +217,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     assert form.locator("[data-key='lr_schedule.lr'] .nbf-help").first.inner_text() == "Must be a number."
 
 
+@pytest.mark.soak
 def test_what_a_screen_reader_and_weak_eyes_meet(lab: Lab, page: Any, ended: str) -> None:
     """axe-core finds nothing serious in list, run and form, light and dark; test_look.py asks everywhere."""
     script = axe_script()

@@ -111,7 +111,9 @@ def test_runs_and_data_are_shown_and_verified_unchanged(old):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name == "two" else []) for name in RUNS]
+)
 def test_runs_go_on_as_they_would_have(old, name, tmp_path, fork_server):
     """The next batch is the recorded one to the token; see above for the steps after it."""
     expected = json.loads((old / "expected.json").read_text())[name]

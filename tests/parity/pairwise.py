@@ -66,7 +66,7 @@ def all_pairs() -> frozenset[Pair]:
 @cache
 def cover() -> tuple[Case, ...]:
     """A small set of cases that has all of all_pairs(), the same at each call."""
-    generator, missing, rows = random.Random(4), set(all_pairs()), []
+    generator, missing, rows = random.Random(42), set(all_pairs()), []
     while missing:
         seed = dict(min(missing, key=lambda pair: sorted(map(repr, pair))))
         candidates = [_completed(seed, generator) for _ in range(TRIES)]

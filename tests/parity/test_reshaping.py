@@ -12,7 +12,7 @@ from tests.parity.reshaping import (
 )
 
 # Every second of a list, then the others backwards: neighbours differ in more than one kind.
-CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16())}
+CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16()[::2])}
 CHAINS["all"] = turns(reshape_cases_all())
 CHAINS["muon"] = turns(reshape_cases_muon())
 # Parameters of the model of cases.py, and of the one with every other field.

@@ -388,6 +388,8 @@ def test_a_slow_reader_stalls_nobody(served, client, reference):
     answer = client.completions.create(model="talks", prompt="One day", **GREEDY)
     assert answer.choices[0].text == expected(reference, "One day")
     eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
+    # Through a buffer that small the rest would take half a minute.
+    slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     # It still gets all of its text, in fewer and larger events, or was given up after three seconds.
     text = slow.getresponse().read().decode()
     slow.close()

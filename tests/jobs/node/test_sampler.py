@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -157,7 +158,8 @@ def test_a_job_leaves_its_resources_in_its_folder(
     assert node.about["ranks"] == [0, 1]
     memory = node.points("rank 1", "memory_bytes")
     assert len(memory) >= 4
-    assert min(memory.means) > 5e6 and max(memory.maxima) < 2e9
+    # A process that was looked at between its fork and its exec held a few hundred KiB.
+    assert statistics.median(memory.means) > 5e6 and max(memory.maxima) < 2e9
     assert node.points("replica", "memory_bytes").newest > memory.newest
     assert memory.times == sorted(memory.times)
     assert node.peak("replica", "cpu_cores") > 0

@@ -40,6 +40,7 @@ def pod():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     fake, start, stub, pod, operator, wait_until, states_of, monkeypatch
 ):

@@ -293,6 +293,16 @@ PARTS = (
         ),
     ),
     Part(
+        "bad-steps",
+        "a bad step thrown away in each of three ways, under every optimizer of DeepSpeed: no trace of it",
+        _pytest("--soak", "tests/train/health/test_stability.py"),
+        _evidence(
+            ("nbtrain.train.health.stability", "nbtrain.train.health.discard"),
+            ("tests/train/health/test_stability.py", "tests/train/stability_worker.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "pods",
         "a job of Kubernetes through three pods: paused, resumed, evicted, and on to its end",
         _pytest("--soak", "tests/jobs/backends/kubernetes/test_pods.py"),
@@ -313,7 +323,7 @@ PARTS = (
     ),
     Part(
         "old-workspace",
-        "a workspace that an earlier version left: its run of ZeRO 2 goes on as it would have",
+        "a workspace that an earlier version left: its run of ZeRO 1 goes on as it would have",
         _pytest("--soak", "tests/end_to_end/test_old_workspace.py"),
         _evidence(ENGINE, ("tests/end_to_end/test_old_workspace.py",), OUTSIDE_ENGINE),
     ),

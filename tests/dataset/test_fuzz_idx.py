@@ -129,10 +129,9 @@ def pairs(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("mutations", [400, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block_bits", [2, 16])
-def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations):
-    """Thousands of seeded mutations, with blocks that opening checks and blocks that it leaves for later."""
+def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
+    """Hundreds of seeded mutations, with blocks that opening checks and blocks that it leaves for later."""
     if block_bits < 16:
         monkeypatch.setattr(indexed, "BLOCK_BITS", block_bits)
         monkeypatch.setattr(indexed, "BLOCK", 1 << block_bits)

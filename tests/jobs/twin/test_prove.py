@@ -147,8 +147,8 @@ OWN = {
         "precision.dtype": "bf16",
     },
 }  # fmt: skip
-# One process with packed examples of prompts and completions, and sequences over ranks with ZeRO 3; `make soak`
-# runs the rest. Data parallelism is a twin of tests/end_to_end/test_twin_notebook.py.
+# One process with packed examples of prompts and completions, and sequences over ranks with ZeRO 3; `make
+# soak` runs the rest. Data parallelism is a twin of tests/end_to_end/test_twin_notebook.py.
 HERE = ("gpt-tiny-instructions.yaml", "ulysses")
 
 

@@ -85,6 +85,15 @@ host_memory_bytes | memory/host resident | bytes | Resident memory of rank 0's p
 host_memory_fraction | memory/host used fraction | | Used share of the machine's memory.
 device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the last log line.
 device_memory_fraction | memory/device used fraction | | Peak allocated over the device's memory.
+reward_margin | rewards/margins | |
+    With dpo: mean reward of the chosen answers less that of the rejected ones.
+reward_accuracy | rewards/accuracies | |
+    With dpo: share of the pairs whose chosen answer has the higher reward.
+reward_chosen | rewards/chosen | | With dpo: mean reward of the chosen answers of the step's pairs.
+reward_rejected | rewards/rejected | | With dpo: mean reward of the rejected answers of the step's pairs.
+validation_reward_margin | rewards/validation margins | | With dpo: reward_margin on the validation split.
+validation_reward_accuracy | rewards/validation accuracies | |
+    With dpo: reward_accuracy on the validation split.
 test_loss | lm-loss-test/lm loss test | nats | Loss on the test split, after the last step.
 test_perplexity | lm-loss-test/lm loss test ppl | | exp(test loss).
 """

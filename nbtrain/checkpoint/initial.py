@@ -20,6 +20,7 @@ from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
 from nbtrain.checkpoint.reshape import Weights
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.peft import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,15 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     if is_fresh and config.lora is not None and (folder := config.lora.init_from) is not None:
         reshape.load_masters(live.engine, PeftAdapters(resolve(folder), config), *how)
         live.tell("checkpoint", f"adapters of {folder}", step=0)
+
+
+def start_sha256(live: LiveRun) -> str:
+    """The hash of all that a run starts from, adapters included."""
+    known = files.read_json(live.run.init_from_json)
+    sha256 = known["sha256"] if known is not None else identity_of(open_start(live.config, live.run))
+    if (lora := live.config.lora) is not None and lora.init_from is not None:
+        sha256 += files.sha256_of(resolve(lora.init_from) / WEIGHTS)
+    return sha256
 
 
 def _opened(live: LiveRun) -> tuple[Start, Weights]:

@@ -38,6 +38,7 @@ ADDED_LATER = frozenset(
         "init_from",
         "init_step",
         "lora",
+        "dpo",
         "lr_schedule.lr_wsd_decay_fraction",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
         *(f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER),

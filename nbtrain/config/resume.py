@@ -26,6 +26,7 @@ BOUND = (
     Bound("init_from"),
     Bound("init_step"),
     Bound("lora"),
+    Bound("dpo"),
     Bound("model"),
     Bound("model.num_layers", "architecture.num_layers"),
     Bound("model.hidden_size", "architecture.hidden_size"),

@@ -14,6 +14,7 @@ from nbtrain.base.topology import Topology
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.backend_section import BackendConfig
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
+from nbtrain.config.dpo_section import DpoConfig
 from nbtrain.config.fields import (
     CheckpointStep,
     ChunkTokens,
@@ -228,6 +229,9 @@ class RunConfig(ConfigModel):
     a step needs both to count), or the one of this step."""
     lora: LoraConfig | None = None
     """Adapters that are trained beside frozen weights of init_from; null trains all weights."""
+    dpo: DpoConfig | None = None
+    """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on what
+    follows each token."""
     model: ModelConfig
     """Architecture of the model."""
     tokenizer: TokenizerConfig

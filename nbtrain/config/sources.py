@@ -174,6 +174,27 @@ class ChatSource(FineTuningSourceModel):
     """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
 
 
+class PreferenceSource(FineTuningSourceModel):
+    """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl, .json or
+    .parquet."""
+
+    kind: Literal["preference"]
+    prompt_key: Word = "prompt"
+    """Key of the prompt: a text or a list of messages. Not needed beside whole conversations."""
+    chosen_key: Word = "chosen"
+    """Key of the preferred answer: a text or a list of messages."""
+    rejected_key: Word = "rejected"
+    """Key of the other answer."""
+    template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
+        "<|{role}|>\n{content}\n"
+    )
+    """Text of one message, with {role} and {content}; what is before {content} bears no loss."""
+    learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
+    """Roles that are learnt, of the messages that the two conversations do not share."""
+    roles: dict[Word, Word] = {}
+    """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
+
+
 class MockSource(SourceModel):
     """Seeded random words: no meaning, any size."""
 
@@ -196,6 +217,7 @@ Source = Annotated[
     | PromptCompletionSource
     | AlpacaSource
     | ChatSource
+    | PreferenceSource
     | MockSource,
     Field(discriminator="kind"),
 ]

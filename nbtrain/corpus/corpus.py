@@ -21,6 +21,7 @@ from nbtrain.corpus.records import (
     LISTED_PROBLEMS,
     NAMED_PROBLEMS,
     Example,
+    Preference,
     Problem,
     Record,
     SourcePart,
@@ -136,7 +137,7 @@ def length_of(record: Record) -> int:
     """Characters of text, or bytes of token ids: what a record takes in a batch."""
     if isinstance(record, TokenIds):
         return record.ids.nbytes
-    if isinstance(record, Example):
+    if isinstance(record, Example | Preference):
         return sum(len(piece) for piece, _ in record.pieces)
     return len(record.text if isinstance(record, Texts) else record)
 
@@ -160,7 +161,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
         return 0, identity
     content = text_of(record).encode()
     identity = digest(content)
-    if isinstance(record, Example):
+    if isinstance(record, Example | Preference):
         # Equal pieces of which others are learnt are another document.
         identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
     return len(content), identity
@@ -172,7 +173,7 @@ def text_of(record: Record) -> str:
         return record
     if isinstance(record, Texts):
         return record.text
-    if isinstance(record, Example):
+    if isinstance(record, Example | Preference):
         return "\x1f".join(piece for piece, _ in record.pieces)
     return record.ids.tobytes().decode("latin-1")
 

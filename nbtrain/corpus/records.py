@@ -22,6 +22,18 @@ class Example(NamedTuple):
     pieces: tuple[tuple[str, bool], ...]
 
 
+class Preference(NamedTuple):
+    """Two answers to one prompt, of which the first was preferred: each example with its prompt."""
+
+    chosen: Example
+    rejected: Example
+
+    @property
+    def pieces(self) -> tuple[tuple[str, bool], ...]:
+        """Those of both examples."""
+        return self.chosen.pieces + self.rejected.pieces
+
+
 class TokenIds(NamedTuple):
     """A document of token ids; `learnt` is bool [tokens], None if all are. `path`, `line`: for a Problem."""
 
@@ -31,7 +43,7 @@ class TokenIds(NamedTuple):
     line: int | None = None
 
 
-Record = str | Texts | Example | TokenIds
+Record = str | Texts | Example | Preference | TokenIds
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class Perplexity:
             raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
         opened = dataset.open(config.tokenizer.vocab_size)
         _check_tokenizer(opened, tokenizer, config)
+        if any(source.get("kind") == "preference" for source in opened.manifest.sources):
+            raise DataError(
+                f"{display(dataset.manifest_json)}: holds pairs of answers, one of which is not to be "
+                "likely: they have no perplexity. Name other data (--data)."
+            )
         self.source = dataset.directory.name
         self.source_sha256 = opened.manifest.dataset_sha256
         self.split: str | None = split

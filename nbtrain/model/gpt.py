@@ -15,6 +15,7 @@ Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.kv_cache import KVCache
 from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.preference import Pairs, preference_loss
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel import mappings
@@ -76,6 +78,8 @@ class GPT(nn.Module):
         loss_denominator: torch.Tensor | None = None,
         token_losses: torch.Tensor | None = None,
         likeliest: torch.Tensor | None = None,
+        answers: torch.Tensor | None = None,
+        reference: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v].
 
@@ -84,8 +88,9 @@ class GPT(nn.Module):
         they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s tokens, with the longest
         length, to keep documents apart (attention.documents_of). loss_mask [b, s], loss_denominator,
         token_losses and likeliest [b, s] are those of parallel/cross_entropy.py; for Ulysses see
-        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions,
-        or if logits are asked for under Ulysses.
+        language_model_loss. answers [b, s] and reference [P, 2] make it the loss of pairs (preference.py).
+        Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions, or if logits are
+        asked for under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -95,7 +100,7 @@ class GPT(nn.Module):
             weight = (self.output_layer if untied else self.word_embeddings).weight
             if labels is None:
                 return self._logits(hidden, weight, last_token_only, logits_at)
-            noted = (token_losses, likeliest)
+            noted = (token_losses, likeliest, answers, reference)
             masked = (loss_mask, loss_denominator)
             return language_model_loss(hidden, weight, labels, self.config, self.parallel, *masked, *noted)
 
@@ -215,13 +220,16 @@ def language_model_loss(
     loss_denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
     likeliest: torch.Tensor | None = None,
+    answers: torch.Tensor | None = None,
+    reference: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
     hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses
     the loss is the mean over this rank's tokens; with loss_mask, the sum over its learnt tokens divided by
     loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses and likeliest are
-    filled for this rank's tokens and are 0 elsewhere.
+    filled for this rank's tokens and are 0 elsewhere. With answers and reference it is the loss of pairs,
+    which do not go with Ulysses.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:
@@ -232,20 +240,22 @@ def language_model_loss(
             loss_mask = own_tokens(loss_mask, ulysses, chunk)
         everyones = (token_losses, likeliest)
         token_losses, likeliest = (None if one is None else one.new_empty(labels.shape) for one in everyones)
-    loss = linear_cross_entropy(
+    cross_entropy = functools.partial(
+        linear_cross_entropy,
         hidden,
         weight,
         labels,
         config.cross_entropy_chunk_tokens,
-        loss_mask,
-        loss_denominator,
-        token_losses,
-        likeliest,
         group=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,
         vocab_size=config.vocab_size,
         softcap=config.final_logit_softcapping,
     )
+    if answers is not None:
+        assert reference is not None and config.dpo is not None and loss_mask is not None
+        pairs = Pairs(answers, reference)
+        return preference_loss(cross_entropy, pairs, config.dpo, loss_mask, loss_denominator, token_losses)
+    loss = cross_entropy(loss_mask, loss_denominator, token_losses, likeliest)
     if ulysses.size > 1:
         for everyone, own in zip(everyones, (token_losses, likeliest), strict=True):
             if everyone is not None and own is not None:

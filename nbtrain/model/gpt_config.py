@@ -17,6 +17,13 @@ class RopeScaling(Protocol):
     beta_slow: float
 
 
+class Dpo(Protocol):
+    """The section dpo of a run."""
+
+    beta: float
+    label_smoothing: float
+
+
 class Lora(Protocol):
     """The section lora of a run."""
 
@@ -82,6 +89,8 @@ class GPTConfig:
     """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
     lora: Lora | None = None
     """Adapters, which alone are trained."""
+    dpo: Dpo | None = None
+    """The loss of pairs of answers."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
@@ -124,6 +133,7 @@ class GPTConfig:
             fpdt_chunk_tokens=config.parallel.fpdt_chunk_tokens,
             vocab_size=config.tokenizer.vocab_size,
             lora=config.lora,
+            dpo=config.dpo,
         )
 
     @property

@@ -95,7 +95,7 @@ def pipeline_inputs(
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
         inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
-    losses = (batch.loss_mask, loss_denominator, token_losses, likeliest)
+    losses = (batch.loss_mask, loss_denominator, token_losses, likeliest, batch.answers, batch.reference)
     return tuple(inputs), (batch.labels, *map(_or_nothing, losses))
 
 

@@ -12,6 +12,9 @@ from nbtrain.monitor.chart_data import SMOOTHING, ChartKind, chart
 TOGETHER: dict[str, tuple[str, ...]] = {
     "Loss": ("loss", "validation_loss", "test_loss"),
     "Perplexity": ("validation_perplexity", "test_perplexity"),
+    "Reward margin": ("reward_margin", "validation_reward_margin"),
+    "Reward accuracy": ("reward_accuracy", "validation_reward_accuracy"),
+    "Rewards": ("reward_chosen", "reward_rejected"),
     "Learning rate": ("learning_rate",),
     "Gradient norm": ("grad_norm",),
     "Throughput": ("tokens_per_second",),
@@ -38,10 +41,12 @@ OF_TASKS = "task/"
 # Of no interest as curves: other curves have them as their axis.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
 # These flutter; a smoothed schedule or count would be false.
-SMOOTHED = re.compile("^(?!task/).*(loss|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)")
+SMOOTHED = re.compile(
+    "^(?!task/).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
+)
 DOTTED = re.compile("validation|test_|evaluation|checkpoint|^task")
-SHARES = re.compile("^(mfu|hfu)$|_fraction$|^task/.* acc(_norm)?$")
-NOT_FROM_ZERO = re.compile("loss|perplexity|norm")
+SHARES = re.compile("^(mfu|hfu)$|_fraction$|_accuracy$|^task/.* acc(_norm)?$")
+NOT_FROM_ZERO = re.compile("loss|perplexity|norm|reward")
 COUNTED = ("steps", "ranks", "sequences", "tokens")
 # More lines than this get one colour and no names.
 MOST_NAMED = 8

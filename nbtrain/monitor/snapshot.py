@@ -77,6 +77,8 @@ def progress_part(
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
     gone = active and heartbeat is not None and heartbeat.process.gone()
     loss, target = known.validation_loss, config["target_tokens"] if config else known.goal_tokens
+    if config is not None and not config["has_perplexity"]:
+        loss = None  # of pairs of answers: no loss of a token
     return {
         **vars(known),
         "step": heartbeat.step if heartbeat else known.checkpoint_step or 0,

@@ -48,10 +48,10 @@ def linear_cross_entropy(
     Under autocast the products are in the autocast dtype, as in nn.Linear.
 
     With loss_mask (fp32, 0 or 1): the sum over the tokens with 1, divided by their number or by the scalar
-    `denominator`. If a step has several micro batches, the mean over all of its learnt tokens is not the mean
-    of the micro batches' means. token_losses (fp32) is filled with each token's own loss, whatever the mask,
-    and likeliest (fp32) with 1 if the label is the likeliest token, the one with the smallest id of equals,
-    else 0. All have the shape of labels.
+    `denominator`, with which the mask may also hold weights of any sign. If a step has several micro batches,
+    the mean over all of its learnt tokens is not the mean of the micro batches' means. token_losses (fp32) is
+    filled with each token's own loss, whatever the mask, and likeliest (fp32) with 1 if the label is the
+    likeliest token, the one with the smallest id of equals, else 0. All have the shape of labels.
     """
     if group.size > 1:
         enter = (

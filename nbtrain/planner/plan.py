@@ -49,6 +49,9 @@ def kinds_of_layers(model: ModelConfig) -> list[str]:
     return words
 
 
+PREFERENCES = "DPO; the reference is log-probabilities kept beside the data, no second model"
+
+
 @dataclass(frozen=True)
 class Plan:
     """Parameters, tokens, memory, time and disk of one run."""
@@ -169,6 +172,7 @@ class Plan:
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
             **({"adapters": f"{adapters:,}, trained beside frozen weights"} if adapters else {}),
+            **({"preferences": PREFERENCES} if config.dpo is not None else {}),
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
         }
         training = {

@@ -78,6 +78,9 @@ class Setup:
     """Matrix products in 4-bit numbers with block scales (NVFP4, other programs)."""
     lora_rank: int = 0
     """Rank of adapters on all matrices of the blocks, which alone are trained; 0 trains the whole model."""
+    prefers: bool = False
+    """Trains on pairs of answers (dpo), for which the output layer multiplies once more. No state or
+    activation is added: the reference is a file of two numbers a pair."""
     adapter_sizes: tuple[int, ...] = ()
     """Elements of each adapter matrix of a block on one rank, of a run with lora; (): r (rows + columns)."""
     adapter_activations: tuple[int, int] = (0, 0)
@@ -196,6 +199,7 @@ def setup_of(config: RunConfig) -> Setup:
         autocast=precision.autocast,
         fp8=precision.fp8,
         lora_rank=config.lora.rank if config.lora is not None else 0,
+        prefers=config.dpo is not None,
         adapter_sizes=adapter_sizes(config),
         adapter_activations=adapter_activations(config),
         recompute=parallel.activation_checkpointing.granularity,

@@ -139,6 +139,7 @@ def make_twin(
         "init_from": None,
         "init_step": "newest",
         "lora": None,
+        "dpo": None,
         "model": small_model(config, folded, abilities, missing),
         "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
         "precision": small_precision(config, abilities, missing),
@@ -174,6 +175,9 @@ def make_twin(
     if config.lora is not None:
         why = "its frozen weights are as large as the run"
         missing.append(NotProven("lora: adapters", why, "all weights trained"))
+    if config.dpo is not None:
+        why = "its reference is the weights of init_from"
+        missing.append(NotProven("dpo: pairs of answers", why, "prompts with completions"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing of the large one"

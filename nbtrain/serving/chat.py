@@ -15,7 +15,7 @@ import orjson
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import AlpacaSource, ChatSource
+from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource
 from nbtrain.corpus.sources.chat import ROLES
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
@@ -163,7 +163,7 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
             )
         return RunTemplate(source)
     for chat in config.data.sources:
-        if isinstance(chat, ChatSource):
+        if isinstance(chat, ChatSource | PreferenceSource):
             return RunTemplate(chat.template, chat.learn_roles, [*chat.roles.values()])
     for alpaca in config.data.sources:
         if isinstance(alpaca, AlpacaSource):

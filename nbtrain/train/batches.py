@@ -41,6 +41,20 @@ class Batch(NamedTuple):
     """The longest of these documents."""
     dataset_ids: torch.Tensor | None = None
     """int64 [b, seq_length]: which named dataset each label belongs to, if `named`."""
+    answers: torch.Tensor | None = None
+    """int64 [b, seq_length]: 2 p for the chosen, 2 p + 1 for the rejected answer of the batch's p-th pair."""
+    pairs: torch.Tensor | None = None
+    """int64 [P]: the sequences of the dataset that the pairs are."""
+    reference: torch.Tensor | None = None
+    """fp32 [P, 2]: the reference's log-probabilities of both answers."""
+
+    @property
+    def learnt(self) -> torch.Tensor:
+        """What the loss of a batch with a mask is a mean over, float64: its pairs, else its learnt tokens."""
+        if self.pairs is not None:
+            return torch.tensor(float(len(self.pairs)), dtype=torch.float64, device=self.pairs.device)
+        assert self.loss_mask is not None
+        return self.loss_mask.sum(dtype=torch.float64)
 
     @property
     def bounds(self) -> dict[str, Any]:
@@ -195,7 +209,26 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
     if named:
         ids = [_or(sample.dataset_ids, np.full(length, sample.dataset)) for sample in samples]
         dataset_ids = _tensor(ids)
-    return Batch(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen, dataset_ids)
+    batch = Batch(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen, dataset_ids)
+    return _with_pairs(batch, samples) if samples[0].pairs is not None else batch
+
+
+def _with_pairs(batch: Batch, samples: list[Sample]) -> Batch:
+    """The pairs of all samples, numbered through."""
+    answers, pairs, reference, before = [], [], [], 0
+    for sample in samples:
+        assert sample.answers is not None and sample.pairs is not None and sample.reference is not None
+        # Padding stays 0.
+        assert sample.loss_mask is not None
+        answers.append(np.where(sample.loss_mask, sample.answers + 2 * before, 0))
+        pairs.append(sample.pairs)
+        reference.append(sample.reference)
+        before += len(sample.pairs)
+    return batch._replace(
+        answers=_tensor(answers),
+        pairs=torch.from_numpy(np.concatenate(pairs)),
+        reference=torch.from_numpy(np.concatenate(reference)),
+    )
 
 
 def _tensor(rows: list[np.ndarray], dtype: type = np.int64) -> torch.Tensor:

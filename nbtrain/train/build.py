@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,11 @@ class Built:
     start: Start
     """The checkpoint that the run resumes from, if there is one."""
 
-    def load(self) -> None:
+    def load(self, beat: Callable[[], None] = lambda: None) -> None:
         """Load the checkpoint, or without one what `init_from` names. Called by all ranks together.
 
-        Beside adapters the weights of `init_from` are loaded in both cases.
+        Beside adapters the weights of `init_from` are loaded in both cases. With `dpo` the reference is read,
+        or computed with these weights.
         """
         start, live = self.start, self.saver.live
         is_fresh = start.manifest is None
@@ -72,12 +74,28 @@ class Built:
             from nbtrain.checkpoint.initial import load_initial
 
             load_initial(live, is_fresh)
+        if live.config.dpo is not None:
+            self._load_reference(is_fresh, beat)
         if start.manifest is not None:
             self.state = load(live, start.manifest, self.state.data, start.folder, start.source)
             self.guard.history.load_state_dict(self.state.stability)
             if start.rest is not None:
                 self.saver.complete(**vars(start.rest))
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
+
+    def _load_reference(self, is_fresh: bool, beat: Callable[[], None]) -> None:
+        from nbtrain.checkpoint.initial import load_initial
+        from nbtrain.train.preferences import load_reference
+
+        live = self.saver.live
+
+        def load_start() -> None:
+            # A checkpoint that is loaded next takes their place.
+            if not is_fresh:
+                load_initial(live)
+
+        splits = [self.datasets.train, self.datasets.valid, self.datasets.test]
+        load_reference(live, self.engine, splits, load_start, beat)
 
 
 def refuse_unsupported(config: RunConfig) -> None:

@@ -27,6 +27,7 @@ from nbtrain.train.figures.stragglers import Stragglers
 from nbtrain.train.figures.throughput import PerfClock
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.preferences import PairFigures, Rewards
 from nbtrain.train.profile.profiler import profiling
 from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
 from nbtrain.train.tasks import Tasks
@@ -45,7 +46,7 @@ def train_run(
             for kind, group in vars(built.engine.groups).items():
                 heartbeat.collectives.name_group(kind, group.process_group)
     with heartbeat.phase("load"):
-        built.load()
+        built.load(heartbeat.beat)
         refuse_bad_weights(run, built, world)
         heartbeat.beat(built.state.step)
     names, attempt = built.datasets.names, this_attempt(run)
@@ -195,12 +196,12 @@ class Trainer:
         self.guard.settle()
         started = time.perf_counter()
         with self.heartbeat.phase("evaluate"):
-            loss = self._loss_on(self.datasets.valid)
+            loss, figures = self._loss_on(self.datasets.valid)
         self.state.validated(loss)
         if not math.isfinite(loss):
             self.guard.check_weights()
         if self.report is not None:
-            self.report.add_validation(self.state, time.perf_counter() - started)
+            self.report.add_validation(self.state, time.perf_counter() - started, figures)
         if self.tasks is not None and self._tasks_due():
             self._ask(self.tasks)
 
@@ -221,7 +222,7 @@ class Trainer:
             return
         started = time.perf_counter()
         with self.heartbeat.phase("test"):
-            loss = self._loss_on(self.datasets.test)
+            loss, _ = self._loss_on(self.datasets.test)
         if self.report is not None:
             self.report.add_test(self.state, loss, time.perf_counter() - started)
 
@@ -267,5 +268,11 @@ class Trainer:
         masked, named = data.is_masked, bool(data.names)
         return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
-    def _loss_on(self, dataset: Any) -> float:
-        return self.engine.loss_on(dataset, self.config, self.datasets.is_masked, self.heartbeat.beat)
+    def _loss_on(self, dataset: Any) -> tuple[float, Rewards | None]:
+        """The loss on a split, and with dpo the rewards of its pairs."""
+        config, engine, beat = self.config, self.engine, self.heartbeat.beat
+        if config.dpo is None:
+            return engine.loss_on(dataset, config, self.datasets.is_masked, beat), None
+        figures = PairFigures(config.dpo, self.world.device)
+        loss = engine.loss_on(dataset, config, True, beat, figures.noted)
+        return loss, Rewards.of(engine.over_data_axis(figures.sums()))

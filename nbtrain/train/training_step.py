@@ -20,6 +20,7 @@ from nbtrain.train.engine.optimizer import set_batch_size, set_rates
 from nbtrain.train.figures.communication import CommunicationTimer
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.preferences import PairFigures
 
 
 @dataclass
@@ -43,6 +44,8 @@ class StepResult:
     """Whether a log line is due."""
     dataset_losses: torch.Tensor | None = None
     """[named datasets, 2], over all ranks: the sum of the losses of its learnt tokens, and their number."""
+    pair_sums: torch.Tensor | None = None
+    """With dpo, over all ranks: train/preferences.py."""
     overflowed_scale: float | None = None
     """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
     stability_counts: dict[str, int] = field(default_factory=dict)
@@ -75,7 +78,11 @@ class TrainingStep:
         learning_rate = self.learning_rate.learning_rate(consumed_tokens)
         set_rates(engine.optimizer, learning_rate, self.weight_decay.weight_decay(consumed_tokens))
 
-        losses = DatasetLosses(len(self.datasets.names), self.world.device) if self.datasets.names else None
+        losses: DatasetLosses | PairFigures | None = None
+        if self.config.dpo is not None:
+            losses = PairFigures(self.config.dpo, self.world.device)
+        elif self.datasets.names:
+            losses = DatasetLosses(len(self.datasets.names), self.world.device)
         first, last = (
             state.data.position(sample) for sample in (consumed_samples, consumed_samples + batch_size - 1)
         )
@@ -104,7 +111,8 @@ class TrainingStep:
             timer,
             time.perf_counter() - started,
             logged,
-            dataset_losses=sums,
+            dataset_losses=None if self.config.dpo is not None else sums,
+            pair_sums=sums if self.config.dpo is not None else None,
             overflowed_scale=loss_scale if verdict.overflowed else None,
             stability_counts=dict(self.guard.history.counts)
             if any(self.guard.history.counts.values())
@@ -125,8 +133,7 @@ class TrainingStep:
             return
         with timer.part("data"):
             held = [next(batches) for _ in range(steps)]
-            masks = [batch.loss_mask for batch in held if batch.loss_mask is not None]
-            learnt = torch.stack([mask.sum(dtype=torch.float64) for mask in masks]).sum()
+            learnt = torch.stack([batch.learnt for batch in held]).sum()
             groups = self.engine.groups
             if groups.data_parallel.size > 1:
                 dist.all_reduce(learnt, group=groups.data_parallel.process_group)

@@ -155,12 +155,13 @@ REFUSED = {
     "a source of no kind": (
         "data:\n  sources:\n    - {path: x}\n",
         "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, parquet, "
-        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, mock.",
+        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, preference, mock.",
     ),
     "a source of an unknown kind": (
         "data:\n  sources:\n    - kind: txt\n",
         "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, parquet, "
-        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, mock. Nearest: text.",
+        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, preference, mock. "
+        "Nearest: text.",
     ),
     "a source without its path": (
         "data:\n  sources:\n    - kind: text\n",
@@ -629,7 +630,7 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
         *sections, name = key.split(".")
         del functools.reduce(dict.__getitem__, sections, values)[name]
         # Runs of earlier revisions drew their weights at random, as null says.
-        if not key.startswith(("model.", "optimizer.", "lr_schedule.", "init_", "lora")):
+        if not key.startswith(("model.", "optimizer.", "lr_schedule.", "init_", "lora", "dpo")):
             assert within(key, WITHOUT_EFFECT) and not is_bound(key)
     path.write_text(to_text(values))
     assert load_resolved(path) == config

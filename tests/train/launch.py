@@ -117,6 +117,35 @@ def make_packed(home: Path) -> None:
     files.write_json(target.manifest_json, manifest.to_dict())
 
 
+def make_pairs(home: Path, pairs: int = 120) -> None:
+    """The dataset `pairs`: prompts of 2 to 6 tokens with two answers of 2 to 8; one pair is too long.
+
+    Tokens of chosen answers are from the lower half of the vocabulary, of rejected ones from the upper half.
+    """
+    target = DatasetFiles(home / "dataset" / "pairs")
+    target.directory.mkdir(parents=True)
+    generator, half = np.random.default_rng(4), VOCAB_SIZE // 2
+    with (
+        IndexedWriter(target.prefix, VOCAB_SIZE, None) as tokens,
+        IndexedWriter(target.loss_mask.prefix, None, None, dtype="u1") as mask,
+    ):
+        for number in range(pairs):
+            prompt = generator.integers(1, VOCAB_SIZE, size=generator.integers(2, 7))
+            sizes = (40, 3) if number == 7 else generator.integers(2, 9, size=2)
+            ids, learnt = [], []
+            for (first, last), size in zip(((1, half), (half, VOCAB_SIZE)), sizes, strict=True):
+                ids += [*prompt, *generator.integers(first, last, size=size), 0]
+                learnt += [0] * len(prompt) + [1] * (size + 1)
+            tokens.add_document(np.array(ids))
+            mask.add_document(np.array(learnt))
+    assert tokens.written is not None and mask.written is not None
+    sources = [{"kind": "preference", "sequences": [0, pairs], "weight": 1.0}]
+    counts = {"documents": pairs, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
+    written = tokens.written.files | mask.written.files
+    manifest = DatasetManifest("text", sources, counts, VOCAB_SIZE, tokens.dtype.name, 0, "0" * 64, written)
+    files.write_json(target.manifest_json, manifest.to_dict())
+
+
 def make_run(
     root: Path,
     overrides: dict[str, Any] | None = None,

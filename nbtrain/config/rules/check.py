@@ -21,6 +21,7 @@ from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
+from nbtrain.config.rules.dpo import DPO_RULES
 from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
 from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
@@ -386,6 +387,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     *LAYOUT_RULES,
     *ATTENTION_RULES,
     *LORA_RULES,
+    *DPO_RULES,
     *ZERO_RULES,
     amounts_are_given_once,
     learning_rates_are_ordered,

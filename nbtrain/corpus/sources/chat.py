@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel
 
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Example, SourcePart, Tally
+from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.json_line import keys_of, kind_of
 from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
@@ -70,7 +70,7 @@ class ChatReader(ExampleReader):
         else:
             yield from super().pieces(path)
 
-    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example | Preference]:
         for (path, tree), rows in groupby(self.rows(part, tally), key=self._tree_of):
             if tree is not None:
                 yield from self._tree(_linked(list(rows), tally), path, tally)
@@ -87,7 +87,7 @@ class ChatReader(ExampleReader):
                     continue
                 yield example
 
-    def example(self, value: dict[str, Any]) -> Example:
+    def example(self, value: dict[str, Any]) -> Example | Preference:
         key = self._messages_key(value)
         messages = value[key]
         if not isinstance(messages, list):

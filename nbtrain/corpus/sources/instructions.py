@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from nbtrain.corpus.records import Example, SourcePart, Tally
+from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.record_files import RecordFileReader
 
@@ -22,7 +22,7 @@ class BrokenExample(ValueError):
 class ExampleReader(RecordFileReader):
     """Objects that are examples. Broken ones are left out and counted."""
 
-    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example | Preference]:
         for path, line, value in self.rows(part, tally):
             try:
                 example = self.example(value)
@@ -32,7 +32,7 @@ class ExampleReader(RecordFileReader):
             yield example
 
     @abstractmethod
-    def example(self, value: dict[str, Any]) -> Example:
+    def example(self, value: dict[str, Any]) -> Example | Preference:
         """The example of one object. Raises BrokenExample."""
 
 

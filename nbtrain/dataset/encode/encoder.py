@@ -25,7 +25,7 @@ from nbtrain.base import files
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Task, cleaned, identities, length_of, text_of
 from nbtrain.corpus.dedup import NearIndex
-from nbtrain.corpus.records import Example, Record, Tally, Texts, TokenIds
+from nbtrain.corpus.records import Example, Preference, Record, Tally, Texts, TokenIds
 from nbtrain.corpus.sentences import sentences
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.tokenizer.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -162,6 +162,8 @@ class Encoder:
             return self._of_ids(batch, reader)
         if isinstance(first, Example):
             return self._of_examples(batch)
+        if isinstance(first, Preference):
+            return self._of_preferences(batch)
         if self.settings.sentence_language:
             return self._of_sentences(batch)
         if type(first) is str:
@@ -189,6 +191,20 @@ class Encoder:
         offsets = np.concatenate([[0], piece_offsets[ends]])
         end_learnt = np.array([pieces[end - 1][1] for end in ends.tolist()], bool)
         return _Tokens(ids, offsets, None, learnt, end_learnt)
+
+    def _of_preferences(self, batch: list[Record]) -> "_Tokens":
+        """Each pair as one sequence: the chosen example and its EOD, then the rejected one and its own.
+
+        No text gives an EOD, so that the first one in the sequence is where the second example begins.
+        """
+        pairs = [record for record in batch if isinstance(record, Preference)]
+        examples: list[Record] = [example for pair in pairs for example in (pair.chosen, pair.rejected)]
+        found = self._of_examples(examples)
+        assert found.learnt is not None and self.settings.eod_id is not None
+        ends = found.offsets[1::2]
+        ids = np.insert(found.ids, ends, self.settings.eod_id)
+        learnt = np.insert(found.learnt, ends, True)
+        return _Tokens(ids, found.offsets[::2] + np.arange(len(batch) + 1), None, learnt)
 
     def _of_ids(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
         eod_id = self.settings.eod_id

@@ -104,6 +104,11 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
             f"{len(config.data.blend)}. Ask for those of one entry: a run with data.name set to it and "
             "without data.blend."
         )
+    if config.dpo is not None:
+        return NoBaselines(
+            f"{place(config, 'dpo')}: the loss of pairs of answers is none of a token, with which baselines "
+            "could be compared."
+        )
     dataset = dataset_of(config)
     opened = dataset.open(config.tokenizer.vocab_size)
     manifest, indexed = opened.manifest, opened.indexed

@@ -15,7 +15,7 @@ from nbtrain.dataset.blend import OpenBlend
 from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import open_dataset
-from nbtrain.dataset.samples import packed_dataset
+from nbtrain.dataset.samples import packed_dataset, preference_dataset
 from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
 from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds, split_weights
@@ -93,7 +93,8 @@ def build_datasets(
     if isinstance(opened, OpenBlend):
         names = tuple(entry.name for entry in opened.files.entries)
     else:
-        names = tuple(getattr(splits["train"], "dataset_names", ()))
+        # Rewards are not told apart by dataset.
+        names = () if config.dpo is not None else tuple(getattr(splits["train"], "dataset_names", ()))
     is_masked = _is_masked(splits["train"])
     return GPTDatasets(
         **splits, manifest=manifest, state=state, names=names if len(names) > 1 else (), is_masked=is_masked
@@ -114,6 +115,8 @@ def split_builder(
     """A function that makes one split of a run's dataset: of (name, index_samples, num_samples)."""
     if isinstance(opened, OpenBlend):
         return _BlendBuilder(config, opened)
+    if config.dpo is not None:
+        return partial(preference_dataset.build_split, opened, config)
     if config.data.packing == "best_fit":
         return partial(packed_dataset.build_split, opened, config)
     return partial(_stream, config, opened, opened.files.index_cache)

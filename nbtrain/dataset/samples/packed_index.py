@@ -143,7 +143,7 @@ def build_pieces(
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
     """bool [sequences] twice: every token is learnt; any label of the first seq_length + 1 tokens is."""
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
-    for start, stop in _chunks(mask, first, last):
+    for start, stop in spans(mask, first, last):
         lengths = np.asarray(mask.lengths[start:stop], np.int64)
         ends = np.cumsum(lengths)
         begins = ends - lengths
@@ -158,7 +158,7 @@ def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tup
     return is_text, is_learnt
 
 
-def _chunks(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
+def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
     """[start, stop) of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
     itemsize = dataset.dtype.itemsize
     while first < last:

@@ -28,6 +28,13 @@ class Sample(NamedTuple):
 
     0 where loss_mask is 0 (padding), so that it can index a table of losses.
     """
+    answers: np.ndarray | None = None
+    """int64 [T], of pairs (preference_dataset.py): 2 p for the chosen, 2 p + 1 for the rejected answer of the
+    sample's p-th pair; 0 in padding, whose loss_mask is 0."""
+    pairs: np.ndarray | None = None
+    """int64 [P]: the sequences of the dataset that these pairs are."""
+    reference: np.ndarray | None = None
+    """float32 [P, 2]: the reference's log-probabilities of both answers."""
 
 
 class Samples(Protocol):

@@ -24,7 +24,7 @@ from nbtrain.config.yaml_source import show, spelled
 # The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
 GROUPS = {
     "Distributed": ("resources", "backend", "labels"),
-    "Model": ("recipe", "init_from", "init_step", "lora", "model", "tokenizer"),
+    "Model": ("recipe", "init_from", "init_step", "lora", "dpo", "model", "tokenizer"),
     "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint", "stability"),
     "Parallel": ("parallel",),
     "Data": ("data",),

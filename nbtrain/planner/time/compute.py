@@ -163,12 +163,18 @@ def kept_bytes(setup: Setup) -> float:
     return whole + tokens * widths / tensor
 
 
+def logit_products(setup: Setup) -> int:
+    """How often the output matrix is multiplied: forward, two gradients; with dpo forward twice
+    (model/preference.py)."""
+    return 4 if setup.prefers else 3
+
+
 def logits_seconds(setup: Setup, rates: Rates) -> float:
     """Seconds of the output layer and the loss for one micro batch, forward and backward."""
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     columns = shape.padded_vocab_size / setup.tensor_parallel_size
-    products = 6 * tokens * columns * shape.hidden_size / rate
+    products = 2 * logit_products(setup) * tokens * columns * shape.hidden_size / rate
     return products + LOGIT_BYTES * tokens * columns / rates.memory_bytes_per_second
 
 

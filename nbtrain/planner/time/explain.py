@@ -248,8 +248,9 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
             "compute / output layer",
             micro * compute.logits_seconds(setup, rates) / stages,
             "seconds",
-            f"{micro:,} micro batches x (6 x {tokens:,} tokens x {shape.hidden_size:,} x "
-            f"{shape.padded_vocab_size:,} / {tensor} FLOP, {compute.LOGIT_BYTES} bytes a logit) / {stages}",
+            f"{micro:,} micro batches x ({2 * compute.logit_products(setup)} x {tokens:,} tokens "
+            f"x {shape.hidden_size:,} x {shape.padded_vocab_size:,} / {tensor} FLOP, "
+            f"{compute.LOGIT_BYTES} bytes a logit) / {stages}",
             "arXiv:2104.04473, section 5.1",
         ),
     ]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch, Batches, DatasetLosses, evaluation_rows
+from nbtrain.train.batches import Batch, Batches, evaluation_rows
 from nbtrain.train.figures.throughput import StepTimer
 
 
@@ -29,6 +29,13 @@ class MicroBatch(NamedTuple):
     """With a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
 
 
+class TokenLosses(Protocol):
+    """What receives the loss of each token of a batch, as the model makes it (train/batches.py)."""
+
+    def of(self, batch: Batch) -> torch.Tensor:
+        """fp32 [b, s]: where the model is to leave them. Called before the forward pass."""
+
+
 class StepWork(NamedTuple):
     """What an engine is given for one step."""
 
@@ -37,7 +44,7 @@ class StepWork(NamedTuple):
     timer: StepTimer
     beat: Callable[[], None]
     """Called once a micro batch."""
-    losses: DatasetLosses | None = None
+    losses: TokenLosses | None = None
     """Receives the loss of each token."""
     loss_factor: float | None = None
     """For tests that need a bad step."""
@@ -53,11 +60,12 @@ class Noted(Protocol):
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
     """A denominator of 1 for a batch with a loss mask, so that its loss is the sum over its learnt tokens.
 
-    `tokens` receives the number of learnt tokens. None for a batch without a mask: its loss is the mean.
+    `tokens` receives the number of learnt tokens, or of pairs. None for a batch without a mask: its loss is
+    the mean.
     """
     if batch.loss_mask is None:
         return None
-    tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())
+    tokens.append(batch.learnt.item())
     return batch.loss_mask.new_ones(())
 
 
@@ -118,13 +126,20 @@ class TrainEngine:
         """
         raise NotImplementedError
 
-    def loss_on(self, dataset: Samples, config: RunConfig, masked: bool, beat: Callable[[], None]) -> float:
+    def loss_on(
+        self,
+        dataset: Samples,
+        config: RunConfig,
+        masked: bool,
+        beat: Callable[[], None],
+        noted: Noted | None = None,
+    ) -> float:
         """Mean loss in nats over the first samples of a split, as many as config.evaluation says."""
         data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
         num_samples = config.evaluation.eval_iters * config.batch.global_batch_size
         rows = evaluation_rows(num_samples, micro_batch_size, data.rank, data.size)
         with Batches(dataset, rows, self.deepspeed.device, masked=masked) as batches:
-            return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat)
+            return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat, noted)
 
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
         """Sum the last stage's `values` over the ranks with other tokens, in place, for every rank."""

@@ -68,4 +68,7 @@ def _masked(batch: Batch, denominator: torch.Tensor | None) -> dict[str, torch.T
     if denominator is None:
         return {}
     assert batch.loss_mask is not None
-    return {"loss_mask": batch.loss_mask, "loss_denominator": denominator}
+    masked = {"loss_mask": batch.loss_mask, "loss_denominator": denominator}
+    if batch.answers is not None and batch.reference is not None:
+        masked |= {"answers": batch.answers, "reference": batch.reference}
+    return masked

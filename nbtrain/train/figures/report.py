@@ -26,6 +26,7 @@ from nbtrain.train.figures.metrics_writer import MetricsWriter
 from nbtrain.train.figures.stragglers import Spread
 from nbtrain.train.figures.throughput import Pauses, Rate, Speedometer, Throughput, TimeSplit, host_memory
 from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.preferences import Rewards
 from nbtrain.train.training_step import StepResult
 
 SLOW_INTERVALS = 3
@@ -64,6 +65,7 @@ class Report:
         self._times_slow: dict[int, int] = {}
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
         self._trace = trace
+        self._newest_rewards: Rewards | None = None
         self._rate, self._pauses = Rate(), Pauses(config)
         self._target_tokens = config.target_tokens
         self._pending: list[StepResult] = []
@@ -93,7 +95,7 @@ class Report:
         while len(self._pending) > keep:
             self._write(self._pending.pop(0))
 
-    def add_validation(self, state: TrainState, seconds: float) -> None:
+    def add_validation(self, state: TrainState, seconds: float, rewards: Rewards | None = None) -> None:
         self.flush()
         self._time_split.add(evaluation=seconds)
         self._pauses.add("validation", seconds)
@@ -107,7 +109,13 @@ class Report:
         )
         self._write_scalars(state, evaluation_seconds=seconds)
         self._follow(state)
-        self._add_loss("validation", state, loss, f" | {seconds:.2f} s", seconds=seconds)
+        words = ""
+        if rewards is not None:
+            self._write_scalars(
+                state, validation_reward_accuracy=rewards.accuracy, validation_reward_margin=rewards.margin
+            )
+            words = f" | {_shown(rewards)}"
+        self._add_loss("validation", state, loss, f"{words} | {seconds:.2f} s", seconds=seconds)
 
     def add_tasks(self, state: TrainState, found: Evaluation, seconds: float) -> None:
         """What the model has answered to evaluation.tasks at this validation."""
@@ -137,9 +145,11 @@ class Report:
         self._add_loss("test", state, loss)
 
     def _add_loss(self, kind: str, state: TrainState, loss: float, ending: str = "", **data: float) -> None:
-        perplexity = _exp(loss)
-        self._write_scalars(state, **{f"{kind}_loss": loss, f"{kind}_perplexity": perplexity})
-        text = f"{kind} loss {loss:.4f}, perplexity {perplexity:.4g}"
+        values, text = {f"{kind}_loss": loss}, f"{kind} loss {loss:.4f}"
+        if self.config.dpo is None:
+            values[f"{kind}_perplexity"] = perplexity = _exp(loss)
+            text += f", perplexity {perplexity:.4g}"
+        self._write_scalars(state, **values)
         logger.info("step %6s | %s%s", f"{state.step:,}", text, ending)
         self.events.write(kind, f"step {state.step}: {text}", step=state.step, loss=loss, **data)
 
@@ -279,6 +289,7 @@ class Report:
             "device_memory_bytes": device_bytes,
             "device_memory_fraction": device_fraction,
             **self._dataset_losses(result),
+            **self._rewards(result),
             **result.stability_counts,
         }
         if self.config.parallel.pipeline_parallel_size == 1:
@@ -319,6 +330,18 @@ class Report:
             for name, (total, count) in zip(self.dataset_names, rows, strict=True)
         }
 
+    def _rewards(self, result: StepResult) -> dict[str, float | None]:
+        """By name in metrics.py, with dpo."""
+        if result.pair_sums is None:
+            return {}
+        self._newest_rewards = own = Rewards.of(result.pair_sums)
+        return {
+            "reward_chosen": own.chosen,
+            "reward_rejected": own.rejected,
+            "reward_margin": own.margin,
+            "reward_accuracy": own.accuracy,
+        }
+
     def _log(
         self,
         result: StepResult,
@@ -333,6 +356,7 @@ class Report:
             f"step {result.step:>6,}",
             f"tokens {amounts.count(done)} / {amounts.count(self._target_tokens)}",
             f"loss {progress.loss:.4f}",
+            _shown(self._newest_rewards) if self._newest_rewards is not None else "",
             f"lr {amounts.rate(result.learning_rate)}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),
             f"{wall_seconds:.2f} s",
@@ -389,6 +413,10 @@ class Report:
             return None, None
         peak = torch.cuda.max_memory_allocated(device)
         return peak, peak / torch.cuda.get_device_properties(device).total_memory
+
+
+def _shown(rewards: Rewards) -> str:
+    return f"reward margin {rewards.margin:.4f}, accuracy {rewards.accuracy:.1%}"
 
 
 def _overflow(result: StepResult) -> str:

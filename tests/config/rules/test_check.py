@@ -10,6 +10,7 @@ from nbtrain.config.rules.check import RULES, check_config, find_problems
 # Four ranks that share each sequence.
 ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
 ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
+PAIRS = ["data.sources=[{kind: preference, path: pairs.jsonl}]", "data.packing=best_fit"]
 ZERO_3 = ["parallel.zero_stage=3"]
 
 # run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that
@@ -538,6 +539,37 @@ BROKEN = {
         ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|endoftext|>]\n  has tokenizer.eod_token(<|endoftext|>), which ends "
         "documents: a text must not hold it. Leave it out.",
+    ),
+    "preferences without weights": (
+        "gpt-tiny",
+        ["dpo.beta=0.1", *PAIRS],
+        "override dpo.beta=0.1: dpo\n  measures answers against the weights of init_from, which is null. Set "
+        "init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
+    ),
+    "pairs without dpo": (
+        "gpt-tiny",
+        PAIRS,
+        "@: data.sources[0].kind = preference\n  is read with the section dpo only: a rejected answer would "
+        "be learnt. Set dpo: {beta: 0.1}, or take another kind of source.",
+    ),
+    "preferences of plain text": (
+        "gpt-tiny",
+        ["dpo.beta=0.1", "init_from=a-run", "data.packing=best_fit"],
+        "gpt-tiny.yaml:22: data.sources[0].kind = python-docs\n  with dpo every source has kind: preference, "
+        "and there is at least one.",
+    ),
+    "preferences in a stream": (
+        "gpt-tiny",
+        ["dpo.beta=0.1", "init_from=a-run", PAIRS[0]],
+        "gpt-tiny.yaml:20: data.packing = stream\n  with dpo must be best_fit, which puts both answers of a "
+        "pair into one sequence and keeps them apart. Set packing: best_fit.",
+    ),
+    "preferences and Ulysses": (
+        "gpt-tiny",
+        ["dpo.beta=0.1", "init_from=a-run", *PAIRS, "parallel.ds_sequence_parallel_size=2"],
+        "@: parallel.ds_sequence_parallel_size = 2\n  with dpo must be 1: the log-probability of an answer "
+        "is not summed over ranks that share its sequence. Use tensor_parallel_size or "
+        "pipeline_parallel_size.",
     ),
     "adapters without weights": (
         "gpt-tiny",

@@ -296,7 +296,7 @@ def test_a_plain_sample_carries_nothing_else(make_config, write_dataset):
     sample = train.sample(7)
     assert sample.tokens.tolist() == train[7][:-1].tolist()
     assert sample.labels.tolist() == train[7][1:].tolist()
-    assert sample[2:] == (None, None, None, 0, None)
+    assert sample[2:] == (None, None, None, 0, None, None, None, None)
 
 
 def test_bounds_of_documents_come_from_the_documents(make_config, write_dataset):

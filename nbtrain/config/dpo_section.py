@@ -1,0 +1,18 @@
+"""The section `dpo` of a run: training on pairs of answers, one of which is preferred."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from nbtrain.config.fields import ConfigModel, PositiveRatio
+
+
+class DpoConfig(ConfigModel):
+    """Direct preference optimization (DPO, arXiv:2305.18290): the chosen answer of each pair becomes likelier
+    than the rejected one, measured against the weights of init_from."""
+
+    beta: PositiveRatio = 0.1
+    """How strongly the model is held to the weights it starts from: a reward is beta times the difference of
+    the two log-probabilities of an answer."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the pairs whose preference is taken to be the wrong way round (conservative DPO)."""

@@ -1,0 +1,64 @@
+"""Rules of training on preferences (the section `dpo`): one function for each rule."""
+
+from collections.abc import Callable
+
+from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.schema import RunConfig
+
+PAIRS = "preference"
+
+
+def preferences_have_a_reference(config: RunConfig) -> Problems:
+    """Rewards are measured against the weights that the run starts from."""
+    if config.dpo is not None and config.init_from is None:
+        yield (
+            f"{config.where('dpo')}: dpo\n  measures answers against the weights of init_from, which is "
+            "null. Set init_from to a run that was fine-tuned, or to a folder of Hugging Face."
+        )
+
+
+def preferences_are_pairs(config: RunConfig) -> Problems:
+    """Pairs are learnt by dpo alone, and dpo learns nothing else."""
+    kinds = [source.kind for source in config.data.sources]
+    if config.dpo is None:
+        if PAIRS in kinds:
+            yield (
+                f"{config.where('data.sources')}: data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
+                "  is read with the section dpo only: a rejected answer would be learnt. Set dpo: {beta: "
+                "0.1}, or take another kind of source."
+            )
+        return
+    others = [number for number, kind in enumerate(kinds) if kind != PAIRS]
+    if others or not kinds:
+        what = f"data.sources[{others[0]}].kind = {kinds[others[0]]}" if others else "data.sources = []"
+        yield (
+            f"{config.where('data.sources')}: {what}\n  with dpo every source has kind: {PAIRS}, and there "
+            "is at least one."
+        )
+
+
+def preferences_are_packed(config: RunConfig) -> Problems:
+    """Both answers of a pair lie in one sequence, apart from each other."""
+    if config.dpo is not None and config.data.packing != "best_fit":
+        yield (
+            f"{found(config, 'data.packing')}\n  with dpo must be best_fit, which puts both answers of a "
+            "pair into one sequence and keeps them apart. Set packing: best_fit."
+        )
+
+
+def answers_are_not_cut(config: RunConfig) -> Problems:
+    """The log-probability of an answer is a sum over its tokens, which Ulysses' ranks share."""
+    if config.dpo is not None and config.parallel.ds_sequence_parallel_size > 1:
+        yield (
+            f"{found(config, 'parallel.ds_sequence_parallel_size')}\n  with dpo must be 1: the "
+            "log-probability of an answer is not summed over ranks that share its sequence. Use "
+            "tensor_parallel_size or pipeline_parallel_size."
+        )
+
+
+DPO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    preferences_have_a_reference,
+    preferences_are_pairs,
+    preferences_are_packed,
+    answers_are_not_cut,
+)

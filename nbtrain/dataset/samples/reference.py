@@ -1,0 +1,72 @@
+"""The log-probabilities that DPO measures rewards against, kept beside the data as an index is.
+
+    index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a pair left out
+
+They are those of the weights that a run starts from, computed before its first step by train/preferences.py.
+The key says of what: the pairs, the weights, how they are computed. So runs that differ in beta, learning
+rate or layout share them, and a resume reads what its first start has written.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.gpt_index import Allocate
+from nbtrain.dataset.samples.index_files import cached_arrays
+
+VERSION = 1
+NAME = "reference"
+# Of the section model: how it is trained, cut or computed.
+NOT_THE_MODEL = {
+    "architecture",
+    "attention_backend",
+    "attention_dropout",
+    "compile",
+    "cross_entropy_chunk_tokens",
+    "hidden_dropout",
+    "init_method_std",
+    "make_vocab_size_divisible_by",
+    "seed",
+}
+
+
+def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) -> dict[str, Any]:
+    """What decides the numbers. `weights_sha256`: of all that the run starts from."""
+    model = config.model.model_dump(exclude=NOT_THE_MODEL)
+    return {
+        "reference_version": VERSION,
+        "dataset_sha256": dataset_sha256,
+        "weights_sha256": weights_sha256,
+        "model": model,
+        "vocab_size": config.tokenizer.vocab_size,
+        "dtype": config.precision.dtype,
+        "autocast": config.precision.autocast,
+        "lora": config.lora.model_dump(exclude={"dropout"}) if config.lora is not None else None,
+    }
+
+
+class _Unknown(Exception):
+    """Nobody has computed it."""
+
+
+def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | None:
+    """float32 [sequences, 2], memory-mapped; None if nobody has computed it."""
+
+    def build(allocate: Allocate) -> None:
+        raise _Unknown
+
+    try:
+        return cached_arrays(folder, description, (NAME,), build)[NAME]
+    except _Unknown:
+        return None
+
+
+def keep_reference(folder: Path, description: dict[str, Any], found: np.ndarray) -> None:
+    """Write what was computed, for all runs that need it."""
+
+    def build(allocate: Allocate) -> None:
+        allocate(NAME, found.shape, np.dtype(np.float32))[...] = found
+
+    cached_arrays(folder, description, (NAME,), build)

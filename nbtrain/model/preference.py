@@ -1,0 +1,84 @@
+"""The loss of direct preference optimization (DPO, arXiv:2305.18290, eq. 7; label smoothing: cDPO).
+
+    log p(y)    sum of the log-probabilities of an answer's learnt tokens
+    margin      beta ((log p(chosen) - reference) - (log p(rejected) - reference))
+    loss        -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), the mean over pairs
+
+The output layer's loss function (parallel/cross_entropy.py) makes gradients in its forward pass, and needs
+each token's weight there. So it runs twice: the first time for the log-probabilities alone; then each token's
+weight is known, the loss's derivative by its log-probability, and the second time gives the gradients. What
+is computed twice is the output layer alone, and no activation more is held.
+
+Shapes: b sequences, s tokens, P pairs of the batch
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from nbtrain.model.gpt_config import Dpo
+
+
+class Pairs(NamedTuple):
+    """Which tokens belong to which answer (train/batches.py: Batch)."""
+
+    answers: torch.Tensor
+    """int64 [b, s]: 2 p for the chosen, 2 p + 1 for the rejected answer of pair p."""
+    reference: torch.Tensor
+    """fp32 [P, 2]."""
+
+
+def preference_loss(
+    token_losses_of: Callable[..., torch.Tensor],
+    pairs: Pairs,
+    dpo: Dpo,
+    loss_mask: torch.Tensor,
+    denominator: torch.Tensor | None = None,
+    token_losses: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The mean loss of pairs, or their sum divided by `denominator`: an fp32 scalar.
+
+    token_losses_of(loss_mask, denominator, token_losses) is linear_cross_entropy of this batch. loss_mask
+    [b, s] says which tokens are learnt; token_losses (fp32 [b, s]) is filled with each token's own.
+    """
+    if token_losses is None:
+        token_losses = torch.empty(loss_mask.shape, device=loss_mask.device)
+    with torch.no_grad():
+        token_losses_of(None, None, token_losses)
+        margins = _margins(answer_log_probabilities(token_losses, loss_mask, pairs), pairs, dpo)
+        smoothed = dpo.label_smoothing
+        losses = -(1 - smoothed) * F.logsigmoid(margins) - smoothed * F.logsigmoid(-margins)
+        if denominator is None:
+            denominator = loss_mask.new_tensor(float(max(len(losses), 1)))
+        loss = losses.sum().float() / denominator
+        slope = dpo.beta * (smoothed * margins.sigmoid() - (1 - smoothed) * (-margins).sigmoid())
+        # A token's loss is the negative of its log-probability.
+        of_answers = torch.stack([-slope, slope], dim=1).flatten().float()
+        weights = loss_mask * of_answers[pairs.answers]
+    if not torch.is_grad_enabled():
+        return loss
+    # Its gradient is the loss's; its value is not.
+    weighted = token_losses_of(weights, denominator, None)
+    return loss + (weighted - weighted.detach())
+
+
+def answer_log_probabilities(
+    token_losses: torch.Tensor, loss_mask: torch.Tensor, pairs: Pairs
+) -> torch.Tensor:
+    """float64 [P, 2]: the sum over the learnt tokens of each answer, always added in one order."""
+    learnt = (token_losses * loss_mask).flatten()
+    number = torch.arange(2 * len(pairs.reference), device=learnt.device)
+    of_answer = pairs.answers.flatten() == number[:, None]
+    return -torch.where(of_answer, learnt, 0.0).sum(1, dtype=torch.float64).view(-1, 2)
+
+
+def rewards(log_probabilities: torch.Tensor, pairs: Pairs, dpo: Dpo) -> torch.Tensor:
+    """float64 [P, 2]: how much likelier each answer is than in the reference, times beta."""
+    return dpo.beta * (log_probabilities - pairs.reference)
+
+
+def _margins(log_probabilities: torch.Tensor, pairs: Pairs, dpo: Dpo) -> torch.Tensor:
+    chosen, rejected = rewards(log_probabilities, pairs, dpo).unbind(1)
+    return chosen - rejected

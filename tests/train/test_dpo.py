@@ -1,0 +1,139 @@
+"""Training on preferences: every layout has the loss, the rewards and the weights of one process."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from nbtrain.base.events import read_events
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.dataset.files import DatasetFiles
+from tests.train import launch
+from tests.train.layouts import HALF, STEPS, Place, layout
+
+pytestmark = pytest.mark.slow
+DPO = {
+    "dpo.beta": 0.5,
+    "data.name": "pairs",
+    "data.packing": "best_fit",
+    "data.split": "80,20,0",
+    "data.sources": [{"kind": "preference", "path": "pairs.jsonl"}],
+    "evaluation.eval_iters": 1,
+    "evaluation.eval_interval_steps": STEPS,
+    "lr_schedule.lr": 3e-3,
+    "lr_schedule.lr_warmup_tokens": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def place(fork_server, tmp_path_factory):
+    home = tmp_path_factory.mktemp("data home")
+    launch.make_dataset(home)
+    launch.make_pairs(home)
+    return Place(tmp_path_factory.mktemp("runs"), home, fork_server)
+
+
+def preferring(place, base, words, name="dpo", **overrides):
+    """A run of a layout that prefers, from the weights of a run."""
+    name = f"{name}-{words.replace(' ', '-')}"
+    return launch.make_run(place.root, {**layout(words)[1], "init_from": base.name, **DPO, **overrides}, name)
+
+
+@pytest.fixture(scope="module")
+def one(place):
+    """{kind of layers: (the run with the weights, the run of one process)}, each trained once."""
+    made = {}
+
+    def trained(kind):
+        if kind not in made:
+            base = place.source(f"z0 fp32 {kind}".strip())
+            run = preferring(place, base, f"z0 fp32 {kind}".strip())
+            place.train(run, 1)
+            made[kind] = base, run
+        return made[kind]
+
+    return trained
+
+
+def index(place):
+    return DatasetFiles(place.data_home / "dataset" / "pairs").index_cache
+
+
+def figures(run, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(run.tensorboard)).Reload()
+    return [event.value for event in read.Scalars(name)]
+
+
+def test_rewards_begin_at_nothing_and_grow(place, one):
+    """The first loss is log 2, for the model is its reference; then the chosen answers become likelier."""
+    _, run = one("")
+    losses = launch.losses(run)
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    assert losses[-1] < losses[0] - 0.05
+    margins, accuracies = (figures(run, f"rewards/{name}") for name in ("margins", "accuracies"))
+    chosen, rejected = (figures(run, f"rewards/{name}") for name in ("chosen", "rejected"))
+    assert abs(margins[0]) < 1e-5 and margins[-1] > 0.1 and accuracies[-1] > 0.8
+    assert margins == pytest.approx([a - b for a, b in zip(chosen, rejected, strict=True)], abs=1e-6)
+    assert figures(run, "rewards/validation accuracies")[0] > 0.6
+    events = [event["message"] for event in read_events(run.newest_job())]
+    assert "reference: log-probabilities of 119 pairs computed" in events
+
+
+LAYOUTS = [("t2 z1 fp32", "llama"), ("d2 z3 fp32", ""), ("p2 z1 fp32", "")]
+MORE = [("t2 z1 fp32", ""), ("d2 z2 fp32", "llama"), ("p2 z1 fp32", "llama"), ("t2 p2 z1 fp32", "")]
+
+
+@pytest.mark.parametrize(
+    "words, kind", [*LAYOUTS, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)]
+)
+def test_every_layout_is_one_process(words, kind, place, one):
+    """Its own reference too, computed anew."""
+    base, alone = one(kind)
+    kept = index(place).with_name("kept")
+    before = {path.name: np.load(path) for path in index(place).glob("*-reference.npy")}
+    shutil.move(index(place), kept)
+    try:
+        run = preferring(place, base, f"{words} {kind}".strip())
+        place.train(run, layout(words)[0])
+        (made,) = index(place).glob("*-reference.npy")
+        expected, found = before[made.name], np.load(made)
+        assert np.isnan(found[7]).all() and np.isfinite(np.delete(found, 7, 0)).all()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    finally:
+        shutil.rmtree(index(place))
+        shutil.move(kept, index(place))
+    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=2e-5)
+    for name in ("margins", "chosen", "validation margins"):
+        assert figures(run, f"rewards/{name}") == pytest.approx(figures(alone, f"rewards/{name}"), abs=1e-4)
+    # Before the first steps the order of two equal rewards is noise.
+    assert figures(run, "rewards/accuracies")[-1] == figures(alone, "rewards/accuracies")[-1]
+    before_, after = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
+    for name in before_.parameters:
+        rows = launch.VOCAB_SIZE if name in ("word_embeddings.weight", "output_layer.weight") else None
+        torch.testing.assert_close(after.full(name)[:rows], before_.full(name)[:rows], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("words", ["z1 fp32", pytest.param("d2 z3 bf16", marks=pytest.mark.soak)])
+def test_adapters_prefer_and_a_resume_goes_on_bit_for_bit(words, place, one, fork_server):
+    """The reference is gone in between: it is computed again with the weights that the run started from."""
+    base, _ = one("")
+    lora = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2}
+    forked = launch.ForkedRuns(fork_server, place.data_home)
+    ranks = layout(words)[0]
+    whole = preferring(place, base, words, name="whole", **lora)
+    place.train(whole, ranks)
+    cut = preferring(place, base, words, name="cut", **lora)
+    assert forked.stop_at(cut, HALF, ranks) in (HALF, HALF + 1)
+    texts = [event["message"] for event in read_events(cut.newest_job())]
+    assert not any("computed" in text for text in texts)
+    for path in index(place).glob("*-reference.npy"):
+        path.unlink()
+    launch.new_job(cut)
+    place.train(cut, ranks)
+    assert launch.trace(cut) == launch.trace(whole)
+    assert figures(whole, "rewards/margins")[0] == pytest.approx(0, abs=0.02)
+    assert json.loads((cut.newest_job().resume_json).read_text())["kind"] == "bit-exact"

@@ -176,11 +176,20 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
     here = first.collective
     if here is None or len(hosts) < 2 or any(one.beat is None or one.collective is None for one in ranks):
         return ""
-    if not all(one.collective and _together(here, one.collective) for one in ranks):
-        return ""
+    network = f"the network between {', '.join(hosts)} may be down"
+    if all(one.collective and _together(here, one.collective) for one in ranks):
+        return f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: {network}"
+    # A collective that the link cut off may have ended on some of its ranks, which wait in the next one.
+    places: dict[str, list[int]] = {}
+    for one in ranks:
+        assert one.collective is not None
+        places.setdefault(_call(one.collective), []).append(one.rank)
+    words = "; ".join(
+        f"rank{'s' if len(there) > 1 else ''} {numbers(there)} in {call}" for call, there in places.items()
+    )
     return (
-        f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: the network between "
-        f"{', '.join(hosts)} may be down"
+        f"all ranks wait in a collective, for {seconds:.0f} s: {words}; {network}, or they do not make the "
+        "same calls"
     )
 
 

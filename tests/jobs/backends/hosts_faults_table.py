@@ -291,7 +291,8 @@ def link_down(scene: Scene) -> Row:
     assert scene.record.attempts[-1].resumed_from_step > 0 and not scene.bad_states
     causes, seconds = scene.causes(), scene.seconds()
     assert causes[0].startswith(f"no progress for {HANG_SECONDS} s: all ranks wait in "), causes
-    assert causes[0].endswith("and none is behind: the network between hosta, hostb may be down"), causes
+    # In one call, or in two if one rank's had ended.
+    assert "the network between hosta, hostb may be down" in causes[0], causes
     cancel(job, now=True)
     return Row(
         causes[0],

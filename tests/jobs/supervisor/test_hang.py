@@ -90,6 +90,19 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
     assert report(here).startswith("rank 0 stopped: last heard of at step 6, 30 s ago")
 
 
+def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
+    """Rank 0 is in the next call, of another group of the same ranks: numbers of two groups say nothing."""
+    everyone = [
+        rank(number, inside(range(4), 51, group="1"), host=f"host{number // 2}") for number in range(4)
+    ]
+    everyone[0] = rank(0, inside(range(4), 179), host="host0")
+    assert report(everyone) == (
+        "all ranks wait in a collective, for 30 s: rank 0 in all_reduce no. 179 of data_parallel ranks 0-3; "
+        "ranks 1-3 in all_reduce no. 51 of data_parallel ranks 0-3; the network between host0, host1 may be "
+        "down, or they do not make the same calls"
+    )
+
+
 def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
     """Rank 2 waits for both others, and these are together in a call of their own that does not end."""
     everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]

@@ -82,6 +82,7 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
+EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
     "tests/train/test_init_from.py",
@@ -172,6 +173,31 @@ PARTS = (
             ),
             (INSTRUCTIONS_TEST, "examples/megatron-gpt/training/gpt-tiny.yaml"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
+        ),
+    ),
+    Part(
+        "commands",
+        "every command of the examples' README, in order, from raw text to a fine-tuned model that is served",
+        _pytest("--soak", EXAMPLE_COMMANDS_TEST),
+        _evidence(
+            (
+                *ENGINE,
+                "nbtrain.cli.__main__",
+                "nbtrain.jobs.submit",
+                "nbtrain.dataset.prepare.prepare",
+                "nbtrain.proof.prove",
+                "nbtrain.jobs.export_model",
+                "nbtrain.inference.generate",
+                "nbtrain.serving.__main__",
+                "nbtrain.evaluation.evaluate",
+            ),
+            (
+                EXAMPLE_COMMANDS_TEST,
+                "examples/megatron-gpt/README.md",
+                "examples/megatron-gpt/training/gpt-tiny.yaml",
+                "examples/megatron-gpt/finetuning/gpt-tiny-instructions.yaml",
+            ),
+            ("nbtrain.lab",),
         ),
     ),
     Part(

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,20 @@ def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
     assert np.bincount(dataset.pieces.rows[items, 0]).tolist() == [2, 1, 1, 4, 4]
 
 
+def test_the_examples_are_those_of_their_program(repository, monkeypatch):
+    """make.py writes the files beside it; no held-out question is among those that are learnt."""
+    folder = repository / "examples/megatron-gpt/finetuning/data"
+    texts = runpy.run_path(str(folder / "make.py"))["made"]()
+    assert set(texts) == {path.name for path in folder.iterdir()} - {"make.py", "__pycache__"}
+    assert {name: (folder / name).read_text() for name in texts} == texts
+    for name, text in texts.items():
+        literals = re.findall(r"[Oo]f (.*?)\?|\"input\": (.*?), \"output\"", text)
+        assert len(literals) > 7
+        assert {"7" in one for pair in literals for one in pair if one} == {
+            name in ("held-out.jsonl", "asked.jsonl")
+        }
+
+
 def test_the_example_run_is_prepared(workspace, repository):
     """examples/megatron-gpt/finetuning/: loads, reads every example of its files, and packs them."""
     folder = "examples/megatron-gpt/finetuning"
@@ -106,11 +121,11 @@ def test_the_example_run_is_prepared(workspace, repository):
     opened = files_.open(config.tokenizer.vocab_size)
     manifest = opened.manifest
     assert [(source["name"], source["documents"]) for source in manifest.sources] == [
-        ("questions", 8),
-        ("tasks", 8),
-        ("conversations", 6),
+        ("questions", 200),
+        ("tasks", 60),
+        ("conversations", 400),
     ]
     assert manifest.counts["dropped"] == {}
-    for split, documents in (("train", 17), ("valid", 5)):
+    for split, documents in (("train", 594), ("valid", 66)):
         dataset = build_split(opened, config, split, 1, 1)
         assert (dataset.num_documents, len(dataset.dataset_names)) == (documents, 3)

@@ -333,7 +333,7 @@ def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_run_is_fine_tuned(trial, tmp_path):
-    """08_finetune: adapters beside the weights of a run, the learnt text, and both answers."""
+    """08_finetune: adapters beside the weights of a run, the learnt text, both answers, tasks and a chat."""
     (trial / "examples" / "megatron-gpt").mkdir(parents=True)
     (trial / "examples" / "megatron-gpt" / "finetuning").symlink_to(
         ROOT / "examples" / "megatron-gpt" / "finetuning"
@@ -342,13 +342,16 @@ def test_a_run_is_fine_tuned(trial, tmp_path):
     changes = SMALL.partition(" data.name")[0].partition(" ")[2]
     changes += " evaluation.eval_iters=1 data.name=answers name=answers init_from=base init_step=newest"
     shown = texts(
-        execute("08_finetune", tmp_path / "out.ipynb", overrides=f"{changes} lora.rank=2", max_steps=4)
+        execute(
+            "08_finetune", tmp_path / "out.ipynb", base="", overrides=f"{changes} lora.rank=2", max_steps=4
+        )
     )
     for text in (
         "answers starts from base, checkpoint: newest",
         "trained beside frozen weights",
         "SUCCEEDED",
-        "Which method adds an item",
+        "What is the type of 374?",
+        "multiple-choice-held-out  acc",
     ):
         assert text in shown
 

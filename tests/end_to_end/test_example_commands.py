@@ -116,7 +116,7 @@ def said_of(words: list[str], folder: Path) -> str:
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout + done.stderr
     with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts
     ) as process:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -127,6 +127,11 @@ def said_of(words: list[str], folder: Path) -> str:
         rest = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
         assert process.returncode in (0, 130), f"{shlex.join(words)}\n{said}{rest[-4000:]}"
         return said + rest
+
+
+def _hear_interrupts() -> None:
+    # A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.slow

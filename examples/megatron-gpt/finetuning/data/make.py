@@ -1,15 +1,16 @@
 """Makes the examples beside this file, the same ones each time: `python make.py`.
 
-Questions for the type of a Python literal, in the three forms that fine-tuning data are published in: prompt and
-completion (questions.jsonl), Alpaca's (tasks.json) and conversations (conversations.jsonl). No literal in them holds
-a 7 and none comes twice. All in held-out.jsonl and asked.jsonl do: the model has seen none of those questions.
+Questions for the type of a Python literal, in the forms that fine-tuning data are published in: prompt and completion
+(questions.jsonl), Alpaca's (tasks.json), conversations (conversations.jsonl), and pairs of a better and a worse answer
+(preferences.jsonl). No literal in them holds a 7 and none comes twice. All in held-out.jsonl and asked.jsonl do: the
+model has seen none of those questions.
 """
 
 import json
 import random
 from pathlib import Path
 
-QUESTIONS, TASKS, CONVERSATIONS, HELD_OUT, ASKED = 200, 60, 400, 60, 8
+QUESTIONS, TASKS, CONVERSATIONS, PAIRS, HELD_OUT, ASKED = 200, 60, 400, 36, 60, 8
 TYPES = ("int", "float", "list", "str")
 FIRST = ("code", "data", "file", "host", "item", "key", "line", "list", "mode", "name", "path", "user")
 SECOND = ("body", "count", "field", "index", "label", "size", "state", "text", "time", "type", "word")
@@ -39,7 +40,7 @@ def literals(count: int, seed: int, is_held_out: bool) -> list[tuple[str, str]]:
 
 def made() -> dict[str, str]:
     """{file: its text}."""
-    drawn = iter(literals(QUESTIONS + TASKS + 2 * CONVERSATIONS, seed=1234, is_held_out=False))
+    drawn = iter(literals(QUESTIONS + TASKS + 2 * CONVERSATIONS + PAIRS, seed=1234, is_held_out=False))
     questions = [
         {"prompt": f"What is the type of {literal}?\n", "completion": f"Its type is {kind}."}
         for literal, kind in (next(drawn) for _ in range(QUESTIONS))
@@ -57,6 +58,15 @@ def made() -> dict[str, str]:
             messages.append({"role": "user", "content": f"{opening} {literal}?"})
             messages.append({"role": "assistant", "content": f"Its type is {kind}."})
         conversations.append({"messages": messages})
+    # Whole sentences are preferred to single words, and what is right to what is not.
+    pairs = [
+        {
+            "prompt": f"What is the type of {literal}?\n",
+            "chosen": f"Its type is {kind}.",
+            "rejected": kind if number % 2 else f"Its type is {TYPES[TYPES.index(kind) - 1]}.",
+        }
+        for number, (literal, kind) in enumerate(next(drawn) for _ in range(PAIRS))
+    ]
     asked = literals(HELD_OUT, seed=5678, is_held_out=True)
     held_out = [
         {
@@ -72,6 +82,7 @@ def made() -> dict[str, str]:
         "questions.jsonl": _lines(questions),
         "tasks.json": "[\n" + ",\n".join(f"  {json.dumps(one)}" for one in tasks) + "\n]\n",
         "conversations.jsonl": _lines(conversations),
+        "preferences.jsonl": _lines(pairs),
         "held-out.jsonl": _lines(held_out),
         "asked.jsonl": _lines(prompts),
     }

@@ -15,12 +15,12 @@ from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.opened import refuse_changed, weights_of
-from nbtrain.checkpoint.pretrained.adapters import PeftAdapters
+from nbtrain.checkpoint.pretrained.adapters import read_adapters
 from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
 from nbtrain.checkpoint.reshape import Weights
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.pretrained.fit import fit
-from nbtrain.pretrained.peft import WEIGHTS
+from nbtrain.pretrained.peft_files import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
         reshape.load_frozen(live.engine, weights, *how)
     _tell(live, start)
     if is_fresh and config.lora is not None and (folder := config.lora.init_from) is not None:
-        reshape.load_masters(live.engine, PeftAdapters(resolve(folder), config), *how)
+        reshape.load_masters(live.engine, read_adapters(resolve(folder), config), *how)
         live.tell("checkpoint", f"adapters of {folder}", step=0)
 
 

@@ -2,6 +2,7 @@
 
     W + s B A                            s is lora.scale
     W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
+    l * W, l * b; W * l                  IA3: rows of keys and values with their biases; the MLP's columns
 
 Sums are made in fp32, from masters. They are read as a checkpoint is: any elements of any cut.
 """
@@ -46,6 +47,9 @@ class MergedWeights:
     def full(self, name: str) -> torch.Tensor:
         """A whole weight, fp32, in its shape."""
         weight = self.base.read(name, MASTER).view(self.parameters[name].shape)
+        if (vector := self._vector(name)) is not None:
+            parts = self.qkv_parts if "query_key_value" in name else None
+            return rescaled(weight, self.adapters.full(vector), parts)
         if adapters_of(name)[0] not in self.adapters.parameters:
             return weight
         a, b = (self.adapters.full(each) for each in adapters_of(name))
@@ -61,12 +65,31 @@ class MergedWeights:
         rows: int | None = None,
     ) -> torch.Tensor:
         """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
-        if adapters_of(name)[0] not in self.adapters.parameters:
+        if self._vector(name) is None and adapters_of(name)[0] not in self.adapters.parameters:
             return self.base.read(name, state, part, start, count, rows)
         # Asked for piece by piece, in order.
         if self._newest is None or self._newest[0] != name:
             self._newest = name, self.full(name)
         return elements_of(self._newest[1], part, start, count)
+
+    def _vector(self, name: str) -> str | None:
+        """The vector of IA3 that a weight or bias is multiplied with."""
+        module, _, kind = name.rpartition(".")
+        vector = f"{module}.ia3"
+        of_bias = kind == "bias" and module.endswith("query_key_value")
+        return vector if vector in self.adapters.parameters and (kind == "weight" or of_bias) else None
+
+
+def rescaled(weight: torch.Tensor, vector: torch.Tensor, parts: tuple[int, ...] | None) -> torch.Tensor:
+    """A matrix or bias times a vector of IA3: rows of keys and values, or without `parts` all columns.
+
+    `parts`: rows of queries, keys and values of a group.
+    """
+    if parts is None:
+        return weight * vector
+    units = weight.unflatten(0, (-1, sum(parts))).clone()
+    units[:, parts[0] :] *= vector.view(len(units), sum(parts[1:]), *[1] * (weight.dim() - 1))
+    return units.flatten(0, 1)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:

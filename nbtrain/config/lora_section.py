@@ -1,4 +1,4 @@
-"""The section `lora` of a run: which adapters are trained beside frozen weights."""
+"""The section `lora` of a run: which adapters, LoRA or IA3, are trained beside frozen weights."""
 
 import math
 from typing import Annotated, Literal
@@ -14,6 +14,9 @@ TARGETS: tuple[Target, ...] = ("query_key_value", "dense", "dense_h_to_4h", "den
 class LoraConfig(ConfigModel):
     """Adapters beside the blocks' matrices (LoRA, arXiv:2106.09685), which alone are trained."""
 
+    kind: Literal["lora", "ia3"] = "lora"
+    """lora trains two small matrices beside each matrix. ia3 (arXiv:2205.05638) trains three vectors a block,
+    which multiply its keys, its values and what its MLP opens; it reads no other field but init_from."""
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Numbers between the two matrices of an adapter; queries, keys and values have an adapter each."""
     alpha: PositiveRatio = 32.0

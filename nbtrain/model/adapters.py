@@ -10,6 +10,7 @@ from nbtrain.model.dropout import dropout
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.names import is_adapter
+from nbtrain.parallel import ia3
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.lora import ColumnLowRank, Rank, RowLowRank
 from nbtrain.parallel.random import TensorParallelStream
@@ -28,7 +29,12 @@ def adapt(
     Raises ValueError if tensor-parallel ranks share a group of queries, whose rows are then cut apart.
     """
     lora, target = config.lora, name.rpartition(".")[2]
-    if lora is None or target not in lora.targets:
+    if lora is None:
+        return
+    if lora.kind == "ia3":
+        _rescale(layer, target, config, init, parallel)
+        return
+    if target not in lora.targets:
         return
     is_row = isinstance(layer, RowParallelLinear)
     # Dropout falls on what the layer reads: a row layer's input is this rank's own.
@@ -50,6 +56,24 @@ def adapt(
         layer.lora = ColumnLowRank(f"{name}.lora", hidden, ffn, *options)
         if isinstance(layer, GatedColumnParallelLinear):
             layer.gate_lora = ColumnLowRank(f"{name}.gate_lora", hidden, ffn, *options)
+
+
+def _rescale(
+    layer: ColumnParallelLinear | RowParallelLinear,
+    target: str,
+    config: GPTConfig,
+    init: Initializer,
+    parallel: ModelParallel,
+) -> None:
+    """Put the vectors of IA3 at keys, values and what the MLP opens."""
+    if target == "query_key_value":
+        if config.query_groups % parallel.tensor.size:
+            raise ValueError(f"{parallel.tensor.size} ranks share {config.query_groups} groups")
+        queries, *others = qkv_parts(config)
+        layer.ia3 = ia3.output_scale(init, config.query_groups, sum(others), parallel.tensor)
+        layer.rescaled = functools.partial(ia3.scaled_outputs, unit=queries + sum(others), part=sum(others))
+    elif target == "dense_4h_to_h":
+        layer.ia3 = ia3.input_scale(init, config.ffn_hidden_size, parallel.tensor)
 
 
 def qkv_parts(config: GPTConfig) -> tuple[int, int, int]:

@@ -27,6 +27,7 @@ class Dpo(Protocol):
 class Lora(Protocol):
     """The section lora of a run."""
 
+    kind: str
     rank: int
     dropout: float
 

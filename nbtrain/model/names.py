@@ -22,6 +22,11 @@ With the section `lora` of a run each adapted matrix has two more (parallel/lora
     layers.<i>.mlp.dense_h_to_4h.lora.{a,b}            [r, h], [f, r]   and gate_lora.{a,b}
     layers.<i>.mlp.dense_4h_to_h.lora.{a,b}            [r, f], [h, r]
 
+and with lora.kind: ia3 two vectors in each block (parallel/ia3.py):
+
+    layers.<i>.attention.query_key_value.ia3    [2 g d]   per group: d numbers of k, d of v
+    layers.<i>.mlp.dense_4h_to_h.ia3            [f]
+
 h hidden, n heads of d numbers, g groups of them (n, unless model.num_query_groups is set), f MLP width, v
 vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm) their names are not there.
 
@@ -41,7 +46,7 @@ OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter belongs to an adapter."""
-    return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b"))
+    return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b", ".ia3"))
 
 
 def adapters_of(weight: str) -> tuple[str, str]:
@@ -57,6 +62,8 @@ def optimizer_group(name: str, muon: bool = False) -> str:
     `decay` has what is left: embeddings, and an output layer of its own.
     """
     module, _, kind = name.rpartition(".")
+    if kind == "ia3":
+        return NO_DECAY  # around 1
     if kind.endswith("bias") or module.endswith("layernorm"):
         return NO_DECAY
     return MATRICES if muon and name.startswith("layers.") else DECAY

@@ -85,6 +85,10 @@ class _CutModule(nn.Module):
         self.sequence_parallel = sequence_parallel and group.size > 1
         self.lora: nn.Module | None = None
         """An adapter, whose output is added (lora.py)."""
+        self.ia3: nn.Parameter | None = None
+        """A vector that multiplies outputs of a column layer, inputs of a row layer (ia3.py)."""
+        self.rescaled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        """(outputs, ia3) -> outputs."""
 
 
 class ColumnParallelLinear(_CutModule):
@@ -114,7 +118,8 @@ class ColumnParallelLinear(_CutModule):
         self.bias = shard(init.zeros(outputs), 0, group) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _adapted(self._outputs(x, (self.weight, self.bias))[0], x, self.lora)
+        y = _adapted(self._outputs(x, (self.weight, self.bias))[0], x, self.lora)
+        return y if self.ia3 is None or self.rescaled is None else self.rescaled(y, self.ia3)
 
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
@@ -184,6 +189,8 @@ class RowParallelLinear(_CutModule):
             self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.ia3 is not None:
+            x = x * self.ia3.to(x.dtype)
         if self.group.size == 1 and self.products is PLAIN:
             return _adapted(F.linear(x, self.weight, self.bias), x, self.lora)
         given = x

@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError
-from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained import peft_ia3
 from nbtrain.pretrained.header import read_header
 from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.peft_files import PREFIX, WEIGHTS, read_settings
 from nbtrain.pretrained.tensors import PACKED, Piece
 from nbtrain.pretrained.written import family_of
 
-SETTINGS = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
 # Settings with which a file's numbers would mean something else, and their value without it.
 PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None, "layers_to_transform": None}
 
@@ -91,6 +87,8 @@ def adapted_modules(config: RunConfig) -> list[AdaptedModule]:
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
     """{tensor: shape} of the file that is written."""
     assert config.lora is not None
+    if config.lora.kind == "ia3":
+        return peft_ia3.shapes_of(config)
     shapes: dict[str, tuple[int, ...]] = {}
     for module in adapted_modules(config):
         rank = module.count * config.lora.rank
@@ -137,8 +135,11 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     Settings, names and shapes are looked at, and no numbers. Raises CheckpointError if files are missing or
     damaged.
     """
-    lora, found = config.lora, _read_settings(folder)
+    lora = config.lora
     assert lora is not None
+    if lora.kind == "ia3":
+        return peft_ia3.problems_of(folder, config)
+    found = read_settings(folder)
     problems = [
         f"{key} is {found[key]!r}, which is not read here (only {plain!r} is)"
         for key, plain in PLAIN.items()
@@ -172,19 +173,6 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
             continue
         break
     return problems
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    try:
-        found = files.read_json(folder / SETTINGS)
-    except ValueError as error:
-        raise CheckpointError(f"{error}") from None
-    if not isinstance(found, dict) or not (folder / WEIGHTS).is_file():
-        missing = WEIGHTS if isinstance(found, dict) else SETTINGS
-        raise CheckpointError(
-            f"{display(folder)}: has no {missing}, so that it is no folder of adapters as peft writes it."
-        )
-    return found
 
 
 def _scale(found: dict[str, Any], module: str, rank: int) -> float:

@@ -58,6 +58,14 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
 
 
+def test_a_run_with_ia3_has_the_states_of_its_vectors():
+    """gpt-tiny: 256 numbers of keys, of values, and 1,024 of the MLP in each of 4 blocks."""
+    found = estimate_memory(load("gpt-tiny", {"lora.kind": "ia3", "init_from": "a-run"})).parts
+    trained = 4 * (2 * 256 + 1024)
+    assert found["gradients"] == 4 * trained
+    assert found["optimizer"] == 8 * trained + 4 * 8
+
+
 def test_every_micro_batch_in_flight_keeps_the_numbers_of_its_adapters():
     """Four stages: the first one, the fullest with a small vocabulary, holds four micro batches."""
     shape = Shape(12, 768, 12, 3072, 512, 2048, 12, 64, learned_positions=2048)

@@ -15,24 +15,28 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.files import write_file
+from nbtrain.checkpoint.pretrained.ia3 import PeftVectors, write_vectors
 from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import (
-    SETTINGS,
-    WEIGHTS,
     AdaptedModule,
     adapted_modules,
     adapter_problems,
     settings_of,
     shapes_of,
 )
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 
 
 def write_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[tuple[int, int]]:
     """Write the adapters of a checkpoint; yields (bytes done, bytes)."""
+    assert config.lora is not None
+    if config.lora.kind == "ia3":
+        yield from write_vectors(store, config, folder, dtype)
+        return
     places = {
         tensor: (module, number)
         for module in adapted_modules(config)
@@ -56,11 +60,17 @@ def check_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[float]:
     """Read the folder again as an import does, and compare every bit. Raises CheckpointError."""
-    read = PeftAdapters(folder, config)
+    read = read_adapters(folder, config)
     for name in read.parameters:
         if not torch.equal(read.full(name), store.full(name).to(dtype).float()):
             raise CheckpointError(f"{display(folder)}: {name} is not as it was written. Write it again.")
         yield 0.0
+
+
+def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVectors":
+    """What lora.kind of the run says that a folder holds. Raises CheckpointError if it does not."""
+    assert config.lora is not None
+    return PeftVectors(folder, config) if config.lora.kind == "ia3" else PeftAdapters(folder, config)
 
 
 def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,8 @@ query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] cut
 dense              A [r, n d] cut, B [h, r] whole
 dense_h_to_4h      A [r, h] whole, B [f, r] cut; two of them if the MLP is gated
 dense_4h_to_h      A [r, f] cut, B [h, r] whole
+
+With lora.kind: ia3 a vector of keys and values [2 g d] and one of the MLP [f], both cut.
 """
 
 from nbtrain.config.arithmetic.shape import shape_of
@@ -24,6 +26,8 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
     tensor = tensor or config.parallel.tensor_parallel_size
     if lora is None:
         return ()
+    if lora.kind == "ia3":
+        return 2 * shape.kv_width // tensor, shape.ffn_hidden_size // tensor
     rank, hidden, ffn = lora.rank, shape.hidden_size, shape.ffn_hidden_size
     columns = shape.query_width + 2 * shape.kv_width
     sizes = {
@@ -40,6 +44,9 @@ def adapter_activations(config: RunConfig) -> tuple[int, int]:
     lora, shape, tensor = config.lora, shape_of(config), config.parallel.tensor_parallel_size
     if lora is None:
         return 0, 0
+    if lora.kind == "ia3":
+        # Keys and values before they are multiplied, and the MLP's inner activations.
+        return (2 * shape.kv_width + shape.ffn_hidden_size) // tensor, 0
     openings = 2 if shape.gated else 1
     # {target: (adapters' numbers in units of the rank, their inputs)}
     kept = {

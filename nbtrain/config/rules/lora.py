@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
 
@@ -49,10 +50,23 @@ def adapters_attend_at_once(config: RunConfig) -> Problems:
         )
 
 
+def ia3_has_no_matrices(config: RunConfig) -> Problems:
+    """What only LoRA reads is not set for IA3."""
+    if config.lora is None or config.lora.kind != "ia3":
+        return
+    for name, field in LoraConfig.model_fields.items():
+        if name not in ("kind", "init_from") and getattr(config.lora, name) != field.default:
+            yield (
+                f"{found(config, f'lora.{name}')}\n  is of lora.kind: lora, and kind is ia3, whose vectors "
+                "stand at keys, values and the MLP. Leave it out."
+            )
+
+
 LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     adapters_have_weights,
     adapters_are_stepped_by_adamw,
     adapters_are_named_once,
     adapters_can_be_cut,
     adapters_attend_at_once,
+    ia3_has_no_matrices,
 )

@@ -47,8 +47,8 @@ def parameter_groups(
             group = optimizer_group(name, muon)
             members[group if group in members else OTHERS].append(parameter)
     if adapted:
-        # Adapters are matrices: every rank has this group alone.
-        del members[NO_DECAY]
+        # Adapters are matrices, or vectors: every rank has one group alone.
+        members = {name: held for name, held in members.items() if held}
     return [{"name": name, "params": held, **_decay(name, weight_decay)} for name, held in members.items()]
 
 

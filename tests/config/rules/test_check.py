@@ -589,6 +589,12 @@ BROKEN = {
         ["lora.targets=[dense, query_key_value, dense]", "init_from=a-run"],
         "@: lora.targets = [dense, query_key_value, dense]\n  names a matrix twice. Name each once.",
     ),
+    "matrices of IA3": (
+        "gpt-tiny",
+        ["lora.kind=ia3", "lora.rank=8", "init_from=a-run"],
+        "@: lora.rank = 8\n  is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and "
+        "the MLP. Leave it out.",
+    ),
     "adapters of a shared group": (
         "gpt-2-7b-2xdp-2xpp-2xtp",
         ["parallel.tensor_parallel_size=2", "model.num_query_groups=1", "lora.rank=8", "init_from=a-run"],

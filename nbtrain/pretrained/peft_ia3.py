@@ -1,0 +1,124 @@
+"""The vectors of IA3 as `peft` has them: adapter_config.json, and one tensor for each module.
+
+    base_model.model.model.layers.0.self_attn.k_proj.ia3_l    [outputs, 1]
+    base_model.model.model.layers.0.mlp.down_proj.ia3_l       [1, inputs]
+
+GPT-2 has one module for queries, keys and values: its vector is written with 1 for the queries, and one of
+peft's own must have 1 there.
+
+Without torch: for both wings (checkpoint/pretrained/ia3.py has the numbers).
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.header import read_header
+from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.peft_files import PREFIX, WEIGHTS, read_settings
+from nbtrain.pretrained.tensors import PACKED, Piece
+from nbtrain.pretrained.written import family_of
+
+OPENED = "mlp.dense_4h_to_h"
+
+
+class RescaledModule(NamedTuple):
+    """A module of the family's model, and where its numbers are in ours."""
+
+    name: str
+    vector: str
+    """Canonical name of our vector."""
+    pieces: tuple[tuple[Piece, int | None], ...]
+    """Rows of the module, and the place in our vector where theirs begin (None: queries, which have none); ()
+    for the MLP's."""
+    size: int
+
+    @property
+    def tensor(self) -> str:
+        return f"{PREFIX}{self.name}.ia3_l"
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it multiplies what the module reads (peft: a feedforward module)."""
+        return not self.pieces
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (1, self.size) if self.is_input else (self.size, 1)
+
+
+def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
+    """The modules that IA3 multiplies, in order. Raises ConfigError if no family has the model."""
+    sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
+    known = family_of(config).tensors(sizes)
+    head = sizes.head_size
+    queries = sizes.num_attention_heads // sizes.num_query_groups * head
+    unit = queries + 2 * head
+
+    def place(piece: Piece) -> int | None:
+        group, row = divmod(piece.first, unit)
+        return None if row < queries else group * 2 * head + row - queries
+
+    found = []
+    for weight, shape in known.shapes.items():
+        inner = weight.split(".", 2)[-1].removesuffix(".weight")
+        if not weight.startswith("layers.") or not weight.endswith(".weight"):
+            continue
+        vector = weight.removesuffix("weight") + "ia3"
+        if inner == OPENED:
+            name = known.pieces[weight][0].tensor.removesuffix(".weight")
+            found.append(RescaledModule(name, vector, (), shape[1]))
+        if inner != PACKED:
+            continue
+        for tensor in dict.fromkeys(piece.tensor for piece in known.pieces[weight]):
+            pieces = tuple((one, place(one)) for one in known.pieces[weight] if one.tensor == tensor)
+            if any(start is not None for _, start in pieces):
+                size = sum(piece.count for piece, _ in pieces)
+                found.append(RescaledModule(tensor.removesuffix(".weight"), vector, pieces, size))
+    return found
+
+
+def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
+    """{tensor: shape} of the file that is written."""
+    return {module.tensor: module.shape for module in rescaled_modules(config)}
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """adapter_config.json of a run."""
+    modules = rescaled_modules(config)
+    # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
+    names = {".".join(module.name.split(".")[-2:]): module for module in modules}
+    return {
+        "peft_type": "IA3",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.init_from,
+        "inference_mode": True,
+        "target_modules": sorted(names),
+        "feedforward_modules": sorted(name for name, module in names.items() if module.is_input),
+        "fan_in_fan_out": any(piece.transposed for module in modules for piece, _ in module.pieces),
+        "modules_to_save": None,
+    }
+
+
+def problems_of(folder: Path, config: RunConfig) -> list[str]:
+    """What keeps the vectors of a folder from being a run's; [] if they fit. CheckpointError: damage."""
+    found = read_settings(folder)
+    if found.get("peft_type") != "IA3":
+        return [f"peft_type is {found.get('peft_type')!r}, and lora.kind is ia3"]
+    if found.get("modules_to_save"):
+        return [f"modules_to_save is {found['modules_to_save']!r}, which is not read here"]
+    tensors, wanted = read_header(folder / WEIGHTS).tensors, shapes_of(config)
+    for words, names in (
+        ("has no", [name for name in wanted if name not in tensors]),
+        ("has", [name for name in tensors if name not in wanted]),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            return [
+                f"{words} {sorted(names)[0].removeprefix(PREFIX)}{more}: keys, values and the MLP are read"
+            ]
+    return [
+        f"{name.removeprefix(PREFIX)} is {list(tensors[name].shape)}, and {list(shape)} here"
+        for name, shape in wanted.items()
+        if tuple(tensors[name].shape) != shape
+    ][:1]

@@ -1,0 +1,158 @@
+"""IA3: vectors beside frozen weights, in every layout those of one process; merged, and in peft's files."""
+
+import pytest
+import torch
+
+from nbtrain.checkpoint.opened import open_checkpoint
+from nbtrain.checkpoint.pretrained.adapters import read_adapters
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.load import load, load_resolved
+from nbtrain.inference.loaded import fill, model_of
+from nbtrain.jobs.export_model import export_model
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import is_adapter
+from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.peft import adapter_problems
+from tests.pretrained import made
+from tests.train import launch
+from tests.train.layouts import STEPS, Place, layout
+
+pytestmark = [
+    pytest.mark.slow,
+    # Of transformers, called by peft.
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+]
+IA3 = {"lora.kind": "ia3", "lr_schedule.lr": 3e-2, "lr_schedule.lr_warmup_tokens": 256}
+TOKENS = torch.arange(60).view(2, 30)
+
+
+@pytest.fixture(scope="module")
+def place(fork_server, data_home, tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
+
+
+def adapted(place, base, words):
+    more = {**layout(words)[1], "init_from": base.name, **IA3}
+    return launch.make_run(place.root, more, f"ia3-{words.replace(' ', '-')}")
+
+
+@pytest.fixture(scope="module")
+def one(place):
+    """{kind of layers: (the run with the weights, vectors trained in one process)}, each trained once."""
+    known = {}
+
+    def trained(kind):
+        if kind not in known:
+            base = place.source(f"z0 fp32 {kind}".strip())
+            run = adapted(place, base, f"z0 fp32 {kind}".strip())
+            place.train(run, 1)
+            known[kind] = base, run
+        return known[kind]
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    "words, kind",
+    [
+        ("t2 z1 fp32", "llama"),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in [
+                ("d2 z3 fp32", "llama"),
+                ("p2 z1 fp32", ""),
+                ("t2 d2 z2 fp32", ""),
+                ("s2 z2 fp32", "llama"),
+            ]
+        ),
+    ],
+)
+def test_every_layout_trains_the_vectors_of_one_process(kind, words, place, one):
+    base, alone = one(kind)
+    run = adapted(place, base, f"{words} {kind}".strip())
+    place.train(run, layout(words)[0])
+    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
+    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
+    assert set(expected.parameters) == set(found.parameters) and len(found.parameters) == 4
+    for name in expected.parameters:
+        assert name.endswith(".ia3") and (expected.full(name) != 1).all()
+        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("", marks=pytest.mark.soak)])
+def test_merged_logits_are_those_of_the_vectors(kind, place, one):
+    """Without a weight that moved: biases of keys and values too."""
+    _, alone = one(kind)
+    config = load_resolved(alone.config_yaml)
+    store = open_checkpoint(alone, STEPS)
+    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
+    fill(merged, store)
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            source = store.adapters if is_adapter(name) else store.base
+            shape = source.parameters[name].shape
+            parameter[: shape[0]] = source.read(name, "fp32").view(shape)
+        logits = [model(TOKENS)[..., : launch.VOCAB_SIZE] for model in (apart, merged)]
+    assert (logits[0] - logits[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral-full", pytest.param("gpt2", marks=pytest.mark.soak)])
+def test_files_of_peft_both_ways(family, forked, tmp_path):
+    """What is written here opens there with equal logits; what peft writes is a start."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    made.write_model(tmp_path / "base", family)
+    opened = open_model(tmp_path / "base")
+    overrides = {
+        **layout("z1 fp32")[1],
+        **{f"model.{key}": value for key, value in opened.described.fields.items()},
+        "init_from": str(tmp_path / "base"),
+        "tokenizer.vocab_size": made.VOCAB_SIZE,
+        "batch.max_steps": 2,
+        **IA3,
+    }
+    run = launch.make_run(tmp_path, overrides, "adapted")
+    forked.train(run)
+    said = str(export_model(run, tmp_path / "vectors", "peft"))
+    assert said.endswith("read again, bit for bit.")
+
+    def theirs():
+        return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+
+    def ours(config, held):
+        model = model_of(config).eval()
+        fill(model, held)
+        return model(TOKENS)[..., : made.VOCAB_SIZE]
+
+    config, held = load_resolved(run.config_yaml), open_checkpoint(run, 2)
+    with torch.no_grad():
+        plain = theirs()(TOKENS).logits
+        found = peft.PeftModel.from_pretrained(theirs(), tmp_path / "vectors").eval()(TOKENS).logits
+        assert (found - ours(config, held)).abs().max() < 1e-5 * plain.abs().max().clamp(min=1)
+        assert (plain - found).abs().max() > 1e-3
+        # The other way: random vectors of peft.
+        other = peft.PeftModel.from_pretrained(theirs(), tmp_path / "vectors", is_trainable=True).eval()
+        torch.manual_seed(0)
+        for name, parameter in other.named_parameters():
+            if "ia3_l" in name:
+                rows = (
+                    parameter.view(-1)[2 * len(parameter.view(-1)) // 3 :] if "c_attn" in name else parameter
+                )
+                rows.uniform_(0.5, 1.5)
+        other.save_pretrained(tmp_path / "peft")
+        asked = load(config, {"lora.init_from": str(tmp_path / "peft")})
+        assert adapter_problems(tmp_path / "peft", asked) == []
+        read = read_adapters(tmp_path / "peft", asked)
+        held.adapters.full = lambda name: read.full(name)
+        assert (other(TOKENS).logits - ours(asked, held)).abs().max() < 1e-5 * plain.abs().max().clamp(min=1)
+    if family != "gpt2":
+        second = {**overrides, "lora.init_from": str(tmp_path / "peft"), "batch.max_steps": 1}
+        again = launch.make_run(
+            tmp_path, {**second, "lr_schedule.lr": 1e-30, "lr_schedule.min_lr": 0.0}, "second"
+        )
+        forked.train(again)
+        store = CheckpointStore(again.checkpoint(1))
+        for name in read.parameters:
+            torch.testing.assert_close(store.full(name), read.full(name))
+    wrong = load(asked, {"lora.kind": "lora"})
+    assert adapter_problems(tmp_path / "peft", wrong) == ["peft_type is 'IA3', and only LORA is read"]

@@ -89,6 +89,12 @@ HUGGING_FACE = (
     "tests/train/test_lora.py",
     "tests/checkpoint/pretrained/test_export.py",
 )
+FINE_TUNING = (
+    "tests/train/test_start_from_run.py",
+    "tests/train/test_ia3.py",
+    "tests/train/test_dpo.py",
+    "tests/model/test_preference_trl.py",
+)
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",
     "tests/end_to_end/test_form_browser.py",
@@ -154,6 +160,16 @@ PARTS = (
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.checkpoint.pretrained.__main__", "nbtrain.jobs.export_model"),
             (*HUGGING_FACE, "tests/pretrained/made.py", "tests/train/layouts.py"),
+            ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
+        ),
+    ),
+    Part(
+        "fine-tuning",
+        "new rows, IA3 and DPO in more layouts against one process; losses against TRL's, if it is installed",
+        _pytest("--soak", *FINE_TUNING),
+        _evidence(
+            ("nbtrain.train.__main__", "nbtrain.jobs.export_model"),
+            (*FINE_TUNING, "tests/model/test_preference.py", "tests/train/layouts.py"),
             ("nbtrain.lab", "nbtrain.cli", "nbtrain.monitor"),
         ),
     ),

@@ -120,6 +120,14 @@ def _of_progress(key: str, words: Callable[[float], str]) -> Callable[[Compared]
     return figure
 
 
+def _perplexity(one: Compared) -> str | None:
+    """None for a run of pairs of answers, whose loss is none of a token."""
+    if one.config is not None and one.config.dpo is not None:
+        return None
+    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
+    return _of_progress("validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}")(one)
+
+
 def _steps(one: Compared) -> str | None:
     step, total = one.summary.step, one.summary.total_steps
     return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
@@ -140,10 +148,7 @@ FIGURES: dict[str, Callable[[Compared], str | None]] = {
     "trained tokens": _of_progress("consumed_tokens", amounts.count),
     "loss": _of_progress("loss", lambda value: f"{value:.4f}"),
     "validation loss": _of_progress("validation_loss", lambda value: f"{value:.4f}"),
-    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
-    "validation perplexity": _of_progress(
-        "validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}"
-    ),
+    "validation perplexity": _perplexity,
     "best validation loss": _of_progress("best_validation_loss", lambda value: f"{value:.4f}"),
     "test loss": _of_progress("test_loss", lambda value: f"{value:.4f}"),
     # Of both the mean: one slow step, such as the last one, says little.

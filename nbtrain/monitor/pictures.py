@@ -52,7 +52,10 @@ def scalars_of(source: Source) -> dict[str, Series]:
 
 
 def training_curves(source: Source) -> "Figure":
-    """Loss, validation perplexity, learning rate and throughput (written or computed) over the steps."""
+    """Loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
+
+    Of a run of pairs of answers (dpo) the reward margin stands in place of the perplexity.
+    """
     series = scalars_of(source)
     figure = shown_figure(_title(source), 6.2)
     (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
@@ -60,8 +63,13 @@ def training_curves(source: Source) -> "Figure":
     _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
     _curve(loss, series.get("validation_loss"), ORANGE, "validation", marker="o")
     _dress(loss, "Loss", "nats per token")
-    _curve(perplexity, series.get("validation_perplexity"), ORANGE, "validation", marker="o")
-    _dress(perplexity, "Validation perplexity", "exp(loss)")
+    if "reward_margin" in series:
+        _curve(perplexity, series.get("reward_margin"), BLUE, "training", smooth=True)
+        _curve(perplexity, series.get("validation_reward_margin"), ORANGE, "validation", marker="o")
+        _dress(perplexity, "Reward margin", "beta x nats")
+    else:
+        _curve(perplexity, series.get("validation_perplexity"), ORANGE, "validation", marker="o")
+        _dress(perplexity, "Validation perplexity", "exp(loss)")
     values = series.get("validation_perplexity")
     if values and max(values.values) > 20 * max(min(values.values), 1e-9):
         perplexity.set_yscale("log")

@@ -10,6 +10,9 @@ import torch
 from nbtrain.base.events import read_events
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.dataset.files import DatasetFiles
+from nbtrain.monitor.compare import compared
+from nbtrain.monitor.pictures import training_curves
+from nbtrain.monitor.run_view import RunView
 from tests.train import launch
 from tests.train.layouts import HALF, STEPS, Place, layout
 
@@ -81,6 +84,16 @@ def test_rewards_begin_at_nothing_and_grow(place, one):
     assert figures(run, "rewards/validation accuracies")[0] > 0.6
     events = [event["message"] for event in read_events(run.newest_job())]
     assert "reference: log-probabilities of 119 pairs computed" in events
+
+
+def test_readers_show_rewards_and_no_perplexity(one):
+    """exp of a loss of pairs means nothing."""
+    base, run = one("")
+    assert RunView(run).snapshot()["progress"]["validation_perplexity"] is None
+    titles = [axes.get_title(loc="left") for axes in training_curves(RunView(run)).axes]
+    assert titles == ["Loss", "Reward margin", "Learning rate", "Throughput"]
+    figures_ = {row[0]: row[1:] for row in compared([run, base])["figures"]["rows"]}
+    assert "validation perplexity" not in figures_ and "validation loss" in figures_
 
 
 LAYOUTS = [("t2 z1 fp32", "llama"), ("d2 z3 fp32", ""), ("p2 z1 fp32", "")]

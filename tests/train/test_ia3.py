@@ -97,7 +97,8 @@ def test_merged_logits_are_those_of_the_vectors(kind, place, one):
     assert (logits[0] - logits[1]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", ["mistral-full", pytest.param("gpt2", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["mistral-full", "gpt2"])
 def test_files_of_peft_both_ways(family, forked, tmp_path):
     """What is written here opens there with equal logits; what peft writes is a start."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")

@@ -10,7 +10,8 @@ WORKERS ?= 2
 # Set in many containers; then every process that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+# Python compiles what it imports; pip would compile all of it, a minute of one core.
+PIP    := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -c constraints.txt
 
 .PHONY: demo lab labextension test check format docs bench parity faults soak gpu clean
 

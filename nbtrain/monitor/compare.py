@@ -23,7 +23,7 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.monitor.runs import NO_JOB, RunSummary, summary_of
+from nbtrain.monitor.runs import NO_JOB, RunSummary, job_with_end, summary_of
 
 # Side by side on a screen of 1,400 pixels, with curves that can still be told apart.
 MOST_RUNS = 12
@@ -70,9 +70,11 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
     """[key, value of each run] of every setting in which two runs differ, in the schema's order."""
     values = [dict(flatten(one.config.model_dump())) if one.config else {} for one in runs]
     keys = dict.fromkeys(key for found in values for key in found)
+    # One that is null in a run is told by its keys, which other runs have.
+    sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
     rows = []
     for key in keys:
-        if key in NOT_COMPARED:
+        if key in NOT_COMPARED or key in sections:
             continue
         cells = [show(found[key]) if key in found else UNKNOWN for found in values]
         if len({cell for cell, one in zip(cells, runs) if one.config}) > 1:
@@ -133,6 +135,14 @@ def _steps(one: Compared) -> str | None:
     return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
 
 
+def _perplexity(one: Compared) -> str | None:
+    # The loss of pairs of answers is that of a choice between two, not of tokens.
+    if one.config and one.config.dpo is not None:
+        return None
+    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
+    return _of_progress("validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}")(one)
+
+
 def _device_hours(one: Compared) -> str | None:
     if not one.device_seconds:
         return None
@@ -177,10 +187,12 @@ def _read(run: RunDir, now: float) -> Compared:
     seconds = device_seconds = 0.0
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
-            if (record := JobRecord.read(run.job(job_id).job_json)) is None:
+            record, state, _ = job_with_end(run.job(job_id), now)
+            if record is None:
                 continue
+            until = now if state in ACTIVE else record.ended_at
             for attempt in record.attempts:
-                lasted = _seconds(attempt, record, now)
+                lasted = _seconds(attempt, until)
                 seconds += lasted
                 device_seconds += lasted * attempt.world_size
     found: dict[str, EvaluationRecord] = {}
@@ -189,9 +201,8 @@ def _read(run: RunDir, now: float) -> Compared:
     return Compared(summary, config, progress, seconds, device_seconds, found)
 
 
-def _seconds(attempt: AttemptRecord, record: JobRecord, now: float) -> float:
-    """How long an attempt trained; the newest one of an active job until now."""
+def _seconds(attempt: AttemptRecord, until: float | None) -> float:
+    """How long an attempt trained; one without an end trained `until` its job's end, or until now."""
     if attempt.running_at is None:
         return 0.0
-    end = attempt.ended_at or record.ended_at or (now if record.state in ACTIVE else attempt.running_at)
-    return max(0.0, end - attempt.running_at)
+    return max(0.0, (attempt.ended_at or until or attempt.running_at) - attempt.running_at)

@@ -1,6 +1,8 @@
 """Runs side by side: which settings differ, the figures of each, and what is refused."""
 
+import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +55,46 @@ def test_what_differs_and_what_came_of_it(workspace):
     assert figures["GPU or CPU-process hours"] == ["2.5 CPU process hours", "0.025 CPU process hours"]
     assert figures["training time"] == ["1 h 30 min", "1 min 30 s"]
     assert "test loss" not in figures
+
+
+def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
+    """Its hours do not go on, neither for the run's newest job nor for one that was resumed since."""
+    one, two = (made(workspace, name, {}, [(2, 60)], loss=2.5) for name in ("one", "two"))
+    job = one.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.state, record.ended_at, record.attempts[0].ended_at = "RUNNING", None, None
+    record.supervisor = replace(ProcessIdentity.of(os.getpid()), start_ticks=1)  # another process's number
+    record.write(job.job_json)
+    beat = Heartbeat.read(job.heartbeat(0))
+    replace(beat, time=record.attempts[0].running_at + 1800).write(job.heartbeat(0))
+    os.utime(job.job_json, (job.heartbeat(0).stat().st_mtime,) * 2)
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["state"][0] == "LOST"
+    assert (figures["training time"][0], figures["GPU or CPU-process hours"][0]) == (
+        "30 min 0 s",
+        "1 CPU process hours",
+    )
+    later = one.job(new_job_id(time.time()))
+    later.make_folders()
+    resumed = JobRecord(later.job_id, "one", "one", "CANCELLED", time.time(), 2, "stopped")
+    resumed.write(later.job_json)
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert (figures["state"][0], figures["training time"][0]) == ("CANCELLED", "30 min 0 s")
+
+
+def test_a_loss_of_pairs_has_no_perplexity(workspace):
+    """Of dpo's loss, exp() says nothing; a section that one run lacks is told by its keys alone."""
+    pairs = {"dpo": {"beta": 0.2}, "init_from": "base", "data.packing": "best_fit"}
+    sources = [{"kind": "preference", "path": "pairs.jsonl"}]
+    one = made(workspace, "one", {}, [(1, 60)], validation_loss=0.5)
+    two = made(workspace, "two", {}, [(1, 60)], validation_loss=0.5)
+    config = load(workspace / "tiny.yaml", {"name": "two", **pairs, "data.sources": sources}, check=False)
+    two.config_yaml.write_text(to_yaml(config))
+    found = compared([one, two])
+    figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
+    assert figures["validation perplexity"] == ["1.65", "\N{EN DASH}"]
+    settings = {row[0]: row[1:] for row in found["settings"]["rows"]}
+    assert settings["dpo.beta"] == ["\N{EN DASH}", "0.2"] and "dpo" not in settings
 
 
 def test_evaluations_stand_below_the_figures(workspace):

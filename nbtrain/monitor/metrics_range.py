@@ -19,7 +19,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader
-from nbtrain.monitor.metric_charts import how_drawn, metric_charts
+from nbtrain.monitor.metric_charts import OF_DATASETS, OF_TASKS, how_drawn, metric_charts
 from nbtrain.monitor.resources import ProcessTable
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.snapshot import six_digits, thin
@@ -123,6 +123,15 @@ def _tag(name: str) -> str:
         raise ConfigError(f"{name[:80]!r} is no scalar of nbtrain.{nearest(name, BY_NAME)}") from None
 
 
+def _title(name: str) -> str:
+    """What a curve is called; names of datasets and tasks stay as they are."""
+    if name.startswith(OF_DATASETS):
+        return f"loss of {name.removeprefix(OF_DATASETS)}"
+    if name.startswith(OF_TASKS):
+        return name.removeprefix(OF_TASKS)
+    return TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
+
+
 def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
     """Every scalar with points, in the order of metrics.SCALARS; those of datasets last."""
     there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
@@ -131,7 +140,7 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
     return [
         {
             "tag": row.name,
-            "title": TITLES.get(row.name) or row.name.removesuffix("_bytes").replace("_", " "),
+            "title": _title(row.name),
             "unit": row.unit,
             "meaning": row.meaning,
             "num_points": len(there[row.name]),

@@ -19,6 +19,7 @@ from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.lines import progress_line, resume_lines, status_text
+from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
 from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, encoded, finite, in_sight, thin
@@ -266,6 +267,20 @@ def test_losses_of_named_datasets(run: RunDir) -> None:
     assert view.scalars("loss/wiki").values == [1.5]
     assert view.scalar_names() == ["loss", "grad_norm", "loss/a b/c", "loss/wiki"]
     assert len(view.scalars("loss/other")) == 0
+    job.finish("CANCELLED", "stopped")
+
+
+def test_a_curve_is_called_what_its_dataset_or_task_is(run: RunDir) -> None:
+    """No letter of a name that a person gave is changed; all others are words."""
+    job = FakeJob(run, steps=10)
+    job.step = 1
+    job.scalars(**{"grad_norm": 1.0, "loss/web_text": 1.5, "task/my_task acc_norm": 0.5})
+    titles = {row["tag"]: row["title"] for row in metrics(RunView(run), Asked(()))["tags"]}
+    assert titles == {
+        "grad_norm": "gradient norm",
+        "loss/web_text": "loss of web_text",
+        "task/my_task acc_norm": "my_task acc_norm",
+    }
     job.finish("CANCELLED", "stopped")
 
 

@@ -15,7 +15,14 @@ const UNREAD_MS = 800;
 const COMPARED_SMOOTHING = 0.6;
 const NUM_COLORS = 8;
 // Curves that answer most questions stand first; all others follow.
-const FIRST_COMPARED = ["loss", "validation_loss", "tokens_per_second", "grad_norm"];
+const FIRST_COMPARED = [
+  "loss",
+  "validation_loss",
+  "reward_margin",
+  "reward_accuracy",
+  "tokens_per_second",
+  "grad_norm",
+];
 const COMPARED_AXES = { step: "by step", tokens: "by tokens", time: "by time since the start" };
 
 /**
@@ -138,18 +145,9 @@ class Compare {
     if (!this.ended && (active || unread)) this.timer = setTimeout(() => this.read(), wait);
   }
 
-  /** The curves of a run: those that every run has by default, then all that this one has. */
   async readCurves(name) {
-    const known = this.curves.get(name), words = new URLSearchParams({ points: COMPARED_POINTS });
-    if (known) words.set("tags", known.tags.slice(0, 60).map(({ tag }) => tag).join(","));
-    const path = `run/${encodeURIComponent(name)}/metrics`;
-    let answer = await this.server.call(`${path}?${words}`);
-    const missing = answer.tags.slice(0, 60).map(({ tag }) => tag).filter((tag) => !(tag in answer.series));
-    if (missing.length) {
-      const rest = new URLSearchParams({ points: COMPARED_POINTS, tags: missing.join(",") });
-      const more = await this.server.call(`${path}?${rest}`);
-      answer = { ...answer, series: { ...answer.series, ...more.series } };
-    }
+    const known = this.curves.get(name);
+    const answer = await this.server.metrics(name, { points: COMPARED_POINTS }, known && known.tags);
     this.curves.set(name, answer);
   }
 
@@ -202,7 +200,9 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
       const part = curves.get(name).series[tag], begin = part.time[0];
       series[name] = { ...part, time: part.time.map((time) => time - begin) };
     }
-    const row = tags.get(tag), title = row.title[0].toUpperCase() + row.title.slice(1);
+    // A task's title is its own name, which is not changed.
+    const row = tags.get(tag), at = tag.startsWith("task/") ? 0 : 1;
+    const title = row.title.slice(0, at).toUpperCase() + row.title.slice(at);
     const answer = { tags: [row], series, marks: [] };
     const spec = metricSpec({ title, of: tag, names: having }, answer, { axis, begin: 0, smoothing });
     const lines = spec.lines.map((line) => ({ ...line, color: `c${names.indexOf(line.name) % NUM_COLORS}` }));

@@ -2,14 +2,12 @@
 
 import { Chart, ChartGroup } from "./chart.js";
 import { metricSpec, snapSpecs } from "./chart_spec.js";
-import { refused } from "./server.js";
+import { MOST_NAMES, refused } from "./server.js";
 import { button, checkbox, element } from "./words.js";
 
 const METRIC_HEIGHT = 158;
 const METRICS_MS = 3000;
 const METRIC_POINTS = 400;
-// The most that one request may name.
-const MOST_NAMES = 60;
 const ZOOM_MS = 250;
 const AXES = { step: "by step", tokens: "by tokens", time: "by time" };
 const START_SMOOTHING = 0.6;
@@ -40,7 +38,7 @@ export class Metrics {
     });
     this.note = element("span", "nbt-empty");
     const tools = element("div", "nbt-tools");
-    this.csv = button("CSV", "Save every point of the curves that are shown", () => this.saveCsv());
+    this.csv = button("CSV", "", () => this.saveCsv());
     const reset = button("Reset zoom", "Show the whole run; a double click on a chart does it too", () =>
       this.group.zoom(null),
     );
@@ -86,13 +84,8 @@ export class Metrics {
     this.reading = true;
     this.readAt = Date.now();
     try {
-      const words = new URLSearchParams({ points: METRIC_POINTS, x: this.axis.value, ...this.range() });
-      let value = await server.call(`run/${name}/metrics?${this.named(words, this.tags)}`);
-      const missing = value.tags.map(({ tag }) => tag).filter((tag) => !(tag in value.series));
-      if (missing.length) {
-        const more = await server.call(`run/${name}/metrics?${this.named(words, value.tags)}`);
-        value = { ...more, series: { ...value.series, ...more.series } };
-      }
+      const words = { points: METRIC_POINTS, x: this.axis.value, ...this.range() };
+      const value = await server.metrics(name, words, this.tags);
       this.tags = value.tags;
       this.value = value;
       this.endRead = ended;
@@ -106,12 +99,6 @@ export class Metrics {
     } finally {
       this.reading = false;
     }
-  }
-
-  named(words, tags) {
-    const asked = new URLSearchParams(words);
-    if (tags) asked.set("tags", tags.slice(0, MOST_NAMES).map(({ tag }) => tag).join(","));
-    return asked;
   }
 
   range() {
@@ -133,6 +120,8 @@ export class Metrics {
       ({ title, names }) => !wanted || `${title} ${names.join(" ")}`.toLowerCase().includes(wanted),
     );
     this.shownNames = all.flatMap(({ names }) => names);
+    const cut = this.shownNames.length > MOST_NAMES ? `the first ${MOST_NAMES} of ` : "";
+    this.csv.title = `Save every point of ${cut}the curves that are shown`;
     const starts = Object.values(this.value.series).flatMap(({ time }) => (time.length ? [time[0]] : []));
     // While zoomed in, the first point is not the run's.
     if (!this.group.range || !this.begin) this.begin = starts.length ? Math.min(...starts) : 0;

@@ -19,6 +19,9 @@ function cookie(name) {
   return found ? decodeURIComponent(found.slice(name.length + 1)) : "";
 }
 
+/** The most scalars that one request may name. */
+export const MOST_NAMES = 60;
+
 export class Server {
   constructor(config) {
     this.base = config.base.replace(/\/*$/, "/") + "nbtrain/";
@@ -61,6 +64,25 @@ export class Server {
     // The form only asks by POST.
     if (method !== "GET" && !path.startsWith("form")) this.changed();
     return value;
+  }
+
+  /**
+   * The curves of a run, all of them, in as many requests as they take: an answer of the route metrics.
+   *
+   * words    what is asked of each: {points, x, from, to}
+   * known    `tags` of an earlier answer; without them, the first request is for what every run has
+   */
+  async metrics(run, words, known = null) {
+    const ask = (names) =>
+      this.call(`run/${encodeURIComponent(run)}/metrics?${new URLSearchParams({ ...words, ...names })}`);
+    const named = (tags) => ({ tags: tags.map(({ tag }) => tag).join(",") });
+    let answer = await ask(known && known.length ? named(known.slice(0, MOST_NAMES)) : {});
+    const missing = answer.tags.filter(({ tag }) => !(tag in answer.series));
+    for (let at = 0; at < missing.length; at += MOST_NAMES) {
+      const more = await ask(named(missing.slice(at, at + MOST_NAMES)));
+      answer = { ...more, series: { ...answer.series, ...more.series } };
+    }
+    return answer;
   }
 }
 

@@ -1,0 +1,48 @@
+"""The REST calls of the user interface, in node: as many requests as the curves of a run take."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nbtrain.lab.ui import script
+from nbtrain.monitor.metrics_range import MOST_TAGS
+
+UI = Path(script.__file__).parent
+
+CHECK = """
+import { MOST_NAMES, Server } from "./server.mjs";
+const names = Array.from({ length: 150 }, (_, at) => `loss/set-${at}`);
+const asked = [];
+globalThis.document = { cookie: "" };
+globalThis.fetch = async (url) => {
+  const query = new URL(url).searchParams;
+  const wanted = query.has("tags") ? query.get("tags").split(",") : ["loss"];
+  asked.push([new URL(url).pathname, query.get("points"), wanted.length]);
+  const series = Object.fromEntries(wanted.map((name) => [name, { value: [1] }]));
+  const tags = ["loss", ...names].map((tag) => ({ tag }));
+  return { ok: true, text: async () => JSON.stringify({ tags, series, reading: 1 }) };
+};
+const server = new Server({ base: "http://lab.test/user/x", token: "" });
+const first = await server.metrics("gpt", { points: 400 });
+const again = await server.metrics("gpt", { points: 400 }, first.tags);
+const counts = [first, again].map(({ series }) => Object.keys(series).length);
+console.log(JSON.stringify({ most: MOST_NAMES, counts, asked }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
+    """Also of a blend of 150 datasets, whose names do not go into one request."""
+    (tmp_path / "server.mjs").write_text((UI / "server.js").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "check.mjs").write_text(CHECK, encoding="utf-8")
+    done = subprocess.run(["node", str(tmp_path / "check.mjs")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["counts"] == [151, 151] and said["most"] <= MOST_TAGS
+    assert [number for *_, number in said["asked"]] == [1, 60, 60, 30, 60, 60, 31]
+    assert {(path, points) for path, points, _ in said["asked"]} == {
+        ("/user/x/nbtrain/run/gpt/metrics", "400")
+    }

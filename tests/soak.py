@@ -92,6 +92,7 @@ HUGGING_FACE = (
 FINE_TUNING = (
     "tests/train/test_start_from_run.py",
     "tests/train/test_ia3.py",
+    "tests/train/test_qlora.py",
     "tests/train/test_dpo.py",
     "tests/model/test_preference_trl.py",
 )
@@ -165,7 +166,7 @@ PARTS = (
     ),
     Part(
         "fine-tuning",
-        "new rows, IA3 and DPO in more layouts against one process; losses against TRL's, if it is installed",
+        "new rows, IA3, QLoRA, DPO in more layouts against one process; losses against TRL's, if installed",
         _pytest("--soak", *FINE_TUNING),
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.jobs.export_model"),

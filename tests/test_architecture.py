@@ -105,7 +105,7 @@ ALLOWED = {
     ),
     "api": (NOTEBOOK_BOXES, set()),
     "cli": (NOTEBOOK_BOXES | {"api"}, set()),
-    "parallel": (set(), {"torch", "deepspeed", "numpy", "flash_attn"}),
+    "parallel": (set(), {"torch", "deepspeed", "numpy", "flash_attn", "bitsandbytes"}),
     "model": ({"parallel"}, {"torch"}),
     "checkpoint": (
         {"model", "parallel", "config", "dataset", "pretrained"},

@@ -13,6 +13,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display, resolve
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
+from nbtrain.checkpoint.four_bits import load_four_bits
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.opened import refuse_changed, weights_of
 from nbtrain.checkpoint.pretrained.adapters import read_adapters
@@ -41,6 +42,7 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
         reshape.load_masters(live.engine, weights, *how)
     else:
         reshape.load_frozen(live.engine, weights, *how)
+        load_four_bits(live.engine, weights, tensor, PIECE_ELEMENTS)
     _tell(live, start)
     if is_fresh and config.lora is not None and (folder := config.lora.init_from) is not None:
         reshape.load_masters(live.engine, read_adapters(resolve(folder), config), *how)

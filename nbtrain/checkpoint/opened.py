@@ -11,6 +11,7 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.four_bits import FourBitWeights
 from nbtrain.checkpoint.merged import MergedWeights
 from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS, FolderWeights
 from nbtrain.checkpoint.reshape import Weights
@@ -33,7 +34,10 @@ def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
     start = open_start(config, run)
     if (known := store.manifest.get("init_from")) is not None:
         refuse_changed(start, known["sha256"])
-    return MergedWeights(weights_of(start, config), store, config)
+    base = weights_of(start, config)
+    if config.lora is not None and config.lora.load_in_4bit:
+        base = FourBitWeights(base, config)
+    return MergedWeights(base, store, config)
 
 
 def refuse_changed(start: Start, sha256: str) -> None:

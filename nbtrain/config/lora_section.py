@@ -28,7 +28,16 @@ class LoraConfig(ConfigModel):
     dense_h_to_4h (the MLP's input, the gate too) and dense_4h_to_h (its output)."""
     use_rslora: bool = False
     """Multiply by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732), so that large ranks learn as fast."""
-
+    load_in_4bit: bool = False
+    """Hold the frozen matrices of all blocks in 4 bits (QLoRA, arXiv:2305.14314), by the package
+    bitsandbytes; embeddings, norms and the output layer stay in precision.dtype, in which products are
+    computed. For ZeRO 0 to 2 without a pipeline."""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    """The 16 numbers that load_in_4bit knows: nf4 suits weights that are normally distributed, fp4 are
+    floating-point numbers."""
+    bnb_4bit_use_double_quant: bool = False
+    """With load_in_4bit, hold the constant of each block of 64 numbers in 8 bits: a weight takes 4.13 bits
+    instead of 4.5."""
     init_from: PathText | None = None
     """Adapters to begin with: a folder with adapter_config.json and adapter_model.safetensors, as peft writes
     it; null begins with adapters that change nothing."""

@@ -59,7 +59,8 @@ lr_schedule.lr_warmup_steps | warmup_steps lr_warmup_iters warmup_iters num_warm
 lr_schedule.lr_warmup_fraction | warmup_ratio warmup
 lr_schedule.lr_decay_steps | lr_decay_iters decay_steps
 lr_schedule.lr_decay_style | lr_scheduler_type scheduler decay_type
-precision.dtype | bf16 bfloat16 mixed_precision params_dtype torch_dtype param_dtype
+precision.dtype | bf16 bfloat16 mixed_precision params_dtype torch_dtype param_dtype bnb_4bit_compute_dtype
+lora.load_in_4bit | quantization_config quantize_base qlora
 precision.fp8 | fp8_format fp8_hybrid fp8_e4m3 fp8_recipe fp8_param_gather enable_fp8_linear
 precision.autocast | torch_autocast
 precision.fp16.initial_scale_power | initial_loss_scale

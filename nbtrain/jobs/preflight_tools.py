@@ -170,7 +170,14 @@ def _header(name: str) -> bool:
 
 
 def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
-    """FPDT's kernels are a package of their own, that nbtrain does not bring."""
+    """FPDT's kernels, and matrices in 4 bits, are packages of their own, that nbtrain does not bring."""
+    four_bits = config.lora is not None and config.lora.load_in_4bit
+    if four_bits and importlib.util.find_spec("bitsandbytes") is None:
+        yield mistake(
+            f"{config.where('lora.load_in_4bit')}: lora.load_in_4bit = true needs the package bitsandbytes, "
+            "which is not installed.",
+            "Install it (pip install 'nbtrain[qlora]'), or set lora.load_in_4bit=false.",
+        )
     if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
         yield mistake(
             f"{config.where('parallel.fpdt_chunk_tokens')}: parallel.fpdt_chunk_tokens = "

@@ -11,6 +11,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.names import is_adapter
 from nbtrain.parallel import ia3
+from nbtrain.parallel.four_bits import FourBits
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.lora import ColumnLowRank, Rank, RowLowRank
 from nbtrain.parallel.random import TensorParallelStream
@@ -24,13 +25,15 @@ def adapt(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Put an adapter beside the layer called `name` if the run trains one there.
+    """Put an adapter beside the layer called `name` if the run trains one there; hold the layer in 4 bits.
 
     Raises ValueError if tensor-parallel ranks share a group of queries, whose rows are then cut apart.
     """
     lora, target = config.lora, name.rpartition(".")[2]
     if lora is None:
         return
+    if lora.load_in_4bit:
+        layer.hold_in_four_bits(FourBits(lora.bnb_4bit_quant_type, lora.bnb_4bit_use_double_quant))
     if lora.kind == "ia3":
         _rescale(layer, target, config, init, parallel)
         return

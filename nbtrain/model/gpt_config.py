@@ -30,6 +30,9 @@ class Lora(Protocol):
     kind: str
     rank: int
     dropout: float
+    load_in_4bit: bool
+    bnb_4bit_quant_type: str
+    bnb_4bit_use_double_quant: bool
 
     @property
     def targets(self) -> Sequence[str]: ...

@@ -44,6 +44,13 @@ OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 """Parameters whose rows are tokens, and padding that depends on the number of tensor ranks."""
 
 
+def is_block_matrix(name: str) -> bool:
+    """Whether a parameter is a matrix of a block, which lora.load_in_4bit holds in 4 bits."""
+    module, _, kind = name.rpartition(".")
+    linear = module.endswith((".query_key_value", ".dense", ".dense_h_to_4h", ".dense_4h_to_h"))
+    return linear and kind in ("weight", "gate_weight")
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter belongs to an adapter."""
     return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b", ".ia3"))

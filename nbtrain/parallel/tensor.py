@@ -25,6 +25,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from nbtrain.parallel import fp8, mappings
+from nbtrain.parallel.four_bits import FourBitMatrix, FourBits
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.mappings import TOKENS
 
@@ -90,6 +91,14 @@ class _CutModule(nn.Module):
         self.rescaled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         """(outputs, ia3) -> outputs."""
 
+    def hold_in_four_bits(self, how: FourBits) -> None:
+        """Hold this rank's part of the layer's matrices in 4 bits (four_bits.py); they are 0 until loaded."""
+        for name in ("weight", "gate_weight"):
+            weight = getattr(self, name, None)
+            if weight is not None:
+                delattr(self, name)
+                self.add_module(name, FourBitMatrix(weight, how))
+
 
 class ColumnParallelLinear(_CutModule):
     """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
@@ -125,6 +134,15 @@ class ColumnParallelLinear(_CutModule):
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
         """The output of each (weight, bias) for one x, which is gathered once, as is its gradient summed."""
+        if isinstance(self.weight, FourBitMatrix):
+            x, *biases = _as_products(x, *(bias for _, bias in layers))
+            entering = (
+                mappings.gather_from_sequence_parallel_region
+                if self.sequence_parallel
+                else mappings.copy_to_tensor_model_parallel_region
+            )
+            x = entering(x, self.group)
+            return tuple(matrix(x, bias) for (matrix, _), bias in zip(layers, biases, strict=True))
         if self.group.size == 1 and self.products is PLAIN:
             if len(layers) > 1:
                 # Autocast would cast, and keep, x for each of them.
@@ -191,6 +209,8 @@ class RowParallelLinear(_CutModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.ia3 is not None:
             x = x * self.ia3.to(x.dtype)
+        if isinstance(self.weight, FourBitMatrix):
+            return _adapted(self._four_bit_outputs(self.weight, x), x, self.lora)
         if self.group.size == 1 and self.products is PLAIN:
             return _adapted(F.linear(x, self.weight, self.bias), x, self.lora)
         given = x
@@ -201,6 +221,17 @@ class RowParallelLinear(_CutModule):
         products = _products(self.products, x)
         y = _row_linear(x, weight, self.group, self.sequence_parallel, products)
         return _adapted(y if bias is None else y + bias, given, self.lora)
+
+    def _four_bit_outputs(self, matrix: FourBitMatrix, x: torch.Tensor) -> torch.Tensor:
+        # The bias is frozen with the matrix: it has no gradient to sum.
+        x, bias = _as_products(x, self.bias)
+        leaving = (
+            mappings.reduce_scatter_to_sequence_parallel_region
+            if self.sequence_parallel
+            else mappings.reduce_from_tensor_model_parallel_region
+        )
+        y = leaving(matrix(x), self.group)
+        return y if bias is None else y + bias
 
 
 class VocabParallelEmbedding(_CutModule):

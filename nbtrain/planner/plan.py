@@ -167,11 +167,14 @@ class Plan:
         shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
         shape = ", ".join([shape, *kinds_of_layers(model)])
         adapters = count_adapters(config)
+        frozen = "frozen weights"
+        if config.lora is not None and config.lora.load_in_4bit:
+            frozen += f" in 4 bits ({config.lora.bnb_4bit_quant_type})"
         size = {
             "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
-            **({"adapters": f"{adapters:,}, trained beside frozen weights"} if adapters else {}),
+            **({"adapters": f"{adapters:,}, trained beside {frozen}"} if adapters else {}),
             **({"preferences": PREFERENCES} if config.dpo is not None else {}),
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
         }

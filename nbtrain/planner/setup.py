@@ -85,6 +85,10 @@ class Setup:
     """Elements of each adapter matrix of a block on one rank, of a run with lora; (): r (rows + columns)."""
     adapter_activations: tuple[int, int] = (0, 0)
     """Numbers that a block keeps of each token for them: between A and B, and dropped-out inputs."""
+    load_in_4bit: bool = False
+    """The blocks' frozen matrices are held in 4 bits, beside adapters."""
+    double_quant: bool = False
+    """The constants of their blocks are held in 8 bits."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
     """Blocks that full recomputation takes together."""
@@ -202,6 +206,8 @@ def setup_of(config: RunConfig) -> Setup:
         prefers=config.dpo is not None,
         adapter_sizes=adapter_sizes(config),
         adapter_activations=adapter_activations(config),
+        load_in_4bit=config.lora is not None and config.lora.load_in_4bit,
+        double_quant=config.lora is not None and config.lora.bnb_4bit_use_double_quant,
         recompute=parallel.activation_checkpointing.granularity,
         recompute_interval=parallel.activation_checkpointing.interval_layers,
         keeps_scores=_keeps_scores(config),

@@ -339,6 +339,17 @@ def test_fpdt_needs_its_package(tiny, monkeypatch):
     assert found(config, machine) == []
 
 
+def test_four_bits_need_their_package(tiny, monkeypatch):
+    """Looked for without importing it: it would bring torch."""
+    config = tiny(**{"lora.load_in_4bit": True, "init_from": "a-run"})
+    monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
+    [obstacle] = tools_checks.packages_are_there(config, MACHINE)
+    assert "lora.load_in_4bit = true needs the package bitsandbytes, which is not installed." in str(obstacle)
+    assert "pip install 'nbtrain[qlora]'" in str(obstacle)
+    monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: name)
+    assert list(tools_checks.packages_are_there(config, MACHINE)) == []
+
+
 def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
     """Triton builds its launcher with it."""
     config = tiny(**ON_GPU, **{"model.compile": True})

@@ -16,6 +16,7 @@ import torch
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel import startup
+from nbtrain.parallel.four_bits import FourBitMatrix
 from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.train.batches import Batch
 from nbtrain.train.build import build_engine
@@ -101,6 +102,10 @@ def _weights(engine: Any) -> Iterator[torch.Tensor]:
                 yield second
         else:
             yield parameter.data
+    # Matrices in 4 bits are no parameters.
+    for module in engine.module.modules():
+        if isinstance(module, FourBitMatrix):
+            yield from module.buffers()
 
 
 def _gradients(engine: Any) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ from nbtrain.config.load import load
 from nbtrain.planner.memory.estimate import estimate, estimate_memory
 from nbtrain.planner.memory.explain import explain
 from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
+from nbtrain.planner.memory.states import dequantized_bytes
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup import Setup, setup_of
 
@@ -56,6 +57,31 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     planned = plan(config, use_measured=False)
     assert planned.sections()["Model"]["adapters"] == "147,456, trained beside frozen weights"
     assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
+
+
+def test_matrices_in_4_bits_by_hand():
+    """gpt-tiny: 4 blocks of 12 x 256 x 256 numbers; with two constants, each of four matrices has a mean."""
+    settings = {"lora.rank": 8, "init_from": "a-run"}
+    in_fp32 = estimate_memory(load("gpt-tiny", settings)).parts
+    numbers = 4 * 12 * 256**2
+    for double, held in (
+        (False, numbers // 2 + numbers // 16),
+        (True, numbers // 2 + numbers // 64 + 4 * 192 + 4 * 16),
+    ):
+        more = {"lora.load_in_4bit": True, "lora.bnb_4bit_use_double_quant": double}
+        config = load("gpt-tiny", settings | more)
+        found = estimate_memory(config).parts
+        assert in_fp32["weights"] - found["weights"] == 4 * numbers - held
+        assert all(found[part] == in_fp32[part] for part in ("gradients", "optimizer", "activations"))
+        # The widest matrix is made in fp32, and its constants.
+        setup = setup_of(config)
+        made = 4 * 1024 * 256 + (4 * 1024 * 256 // 64 if double else 0)
+        assert dequantized_bytes(setup) == made
+        terms = explain(setup)
+        assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
+        assert "of which 3,145,728 in 4 bits" in str([term.formula for term in terms])
+        words = plan(config, use_measured=False).sections()["Model"]["adapters"]
+        assert words == "147,456, trained beside frozen weights in 4 bits (nf4)"
 
 
 def test_a_run_with_ia3_has_the_states_of_its_vectors():

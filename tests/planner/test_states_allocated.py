@@ -185,7 +185,8 @@ def _planned(config: RunConfig, rank: int) -> dict[str, int]:
     place = rank // setup.tensor_parallel_size % setup.zero_size
     found = states(setup, stage, place)
     # Autocast's copies of the matrices exist inside a forward pass only.
-    cast = 2 * stage.matrices if setup.autocast else 0
+    copied = stage.matrices - (stage.blocks if setup.load_in_4bit else 0)
+    cast = 2 * (copied + stage.layers * sum(setup.adapter_sizes)) if setup.autocast else 0
     return {
         "weights": found.weights - cast,
         "gradients": found.gradients + found.host_gradients,

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
+from nbtrain.config.arithmetic.shape import shape_of
 from nbtrain.config.lora_section import LoraConfig
-from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.rules.wording import Problems, found, value_of
 from nbtrain.config.schema import RunConfig
 
 
@@ -62,6 +64,69 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
             )
 
 
+def four_bits_are_asked_for(config: RunConfig) -> Problems:
+    """What says how matrices are held in 4 bits has no effect without them."""
+    if config.lora is None or config.lora.load_in_4bit or config.lora.kind == "ia3":
+        return
+    for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
+        if getattr(config.lora, name) != LoraConfig.model_fields[name].default:
+            yield (
+                f"{found(config, f'lora.{name}')}\n  is for load_in_4bit: true, but load_in_4bit is false. "
+                "Set load_in_4bit: true, or leave it out."
+            )
+
+
+def four_bits_are_whole(config: RunConfig) -> Problems:
+    """ZeRO 3 and pipelines move parameters, and matrices in 4 bits are none; fp8 and compile read 16 bits."""
+    if config.lora is None or not config.lora.load_in_4bit:
+        return
+    parallel = config.parallel
+    if parallel.zero_stage == 3:
+        yield (
+            f"{found(config, 'parallel.zero_stage')}\n  cuts each parameter over the ranks, and matrices in "
+            "4 bits (lora.load_in_4bit) are whole on each rank. Set zero_stage: 2, or load_in_4bit: false to "
+            "divide the frozen weights."
+        )
+    if parallel.pipeline_parallel_size > 1:
+        yield (
+            f"{found(config, 'parallel.pipeline_parallel_size')}\n  cuts the model into stages, for which "
+            "matrices in 4 bits (lora.load_in_4bit) are not made. Set pipeline_parallel_size: 1, or "
+            "load_in_4bit: false."
+        )
+    for key in ("precision.fp8", "model.compile"):
+        if value_of(config, key):
+            yield (
+                f"{found(config, key)}\n  reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. "
+                f"Set {key.rpartition('.')[2]}: false, or load_in_4bit: false."
+            )
+
+
+def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
+    """Every layout has the same bits: tensor-parallel ranks cut no block of 64 numbers apart."""
+    tensor = config.parallel.tensor_parallel_size
+    if config.lora is None or not config.lora.load_in_4bit or tensor == 1:
+        return
+    if config.lora.bnb_4bit_use_double_quant:
+        yield (
+            f"{found(config, 'lora.bnb_4bit_use_double_quant')}\n  takes one mean over a whole matrix, which "
+            f"tensor_parallel_size({tensor}) cuts apart. Set bnb_4bit_use_double_quant: false, which takes "
+            "0.373 bits a weight more, or tensor_parallel_size: 1."
+        )
+    shape = shape_of(config)
+    inputs = {
+        "hidden_size": (shape.hidden_size, 1),
+        "num_attention_heads * kv_channels": (shape.query_width, tensor),
+        "ffn_hidden_size": (shape.ffn_hidden_size, tensor),
+    }
+    for words, (width, ranks) in inputs.items():
+        if width % (BLOCK_ELEMENTS * ranks):
+            yield (
+                f"{found(config, 'parallel.tensor_parallel_size')}\n  with lora.load_in_4bit cuts matrices "
+                f"between blocks of {BLOCK_ELEMENTS} numbers, and {words}({width}) is no multiple of "
+                f"{BLOCK_ELEMENTS * ranks}. Set tensor_parallel_size: 1."
+            )
+
+
 LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     adapters_have_weights,
     adapters_are_stepped_by_adamw,
@@ -69,4 +134,7 @@ LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     adapters_can_be_cut,
     adapters_attend_at_once,
     ia3_has_no_matrices,
+    four_bits_are_asked_for,
+    four_bits_are_whole,
+    four_bits_are_cut_between_blocks,
 )

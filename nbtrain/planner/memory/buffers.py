@@ -22,7 +22,7 @@ from nbtrain.planner.memory.activations import (
 )
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
-from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
+from nbtrain.planner.memory.states import dequantized_bytes, is_bf16_optimizer, weight_element
 from nbtrain.planner.setup import Setup
 
 # Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).
@@ -192,6 +192,8 @@ def _backward_bytes(setup: Setup) -> float:
     if setup.fp8 and setup.engine == "nbtrain":
         # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
         backward += (8 + 1) * wide
+    # Of a matrix in 4 bits the product takes a whole one.
+    backward += dequantized_bytes(setup)
     return max(backward, _block_bytes(setup) + stream_bytes(setup))
 
 

@@ -3,11 +3,12 @@
 The Terms of a part add up to the part, and all Terms to the estimate (a test asserts both).
 """
 
+from nbtrain.config.arithmetic.four_bits import four_bit_bytes
 from nbtrain.planner.memory import activations, buffers, host
 from nbtrain.planner.memory.estimate import PARTS, fullest_stage, stage_parts
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage, stage_of
-from nbtrain.planner.memory.states import is_bf16_optimizer, weight_element
+from nbtrain.planner.memory.states import dequantized_bytes, is_bf16_optimizer, weight_element
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import Term, product
 
@@ -74,7 +75,11 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
 def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     trained = stage.layers * sum(setup.adapter_sizes)
     ranks = f"ZeRO {setup.zero_stage} over {setup.zero_size} ranks, padding included"
-    whole = f"{stage.elements:,} frozen parameters and {trained:,} of adapters"
+    held = ""
+    if setup.load_in_4bit:
+        bits = 8 * four_bit_bytes(1 << 20, setup.double_quant) / (1 << 20)
+        held = f", of which {stage.blocks:,} in 4 bits ({bits:.3f} with the constants of their blocks),"
+    whole = f"{stage.elements:,} frozen parameters{held} and {trained:,} of adapters"
     return [
         Term(part, parts[part], "bytes", f"{whole if part == 'weights' else words}, {ranks}", ZERO)
         for part, words in {
@@ -140,6 +145,8 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     bucket = setup.reduce_bucket_elements
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
+    whole = dequantized_bytes(setup)
+    made = f" and {whole:,} bytes of a matrix that is made of its 4 bits" if whole else ""
     on_host = host.nvme_buffers(setup, stage) if not setup.on_gpu else 0
     sources = {
         "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
@@ -153,8 +160,8 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
             "arXiv:2104.04473, section 2.2",
         ),
         "workspace": (
-            f"inner gradients of the MLP and one of the stream, or the step's flat gradient; {on_host:,} "
-            "bytes of NVMe buffers",
+            f"inner gradients of the MLP and one of the stream{made}, or the step's flat gradient; "
+            f"{on_host:,} bytes of NVMe buffers",
             f"{DEEPSPEED}, stage_1_and_2.py",
         ),
         "runtime": (

@@ -109,6 +109,13 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
     return tuple(found)
 
 
+def matrices_of(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
+    """(elements, how many such) of the blocks' matrices on one rank of a stage."""
+    ends = stage.is_first, stage.is_last
+    sizes = _sizes(setup.shape, stage.layers, *ends, setup.tensor_parallel_size)
+    return [(size, copies) for size, copies, kind in sizes if kind == MATRIX]
+
+
 def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
     """Sizes of nbtrain's parameters in `decay` and `no_decay`, in the model's order (model/layers.py)."""
     hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor

@@ -20,8 +20,9 @@ nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
 
 from typing import Literal, NamedTuple
 
+from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS, four_bit_bytes
 from nbtrain.planner.memory.programs import habits_of
-from nbtrain.planner.memory.stage import Stage, shares, touched
+from nbtrain.planner.memory.stage import Stage, matrices_of, shares, touched
 from nbtrain.planner.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]
@@ -164,7 +165,7 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
     tensors = stage.layers * len(setup.adapter_sizes)
     count = stage.layers * sum(setup.adapter_sizes)
     if zero == 0:
-        weights, gradients, master = element * (stage.elements + count), 4 * count, 0
+        weights, gradients, master = frozen_bytes(setup, stage) + element * count, 4 * count, 0
         optimizer = 8 * count + STEP_BYTES * tensors
     elif zero == 3:
         share = stage.layers * sum(-(-size // ranks) for size in setup.adapter_sizes)
@@ -178,15 +179,40 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
         multiple = ALIGNMENT * ranks
         whole = -(-count // multiple) * multiple
         part = whole // ranks
-        weights, master = element * (stage.elements + whole), 4 * part
+        weights, master = frozen_bytes(setup, stage) + element * whole, 4 * part
         optimizer = 8 * part + STEP_BYTES
         if zero == 2:
             gradients = 4 * part
         else:
             gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
     if setup.autocast:
-        weights += 2 * (stage.matrices + count)
+        # Of matrices in 4 bits autocast keeps no copy.
+        weights += 2 * (stage.matrices - (stage.blocks if setup.load_in_4bit else 0) + count)
     return weights, gradients, master, optimizer
+
+
+def frozen_bytes(setup: Setup, stage: Stage) -> int:
+    """Bytes of the weights beside adapters that one rank of a stage holds, ZeRO 0 to 2."""
+    if not setup.load_in_4bit:
+        return weight_element(setup) * stage.elements
+    held = sum(
+        copies * four_bit_bytes(size, setup.double_quant) for size, copies in matrices_of(setup, stage)
+    )
+    return weight_element(setup) * (stage.elements - stage.blocks) + held
+
+
+def dequantized_bytes(setup: Setup) -> int:
+    """The largest matrix of a block as a product takes it, if it is held in 4 bits; 0 if not.
+
+    Under autocast it is made in fp32 first; with double quantization the constants of its blocks are too.
+    """
+    if not setup.load_in_4bit:
+        return 0
+    shape = setup.shape
+    widest = max(shape.query_width + 2 * shape.kv_width, shape.ffn_hidden_size)
+    elements = widest * shape.hidden_size // setup.tensor_parallel_size
+    each = weight_element(setup) + (2 if setup.autocast else 0)
+    return each * elements + (4 * -(-elements // BLOCK_ELEMENTS) if setup.double_quant else 0)
 
 
 def _sub_groups(setup: Setup, stage: Stage) -> int:

@@ -11,6 +11,8 @@ from nbtrain.config.rules.check import RULES, check_config, find_problems
 ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
 ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
 PAIRS = ["data.sources=[{kind: preference, path: pairs.jsonl}]", "data.packing=best_fit"]
+TENSOR_2 = ["parallel.tensor_parallel_size=2", "resources.nodes=2"]
+FOUR_BITS = ["lora.load_in_4bit=true", "init_from=a-run"]
 ZERO_3 = ["parallel.zero_stage=3"]
 
 # run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that
@@ -594,6 +596,44 @@ BROKEN = {
         ["lora.kind=ia3", "lora.rank=8", "init_from=a-run"],
         "@: lora.rank = 8\n  is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and "
         "the MLP. Leave it out.",
+    ),
+    "4 bits that are not asked for": (
+        "gpt-tiny",
+        ["lora.bnb_4bit_use_double_quant=true", "init_from=a-run"],
+        "@: lora.bnb_4bit_use_double_quant = true\n  is for load_in_4bit: true, but load_in_4bit is false. "
+        "Set load_in_4bit: true, or leave it out.",
+    ),
+    "4 bits and ZeRO 3": (
+        "gpt-125m",
+        [*FOUR_BITS, *ZERO_3],
+        "@: parallel.zero_stage = 3\n  cuts each parameter over the ranks, and matrices in 4 bits "
+        "(lora.load_in_4bit) are whole on each rank. Set zero_stage: 2, or load_in_4bit: false to divide the "
+        "frozen weights.",
+    ),
+    "4 bits and a pipeline": (
+        "gpt-2-7b-2xdp-2xpp-2xtp",
+        [*FOUR_BITS, "parallel.tensor_parallel_size=1", "parallel.data_parallel_size=4"],
+        "@: parallel.pipeline_parallel_size = 2\n  cuts the model into stages, for which matrices in 4 bits "
+        "(lora.load_in_4bit) are not made. Set pipeline_parallel_size: 1, or load_in_4bit: false.",
+    ),
+    "4 bits and the compiler": (
+        "gpt-tiny",
+        [*FOUR_BITS, "model.compile=true"],
+        "@: model.compile = true\n  reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. Set "
+        "compile: false, or load_in_4bit: false.",
+    ),
+    "4 bits twice, cut": (
+        "gpt-125m",
+        [*FOUR_BITS, "lora.bnb_4bit_use_double_quant=true", *TENSOR_2],
+        "@: lora.bnb_4bit_use_double_quant = true\n  takes one mean over a whole matrix, which "
+        "tensor_parallel_size(2) cuts apart. Set bnb_4bit_use_double_quant: false, which takes 0.373 bits a "
+        "weight more, or tensor_parallel_size: 1.",
+    ),
+    "4 bits that are cut apart": (
+        "gpt-125m",
+        [*FOUR_BITS, "model.ffn_hidden_size=3136", *TENSOR_2],
+        "@: parallel.tensor_parallel_size = 2\n  with lora.load_in_4bit cuts matrices between blocks of 64 "
+        "numbers, and ffn_hidden_size(3136) is no multiple of 128. Set tensor_parallel_size: 1.",
     ),
     "adapters of a shared group": (
         "gpt-2-7b-2xdp-2xpp-2xtp",

@@ -1,0 +1,90 @@
+"""Matrices that a run holds in 4 bits (lora.load_in_4bit): read from a start, and what is left of them.
+
+load_four_bits(engine, weights, tensor, piece_elements)   a start's matrices, each quantized as it is read
+FourBitWeights(base, config)                              a start as the run has it: quantized and made again
+
+A part of a matrix has the bits of the whole one, because it is cut between blocks (config/rules/lora.py), so
+that no layout changes the model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.checkpoint.reshape import Weights
+from nbtrain.checkpoint.store import DTYPES, MASTER, WHOLE, StoredParameter, TensorPart, elements_of
+from nbtrain.config.lora_section import LoraConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.model.names import is_block_matrix
+from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
+
+
+def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece_elements: int) -> None:
+    """Give each 4-bit matrix of `engine` this rank's part of `weights`.
+
+    One matrix at a time exists in the run's format, and `piece_elements` of it in fp32. The arguments are
+    those of reshape.load_masters.
+    """
+    for name, matrix in engine.module.named_modules():
+        if not isinstance(matrix, FourBitMatrix):
+            continue
+        part = TensorPart(*tensor, matrix.partition_dim)
+        flat = torch.empty(matrix.shape.numel(), dtype=matrix.dtype, device=matrix.packed.device)
+        for first in range(0, len(flat), piece_elements):
+            wanted = min(piece_elements, len(flat) - first)
+            flat[first : first + wanted].copy_(weights.read(name, MASTER, part, first, wanted))
+        matrix.hold(flat)
+
+
+class FourBitWeights:
+    """The parameters of `base`, the blocks' matrices as they are after 4 bits."""
+
+    def __init__(self, base: Weights, config: RunConfig):
+        assert config.lora is not None
+        self.base = base
+        self.how = how_of(config.lora)
+        self.held_as = torch.float32 if config.precision.autocast else DTYPES[config.precision.dtype]
+        self._newest: tuple[str, torch.Tensor] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.base.folder
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the base."""
+        return self.base.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.base.vocab_size
+
+    @property
+    def parameters(self) -> Mapping[str, StoredParameter]:
+        """By canonical name; whole, without padding."""
+        return self.base.parameters
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
+        if not is_block_matrix(name):
+            return self.base.read(name, state, part, start, count, rows)
+        # Asked for piece by piece, in order.
+        if self._newest is None or self._newest[0] != name:
+            whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
+            self._newest = name, rounded(whole, self.how).float()
+        return elements_of(self._newest[1], part, start, count)
+
+
+def how_of(lora: LoraConfig) -> FourBits:
+    """How a run's section `lora` holds frozen matrices."""
+    return FourBits(lora.bnb_4bit_quant_type, lora.bnb_4bit_use_double_quant)

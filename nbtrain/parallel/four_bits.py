@@ -1,0 +1,135 @@
+"""Frozen matrices in 4 bits (QLoRA, arXiv:2305.14314, section 3), by bitsandbytes, which is imported on use.
+
+A block of 64 consecutive numbers of a matrix is kept as 64 indices of 4 bits into a table of 16 numbers, and
+the largest absolute value of the block (absmax) in fp32. With double quantization 256 such values are 8-bit
+numbers with a constant of their own, less their mean over the matrix.
+
+Products are those of bitsandbytes' own Linear4bit: the matrix is made in the format of x, and again in the
+backward pass, which gives the gradient of x alone. The numbers are buffers, not parameters: DeepSpeed neither
+casts, cuts, steps nor saves them.
+"""
+
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from nbtrain.base.errors import ConfigError
+
+# bitsandbytes' defaults, which peft and transformers keep.
+BLOCK_ELEMENTS = 64
+NESTED_BLOCK_ELEMENTS = 256
+
+
+class FourBits(NamedTuple):
+    """How matrices are held; the names are those of transformers' BitsAndBytesConfig."""
+
+    quant_type: str
+    """nf4 or fp4."""
+    use_double_quant: bool
+
+
+class FourBitMatrix(nn.Module):
+    """A frozen matrix [o, i] in 4 bits in place of `weight`, which gives shape, format, device and cut.
+
+    It is 0 until `hold` is called. (x [.., i], bias [o]) -> [.., o].
+    """
+
+    packed: torch.Tensor
+    absmax: torch.Tensor
+    nested_absmax: torch.Tensor
+    offset: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, how: FourBits):
+        super().__init__()
+        self.how, self.shape, self.dtype = how, weight.shape, weight.dtype
+        self.partition_dim: int | None = getattr(weight, "partition_dim", None)
+        elements = weight.numel()
+        blocks = -(-elements // BLOCK_ELEMENTS)
+        parts = {"packed": (torch.uint8, -(-elements // 2)), "absmax": (torch.float32, blocks)}
+        if how.use_double_quant:
+            parts["absmax"] = torch.uint8, blocks
+            parts["nested_absmax"] = torch.float32, -(-blocks // NESTED_BLOCK_ELEMENTS)
+            parts["offset"] = torch.float32, 1
+        for name, (dtype, size) in parts.items():
+            held = torch.zeros(size, dtype=dtype, device=weight.device)
+            self.register_buffer(name, held, persistent=False)
+
+    @torch.no_grad()
+    def hold(self, weight: torch.Tensor) -> None:
+        """Quantize `weight`, of this matrix's shape, after rounding it to the matrix's format."""
+        packed, state = quantized(weight.to(self.packed.device, self.dtype).view(self.shape), self.how)
+        self.packed.copy_(packed.view(-1))
+        self.absmax.copy_(state.absmax)
+        if self.how.use_double_quant:
+            self.nested_absmax.copy_(state.state2.absmax)
+            self.offset.copy_(state.offset.view(1))
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return bitsandbytes().matmul_4bit(x, self.packed, self._state(), bias=bias)
+
+    def dequantized(self) -> torch.Tensor:
+        """The matrix that products are made with, in its format."""
+        return bitsandbytes().functional.dequantize_4bit(self.packed.view(-1, 1), self._state())
+
+    def _state(self) -> Any:
+        functional, device = bitsandbytes().functional, self.packed.device
+        nested = {}
+        if self.how.use_double_quant:
+            second = functional.QuantState(
+                self.nested_absmax,
+                code=_absmax_code(device),
+                blocksize=NESTED_BLOCK_ELEMENTS,
+                dtype=torch.float32,
+            )
+            nested = {"offset": self.offset[0], "state2": second}
+        return functional.QuantState(
+            self.absmax,
+            shape=self.shape,
+            code=_code(self.how.quant_type, device),
+            blocksize=BLOCK_ELEMENTS,
+            quant_type=self.how.quant_type,
+            dtype=self.dtype,
+            **nested,
+        )
+
+
+def quantized(weight: torch.Tensor, how: FourBits) -> tuple[torch.Tensor, Any]:
+    """(packed numbers, bitsandbytes' QuantState) of a matrix."""
+    return bitsandbytes().functional.quantize_4bit(
+        weight.contiguous(),
+        blocksize=BLOCK_ELEMENTS,
+        compress_statistics=how.use_double_quant,
+        quant_type=how.quant_type,
+    )
+
+
+def rounded(weight: torch.Tensor, how: FourBits) -> torch.Tensor:
+    """What is left of a matrix that has been held in 4 bits, in its own format."""
+    return bitsandbytes().functional.dequantize_4bit(*quantized(weight, how))
+
+
+@lru_cache(maxsize=1)
+def bitsandbytes() -> ModuleType:
+    """The package. Raises ConfigError if it is not installed."""
+    try:
+        import bitsandbytes as found
+    except ImportError as error:
+        raise ConfigError(
+            "lora.load_in_4bit: the package bitsandbytes holds matrices in 4 bits and cannot be imported "
+            f"({error}). Install it: pip install 'nbtrain[qlora]'."
+        ) from None
+    return found
+
+
+# Tables are shared by all matrices of a device.
+@lru_cache
+def _code(quant_type: str, device: torch.device) -> torch.Tensor:
+    return bitsandbytes().functional.get_4bit_type(quant_type, device=device)
+
+
+@lru_cache
+def _absmax_code(device: torch.device) -> torch.Tensor:
+    return bitsandbytes().functional.create_dynamic_map().to(device)

@@ -27,6 +27,18 @@ def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[
     return keys
 
 
+@functools.cache
+def entry_models() -> Mapping[str, type[BaseModel]]:
+    """{key of a list: the model of each entry}, of lists whose entries are sections."""
+    models: dict[str, type[BaseModel]] = {}
+    for prefix, model in {"": RunConfig, **field_keys()}.items():
+        for name, info in model.model_fields.items() if model else ():
+            entries = get_args(info.annotation) if get_origin(info.annotation) is list else ()
+            if (entry := _section(entries[0]) if entries else None) is not None:
+                models[f"{prefix}.{name}".lstrip(".")] = entry
+    return models
+
+
 def _section(annotation: Any) -> type[ConfigModel] | None:
     if get_origin(annotation) is list:  # its items have keys, it has none
         return None

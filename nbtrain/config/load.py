@@ -23,11 +23,10 @@ from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
 from nbtrain.config.backend_section import BACKEND_WORDS
-from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
+from nbtrain.config.data_section import LANGUAGE_CODE
 from nbtrain.config.earlier import ADDED_LATER, renamed
-from nbtrain.config.fields import EACH, EVERY
-from nbtrain.config.keys import FREE_FORM, unknown_keys
-from nbtrain.config.kubernetes_section import LABEL_WORDS, MountConfig
+from nbtrain.config.keys import FREE_FORM, entry_models, unknown_keys
+from nbtrain.config.kubernetes_section import LABEL_WORDS
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.recipes import expanded
@@ -351,11 +350,12 @@ NAMES = ("name", "data.name", "tokenizer.name")
 def _problem(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
     location = entry["loc"]
-    # In a list of sources pydantic names the kind after the index, of a pattern its form: they are no keys.
+    # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
+    # "<each layer>": they are no keys.
     parts = [
         part
         for before, part in zip((None, *location), location)
-        if not (isinstance(before, int) and part in SOURCES) and part not in (EVERY, EACH)
+        if not (isinstance(before, int) and part in SOURCES) and not str(part).startswith("<")
     ]
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
@@ -377,9 +377,9 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         return f"{where}: {dotted} is missing; it has no default."
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
-        in_mounts = section.startswith("backend.kubernetes.mounts.")
-        item = MountConfig if in_mounts else SOURCES.get(location[-2], BlendEntry)
-        return f"{where}: {section} has no key `{shortened(key)}`.{nearest(key, item.model_fields)}"
+        item = SOURCES.get(location[-2]) or entry_models().get(section.rpartition(".")[0])
+        near = nearest(key, item.model_fields) if item else ""
+        return f"{where}: {section} has no key `{shortened(key)}`.{near}"
     if kind == "union_tag_not_found":
         return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
     if kind == "union_tag_invalid":
@@ -393,6 +393,8 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind in _BOUNDS:
         words, limit = _BOUNDS[kind]
         return f"{found}: must be {words} {_number(context[limit])}."
+    if kind == "too_short":
+        return f"{found}: must have at least {counted(context['min_length'], 'item')}."
     if kind == "string_too_long":
         length, most = len(entry["input"]), context["max_length"]
         return f"{found}: has {length:,} characters; the field takes at most {most:,}."

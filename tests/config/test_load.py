@@ -60,6 +60,15 @@ REFUSED = {
         "        sub_pth: y\n",
         "my-run.yaml:7: backend.kubernetes.mounts.0 has no key `sub_pth`. Nearest: sub_path.",
     ),
+    "a key of a toleration": (
+        "backend:\n  kubernetes:\n    tolerations:\n      - key: x\n        efect: NoSchedule\n",
+        "my-run.yaml:6: backend.kubernetes.tolerations.0 has no key `efect`. Nearest: effect.",
+    ),
+    "a key of a task": (
+        "evaluation:\n  tasks:\n    - task: lambada\n      path: q.jsonl\n      limt: 3\n",
+        "my-run.yaml:6: evaluation.tasks.0 has no key `limt`. Nearest: limit.",
+    ),
+    "a step that is none": ("init_step: 0\n", "my-run.yaml:2: init_step = 0: must be at least 1."),
     "a path in a container": (
         "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: a b\n",
         "my-run.yaml:6: backend.kubernetes.mounts.0.mount_path = a b: must be an absolute path without "

@@ -190,7 +190,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "unprepared": unprepared and not twin,
         "words": TWIN_WORDS if twin else "",
         "problems": problems,
-        "shortages": [] if twin else shortages_by_key(found.shortages),
+        "shortages": [] if twin else shortages_by_key(draft, found.shortages, found.config),
         "findings": findings_by_key(
             [*findings_of_hostfile(found.config), *more_than_is_here(found.config), *plan.findings]
         )
@@ -204,7 +204,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "of_architecture": {key: _of_architecture(draft, every_field()[key]) for key in OF_ARCHITECTURE},
         "name": draft.value("name"),
         "line": draft.call(function),
-        "cell": draft.cell(function, "twin" if twin else "run", more),
+        "cell": draft.cell(function, "twin" if twin else "job", more),
     }
 
 

@@ -5,6 +5,7 @@ Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,9 +168,12 @@ class Draft:
             if not any(f"override {key}" in misfit for misfit in misfits)
         }
         try:
-            return find_problems(load(self.run, fitting, check=False))
+            problems = find_problems(load(self.run, fitting, check=False))
         except ConfigError:
             return []
+        left_out = self.overrides.keys() - fitting.keys()
+        # What a rule says of a field without its value is not so.
+        return [one for one in problems if not any(_names(one, key) for key in left_out)]
 
     @property
     def line(self) -> str:
@@ -227,6 +231,16 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def _names(problem: str, key: str) -> bool:
+    """Whether a message names a field by its dotted key, or with its number: "eval_interval_steps(100)"."""
+    section, _, last = key.rpartition(".")
+    return bool(section and re.search(rf"\b({re.escape(key)}|{last}(?=\())\b", problem))
+
+
 def _python(value: Any) -> str:
     """As a formatter writes it: text in double quotes."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_python(key)}: {_python(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -157,7 +157,8 @@ def default_of(key: str, architecture: str) -> str | None:
 def run_yamls() -> list[str]:
     """Names of the run YAMLs of nbtrain and of the workspace: gpt-tiny first, the others by name."""
     examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
-    names = {path.stem for folder in examples for path in folder.glob("training/*.yaml")}
+    kinds = ("training", "finetuning")
+    names = {path.stem for folder in examples for kind in kinds for path in folder.glob(f"{kind}/*.yaml")}
     return sorted(names, key=lambda name: (name != "gpt-tiny", name))
 
 

@@ -8,11 +8,13 @@ from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.lab.form.draft import Draft
-from nbtrain.lab.form.fields import every_field, field_at
+from nbtrain.lab.form.fields import Field, every_field, field_at
 from nbtrain.planner.findings import Finding, finding_of_problem
 
 # "override batch.max_steps=5", the place of a message that names no key.
 _OVERRIDE = re.compile(r"override (?P<key>[a-z_]+(\.[A-Za-z0-9_-]+)*)")
+# "evaluation.tasks.0.path", the key that a message begins with.
+_KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)*")
 # "micro_batch_size(5)": a rule's number with the field that it comes from.
 _NUMBER = re.compile(r"\b([a-z][a-z0-9_]+)\(")
 # What a layout's product calls the sizes that it multiplies.
@@ -23,6 +25,8 @@ _PRODUCT = {
 }
 # "  and override batch.train_steps=5: batch.train_steps = 5", the second line of a rule about two fields.
 _AND = re.compile(r"^\s+and (override .*?: |\S+:\d+: )?(?P<found>[a-z_.]+ = .*)$", re.MULTILINE)
+# "data.sources[0].kind = jsonl", the first line of a rule about something inside a field.
+_FIRST_LINE = re.compile(r"\A\S+ = [^\n:]*(?=\n)")
 # " = 250", between the key and the rule.
 _VALUE = re.compile(r" = (?P<value>.*?)(?P<end>\n\s*|: )", re.DOTALL)
 
@@ -39,16 +43,13 @@ def problems_by_key(draft: Draft, problems: Iterable[str], config: RunConfig | N
 
 
 def _problem(draft: Draft, text: str, config: RunConfig | None) -> dict[str, Any]:
-    place, rest = _place(draft, text)
-    exact = finding_of_problem(f"?: {rest}").key or _key_of_place(place, config)
-    if not exact and (begins := rest.partition(" = ")[0]) in every_field():
-        exact = begins  # of text that is no YAML
-    one = field_at(exact)
+    _, rest, exact, one = _parts(draft, text, config)
     named = {_PRODUCT.get(word, word) for word in _NUMBER.findall(rest)}
     also = [
         key
         for key in draft.overrides
-        if (key.rpartition(".")[2] in named or key in rest) and (one is None or key != one.key)
+        if (key.rpartition(".")[2] in named or re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rest))
+        and (one is None or key != one.key)
     ]
     return {
         "key": one.key if one else None,
@@ -56,6 +57,19 @@ def _problem(draft: Draft, text: str, config: RunConfig | None) -> dict[str, Any
         "full": text,
         "also": also,
     }
+
+
+def _parts(draft: Draft, text: str, config: RunConfig | None) -> tuple[str, str, str, Field | None]:
+    """(place, message without it, key that the message is about, its field) of a message."""
+    place, rest = _place(draft, text)
+    exact = finding_of_problem(f"?: {rest}").key or _key_of_place(place, config)
+    begins = match[0] if (match := _KEY.match(rest)) else ""
+    # Of text that is no YAML, of something in a list, and of a section that is set by a key inside it.
+    if (not exact and field_at(begins) and (rest.startswith(f"{begins} = ") or "." in begins)) or (
+        begins in every_field() and exact.startswith(f"{begins}.")
+    ):
+        exact = begins
+    return place, rest, exact, field_at(exact)
 
 
 def _place(draft: Draft, text: str) -> tuple[str, str]:
@@ -81,8 +95,9 @@ def _key_of_place(place: str, config: RunConfig | None) -> str:
 
 def _rule(rest: str, key: str, whole: bool) -> str:
     """The message without what its field shows: key and value."""
-    if not key or not re.match(rf"{re.escape(key)}(?![.\w])", rest):
-        return _one_paragraph(rest)
+    if not key or not re.match(rf"{re.escape(key)}(?![.\w\[])", rest):
+        # "data.sources[0].kind = jsonl", a line of its own.
+        return _one_paragraph(_FIRST_LINE.sub(r"\g<0>:", rest))
     rest = rest.removeprefix(key)
     if not (match := _VALUE.match(rest)):
         return _one_paragraph(rest.removeprefix(":") if whole else f"{key}{rest}")
@@ -93,20 +108,25 @@ def _rule(rest: str, key: str, whole: bool) -> str:
 
 def _one_paragraph(text: str) -> str:
     words = " ".join(text.split())
-    # A key is no word to begin with a capital.
-    return words if re.match(r"\S+[._(]\S", words) else words[:1].upper() + words[1:]
+    # A key and a path are no words to begin with a capital.
+    return words if re.match(r"\S+[._(/]\S", words) else words[:1].upper() + words[1:]
 
 
-def shortages_by_key(shortages: Iterable[Obstacle]) -> list[dict[str, Any]]:
-    """{key, kind, message, fix} of what a machine lacks."""
+def shortages_by_key(
+    draft: Draft, shortages: Iterable[Obstacle], config: RunConfig | None
+) -> list[dict[str, Any]]:
+    """{key, kind, message, rule, fix} of what a machine lacks; `rule` is what is said at the field."""
     found = []
     for one in shortages:
-        at = field_at(finding_of_problem(one.message).key)
-        # Its own command is for a run whose name is not known there; the fix names it.
-        message = (
-            one.message.replace(" Make it with `nbtrain prepare RUN.yaml`.", "") if one.fix else one.message
-        )
-        found.append({"key": at.key if at else None, "kind": one.kind, "message": message, "fix": one.fix})
+        place, rest, exact, at = _parts(draft, one.message, config)
+        # The value of an override stands at its field.
+        message = rest if place.startswith("override ") else one.message
+        if one.fix:
+            # Its own command is for a run whose name is not known there; the fix names it.
+            message = message.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
+        rule = _rule(rest, exact, at is not None and at.key == exact)
+        key = at.key if at else None
+        found.append({"key": key, "kind": one.kind, "message": message, "rule": rule, "fix": one.fix})
     return found
 
 

@@ -157,6 +157,11 @@ class Form extends FormFrame {
       if (key) (at(key).problems = at(key).problems || []).push(message);
       for (const other of also) at(other).also = key ? `See ${key}: ${message}` : message;
     }
+    for (const { key, kind, rule, fix } of found.shortages) {
+      const said = `${rule} ${fix}`.trim(), mark = key ? at(key) : {};
+      if (kind === "error") (mark.problems = mark.problems || []).push(said);
+      else mark.finding = mark.finding || said; // what this machine lacks is no mistake
+    }
     for (const { key, message } of found.findings) if (key && !at(key).finding) at(key).finding = message;
     this.pages.mark(marks);
     this.nameHelp.textContent = ((marks.name || {}).problems || []).join(" ");

@@ -86,11 +86,7 @@ export class FormSide {
       const list = element("ul");
       for (const { key, message } of problems) {
         const row = element("li");
-        if (key) {
-          const link = button("", `go to ${key}`, () => this.go(key));
-          link.append(element("b", "", key), ` ${message}`);
-          row.append(link);
-        } else row.textContent = message;
+        row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message);
         list.append(row);
       }
       this.found.replaceChildren(list);
@@ -108,12 +104,25 @@ export class FormSide {
     }
     this.verdict.textContent = "This machine cannot start it yet";
     const fixes = new Map();
-    for (const one of shortages) fixes.set(one.fix, [...(fixes.get(one.fix) || []), one.message]);
-    this.found.replaceChildren(...[...fixes].flatMap(([fix, messages]) => [
-      ...messages.map((message) => element("p", "", message)),
+    for (const one of shortages) fixes.set(one.fix, [...(fixes.get(one.fix) || []), one]);
+    this.found.replaceChildren(...[...fixes].flatMap(([fix, found]) => [
+      ...found.map(({ key, message }) => {
+        const row = element("p");
+        row.append(key ? this.link(key, message) : message);
+        return row;
+      }),
       element("p", "nbf-warning", fix),
+      ...(unprepared && found.every(({ kind }) => kind === "data")
+        ? [element("p", "", "The cell that is inserted or copied below does that first.")]
+        : []),
     ]));
-    if (unprepared) this.found.append(element("p", "", "The cell that is inserted or copied below does that first."));
+  }
+
+  /** Words that bring a field into sight. */
+  link(key, ...words) {
+    const node = button("", `go to ${key}`, () => this.go(key));
+    node.append(...words);
+    return node;
   }
 
   changed(changes) {

@@ -260,9 +260,7 @@ def test_templates_without_their_field_are_refused(tmp_path):
             "template = '{role} {contents}': must hold {content}."
         ),
         "{kind: alpaca, path: x, template: '{input}'}": "template = '{input}': must hold {instruction}.",
-        "{kind: chat, path: x, learn_roles: []}": (
-            "learn_roles = []: list should have at least 1 item after validation, not 0."
-        ),
+        "{kind: chat, path: x, learn_roles: []}": ("learn_roles = []: must have at least 1 item."),
         "{kind: chat, path: x, weight: 0.0}": "weight = 0.0: must be more than 0.",
     }
     for source, what in expected.items():

@@ -170,12 +170,12 @@ def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspac
     found = assessed(batch__micro_batch_size="4")
     assert found["cell"] == (
         "import nbtrain as nb\n\n"
-        'run = nb.submit("gpt-tiny", {"batch.micro_batch_size": 4}, prepared=False)\nrun'
+        'job = nb.submit("gpt-tiny", {"batch.micro_batch_size": 4}, prepared=False)\njob'
     )
     cell = assessed(batch__micro_batch_size="4", batch__max_steps="5", data__split="8,1,1")["cell"]
     assert cell == (
-        'import nbtrain as nb\n\nrun = nb.submit("gpt-tiny", {\n    "batch.micro_batch_size": 4,\n'
-        '    "batch.max_steps": 5,\n    "data.split": "8,1,1",\n}, prepared=False)\nrun'
+        'import nbtrain as nb\n\njob = nb.submit("gpt-tiny", {\n    "batch.micro_batch_size": 4,\n'
+        '    "batch.max_steps": 5,\n    "data.split": "8,1,1",\n}, prepared=False)\njob'
     )
     compile(cell, "cell", "exec")
     assert found["unprepared"] and not assessed(mode="twin")["unprepared"]
@@ -299,8 +299,8 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
     line = 'nb.submit(nb.open_run("first").clone("first-2", {"batch.max_steps": 3}))'
     assert found["line"] == line
     assert found["cell"] == (
-        'import nbtrain as nb\n\nrun = nb.submit(nb.open_run("first").clone("first-2", {\n'
-        '    "batch.max_steps": 3,\n}), prepared=False)\nrun'
+        'import nbtrain as nb\n\njob = nb.submit(nb.open_run("first").clone("first-2", {\n'
+        '    "batch.max_steps": 3,\n}), prepared=False)\njob'
     )
     assert answer("submit", request)["name"] == "first-2"
     assert given == [("first-2", 3, run_id)]
@@ -455,3 +455,77 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
     [problem] = found["problems"]
     assert problem["key"] == "model.architecture" and "Nearest: llama." in problem["message"]
     assert found["of_architecture"]["model.normalization"]["base"] == "LayerNorm"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            {"evaluation__tasks": "[{kind: lambada, pth: q.jsonl}]"},
+            [
+                ("evaluation.tasks", "evaluation.tasks.0.task is missing; it has no default."),
+                ("evaluation.tasks", "evaluation.tasks.0.path is missing; it has no default."),
+                ("evaluation.tasks", "evaluation.tasks.0 has no key `kind`."),
+                ("evaluation.tasks", "evaluation.tasks.0 has no key `pth`. Nearest: path."),
+            ],
+        ),
+        (
+            # Nothing is said of how often tasks are asked "and there are none": there is one, which is wrong.
+            {
+                "evaluation__tasks": "[{task: lambada, path: q.jsonl, limit: 0}]",
+                "evaluation__tasks_interval_steps": "100",
+            },
+            [("evaluation.tasks", "evaluation.tasks.0.limit = 0: must be at least 1.")],
+        ),
+        (
+            {"lora": "{rank: 8}"},
+            [
+                (
+                    "lora",
+                    "Trains adapters beside frozen weights, and init_from names none. Set init_from to a run "
+                    "or to a folder of Hugging Face.",
+                )
+            ],
+        ),
+        ({"lora": "{rnk: 8}"}, [("lora", "Has no key `rnk`. Nearest: lora.rank.")]),
+        ({"lora": "{targets: []}"}, [("lora", "lora.targets = []: must have at least 1 item.")]),
+        ({"init_step": "-1"}, [("init_step", "Must be at least 1.")]),
+        (
+            {"dpo": "{beta: 0.2}", "init_from": "base", "data__packing": "best_fit"},
+            [
+                (
+                    "data.sources",
+                    "data.sources[0].kind = python-docs: with dpo every source has kind: preference, and "
+                    "there is at least one.",
+                )
+            ],
+        ),
+    ],
+)
+def test_fields_of_fine_tuning_and_of_tasks(workspace: Path, typed: dict[str, str], said: Any) -> None:
+    """Each problem stands at its field, with the key inside it that is wrong; no key begins a sentence."""
+    assert [(one["key"], one["message"]) for one in assessed(**typed)["problems"]] == said
+
+
+def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) -> None:
+    """A run or file that is not there: without the override that stands at the field anyway."""
+    typed = {"init_from": "nowhere", "evaluation__tasks": "[{task: lambada, path: nope.jsonl}]"}
+    found = {one["key"]: one for one in assessed(**typed)["shortages"] if one["kind"] == "error"}
+    assert list(found) == ["init_from", "evaluation.tasks"]
+    assert found["init_from"]["message"].startswith("init_from: there is no run nowhere in ")
+    assert found["init_from"]["rule"].startswith("There is no run nowhere in ")
+    tasks = found["evaluation.tasks"]
+    assert tasks["message"] == tasks["rule"] and tasks["fix"].startswith("Paths count from the workspace.")
+    assert tasks["rule"].startswith("evaluation.tasks.0.path is no file of lambada questions: ")
+    (workspace / "mine.yaml").write_text("extends: gpt-tiny\ninit_from: nowhere\n")
+    [one] = [one for one in assessed("mine.yaml")["shortages"] if one["key"]]
+    assert one["message"].startswith("mine.yaml:2: init_from: there is no run")
+
+
+def test_runs_that_fine_tune_are_offered_too(workspace: Path) -> None:
+    """`gpt-tiny-instructions` stands beside gpt-tiny; a list in the cell is as a formatter writes it."""
+    found = answer("form", {"yaml": "gpt-tiny"})
+    assert {"gpt-tiny-instructions", "gpt-tiny-preferences", "gpt-125m"} <= set(found["yamls"])
+    assert found["yamls"][0] == "gpt-tiny"
+    line = assessed(evaluation__tasks="[{task: lambada, path: q.jsonl}]")["line"]
+    assert line == 'nb.submit("gpt-tiny", {"evaluation.tasks": [{"task": "lambada", "path": "q.jsonl"}]})'

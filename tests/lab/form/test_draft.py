@@ -81,7 +81,7 @@ def test_changes_become_overrides_and_the_line_says_them() -> None:
         "True})"
     )
     draft.set("data.sources", [{"kind": "wiki", "mirror": "http://me:s3cret@host"}])
-    assert draft.line.endswith(""""data.sources": [{'kind': 'wiki', 'mirror': 'http://***@host'}]})""")
+    assert draft.line.endswith('"data.sources": [{"kind": "wiki", "mirror": "http://***@host"}]})')
     draft.set("data.sources", draft.base_value("data.sources"))
     assert draft.assess().config == load("gpt-tiny", draft.overrides, check=False)
 

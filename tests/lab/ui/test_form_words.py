@@ -69,18 +69,23 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
         page.evaluate("window.end()")
 
 
+def form_page(browser: Any, width: int) -> Any:
+    """The form of gpt-tiny, answered by this process."""
+    asked = {"yaml": "gpt-tiny", "overrides": {}, "typed": {}, "mode": "full"}
+    routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
+    server = """{call: async (path, method, body) =>
+        (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
+    mount = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}}})"
+    return view_page(browser, routes, mount, width, module="form")
+
+
 @pytest.mark.parametrize("width", [1100, 620])
 def test_what_comes_of_the_fields_and_submit_stay_in_sight(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     """Beside the fields; in a narrow page Submit stands at its foot, however far down its fields are."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
-    asked = {"yaml": "gpt-tiny", "overrides": {}, "typed": {}, "mode": "full"}
-    routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
-    server = """{call: async (path, method, body) =>
-        (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
-    mount = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}}})"
-    with view_page(browser, routes, mount, width, module="form") as page:
+    with form_page(browser, width) as page:
         page.locator(
             ".nbf-found p", has_text="The cell that is inserted or copied below does that first."
         ).wait_for()
@@ -92,3 +97,28 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
             assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (key, box)
         fields = page.locator("[aria-label='Essential fields']").bounding_box()
         assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)
+
+
+def test_a_file_that_is_not_there_is_marked_at_its_field(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And counted on its tab; what the cell makes first stands beside what it makes, not beside a mistake."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    with form_page(browser, 1100) as page:
+        page.get_by_text("All fields").click()
+        page.get_by_label("search all fields").fill("evaluation.tasks")
+        field = page.locator(".nbf-field[data-key='evaluation.tasks']")
+        field.locator("textarea").fill("[{task: lambada, path: nope.jsonl}]")
+        wrong = field.locator(
+            ".nbf-error", has_text="evaluation.tasks.0.path is no file of lambada questions"
+        )
+        wrong.wait_for()
+        assert "Paths count from the workspace." in wrong.inner_text()
+        assert page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong").text_content() == "1 problem"
+        said = page.locator(".nbf-found p").all_inner_texts()
+        does = said.index("The cell that is inserted or copied below does that first.")
+        assert said[does - 1].endswith("makes what is missing.")
+        assert said[-1] == "Paths count from the workspace. Correct it, or take the entry out."
+        page.get_by_label("search all fields").fill("")
+        page.get_by_title("go to evaluation.tasks").click()
+        assert field.locator("textarea").evaluate("node => node === document.activeElement")

@@ -1,0 +1,42 @@
+"""The page that tries a model, in a browser: it has JupyterLab's theme, and sees new checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain import serving
+from tests.end_to_end.jupyterlab import browser  # noqa: F401
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+PAGE = Path(serving.__file__).with_name("page.html")
+LAB = '<body data-jp-theme-light="false"><iframe src="/models/" width="700" height="600"></iframe></body>'
+
+
+def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
+    """The theme follows the lab's; a model that came later is offered, and a choice stays."""
+    models: list[dict[str, Any]] = []
+    page = browser.new_page()
+    page.route("http://lab.test/", lambda route: route.fulfill(body=LAB, content_type="text/html"))
+    page.route(
+        "http://lab.test/models/",
+        lambda route: route.fulfill(body=PAGE.read_text(), content_type="text/html"),
+    )
+    page.route("http://lab.test/models/v1/models", lambda route: route.fulfill(json={"data": models}))
+    page.goto("http://lab.test/")
+    tile = page.frame_locator("iframe")
+    tile.get_by_text("No run has a checkpoint yet.").wait_for()
+    root = tile.locator("html")
+    assert root.evaluate("node => getComputedStyle(node).colorScheme") == "dark"
+    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+    tile.locator("html[style*=light]").wait_for()
+    models += [{"id": "gpt-a", "step": 20}, {"id": "gpt-b", "step": 40}]
+    tile.get_by_label("Prompt").click()
+    tile.locator("option", has_text="gpt-b, step 40").wait_for(state="attached")
+    assert tile.get_by_role("status").inner_text() == ""
+    tile.get_by_label("Model").select_option("gpt-b")
+    models[1]["step"] = 60
+    root.evaluate("() => window.dispatchEvent(new Event('focus'))")
+    tile.locator("option", has_text="gpt-b, step 60").wait_for(state="attached")
+    assert tile.get_by_label("Model").input_value() == "gpt-b"
+    page.close()

@@ -201,13 +201,13 @@ def _stop_out_of_order(
     if kept is not None and reached is not None and kept >= reached:
         later = " (its processes had to be killed later)" if killed else how
         return f"stopped on request{_at(kept)}; {saved}{later}"
-    newest = f"; its newest checkpoint is of step {kept}" if kept is not None else ""
+    newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept}"
     if not killed:
-        return f"stopped on request before it could save{_at(step)}{how}{newest}"
+        return f"stopped on request before it could save{_at(step)}{how}; {newest}"
     # A rank that hangs after its save says nothing: only the checkpoint is known.
-    missed = "said that it had saved" if step is None and newest else "had saved"
+    missed = "had saved" if step is not None or kept is None else "said that it had saved"
     late = f" {around.killed_after}" if around.killed_after else ""
-    return f"stopped on request; killed{late} before it {missed}{_at(step)}{newest}"
+    return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}"
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:

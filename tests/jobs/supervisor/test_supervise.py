@@ -219,7 +219,7 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     assert time.monotonic() - began < 150
     assert state == "CANCELLED"
     late = r"stopped on request; killed \d+ s after it \(backend.shutdown_timeout_seconds = 1\)"
-    assert re.fullmatch(rf"{late} before it had saved", cause), cause
+    assert re.fullmatch(rf"{late} before it had saved; no checkpoint was saved", cause), cause
     assert processes.marked_pids([job.job_id]) == []
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 

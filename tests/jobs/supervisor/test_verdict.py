@@ -129,10 +129,13 @@ def test_a_stop_that_did_not_save_says_so():
     killed = judged(record(0, "killed", signal=9, code=None), killed_at=8.0, **asked)
     assert (killed.state, killed.cause) == (
         "CANCELLED",
-        "stopped on request; killed before it had saved at step 7",
+        "stopped on request; killed before it had saved at step 7; no checkpoint was saved",
     )
     failed = judged(record(0, "failed", code=1, message="no room"), **asked)
-    assert failed.cause == "stopped on request before it could save at step 7 (rank 0: no room)"
+    assert (
+        failed.cause
+        == "stopped on request before it could save at step 7 (rank 0: no room); no checkpoint was saved"
+    )
 
 
 KILLED_AFTER_ITS_WORD = record(
@@ -201,13 +204,13 @@ def test_a_stop_before_the_first_new_step_has_lost_nothing():
 @pytest.mark.parametrize(
     ("step", "saved_step", "cause"),
     [
-        (7, None, "stopped on request; killed before it had saved at step 7"),
+        (7, None, "stopped on request; killed before it had saved at step 7; no checkpoint was saved"),
         (
             7,
             4,
             "stopped on request; killed before it had saved at step 7; its newest checkpoint is of step 4",
         ),
-        (None, None, "stopped on request; killed before it had saved"),
+        (None, None, "stopped on request; killed before it had saved; no checkpoint was saved"),
         (
             None,
             4,

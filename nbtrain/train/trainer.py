@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
@@ -30,8 +30,10 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.preferences import PairFigures, Rewards
 from nbtrain.train.profile.profiler import profiling
 from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
-from nbtrain.train.tasks import Tasks
 from nbtrain.train.training_step import StepResult, TrainingStep
+
+if TYPE_CHECKING:
+    from nbtrain.train.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class Trainer:
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
         self.tasks = None
         if config.evaluation.tasks and self.perf is None and self.datasets.valid is not None:
+            from nbtrain.train.tasks import Tasks
+
             self.tasks = Tasks(config, built.run, self.engine, self.datasets.valid)
         self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
@@ -210,7 +214,7 @@ class Trainer:
         is_last = step == self.config.train_steps or self.config.mode == "eval"
         return is_last or step % (evaluation.tasks_interval_steps or evaluation.eval_interval_steps) == 0
 
-    def _ask(self, tasks: Tasks) -> None:
+    def _ask(self, tasks: "Tasks") -> None:
         started = time.perf_counter()
         with self.heartbeat.phase("evaluate"):
             found = tasks.ask(self.state.step, self.heartbeat.beat)

@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int = 0
+    answers: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
 
 
 def batches(step: int, apart: bool) -> list[Batch]:

@@ -48,8 +48,8 @@ def reshaped(path: str, copy: str) -> int:
     """Train; what was loaded is saved once more, in the run `copy`, before the first step."""
     load = Built.load
 
-    def load_and_save(self):
-        load(self)
+    def load_and_save(self, *beat):
+        load(self, *beat)
         live = self.saver.live
         own, live.run = live.run, RunDir(copy)
         self.saver.save(self.state)

@@ -174,6 +174,8 @@ class _Batch(NamedTuple):
     loss_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
+    answers: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
 
 
 @pytest.fixture(scope="module")

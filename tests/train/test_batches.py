@@ -75,7 +75,7 @@ def test_batches_are_tokens_and_the_labels_after_them(num_workers):
     first, second = next(batches), next(batches)
     assert first.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
     assert first.labels.tolist() == [[6, 7, 8, 9], [10, 11, 12, 13]]
-    assert first[2:] == (None, None, None, 0, None) and first.bounds == {}
+    assert first[2:] == (None, None, None, 0, None, None, None, None) and first.bounds == {}
     assert second.tokens[0].tolist() == [0, 1, 2, 3]
     assert batches.wait_seconds > 0
     assert torch.equal(torch.get_rng_state(), before)

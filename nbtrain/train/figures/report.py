@@ -10,6 +10,7 @@ import math
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +20,6 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.evaluation.evaluate import Evaluation
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
@@ -28,6 +28,9 @@ from nbtrain.train.figures.throughput import Pauses, Rate, Speedometer, Throughp
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.preferences import Rewards
 from nbtrain.train.training_step import StepResult
+
+if TYPE_CHECKING:
+    from nbtrain.evaluation.evaluate import Evaluation
 
 SLOW_INTERVALS = 3
 # fp16: of so many steps in a row more than half must have moved the weights.
@@ -117,7 +120,7 @@ class Report:
             words = f" | {_shown(rewards)}"
         self._add_loss("validation", state, loss, f"{words} | {seconds:.2f} s", seconds=seconds)
 
-    def add_tasks(self, state: TrainState, found: Evaluation, seconds: float) -> None:
+    def add_tasks(self, state: TrainState, found: "Evaluation", seconds: float) -> None:
         """What the model has answered to evaluation.tasks at this validation."""
         self._time_split.add(evaluation=seconds)
         self._pauses.add("tasks", seconds)

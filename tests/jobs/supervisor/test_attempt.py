@@ -198,7 +198,7 @@ def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
     cause = watched.attempt.finish().cause
     assert cause == (
         "stopped on request; killed 125 s after it (backend.shutdown_timeout_seconds = 20) before it had "
-        "saved"
+        "saved; no checkpoint was saved"
     )
 
 

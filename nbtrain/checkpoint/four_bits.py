@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbtrain.checkpoint.reshape import Weights
-from nbtrain.checkpoint.store import DTYPES, MASTER, WHOLE, StoredParameter, TensorPart, elements_of
+from nbtrain.checkpoint.store import DTYPES, MASTER, WHOLE, MadeWhole, StoredParameter, TensorPart
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import is_block_matrix
@@ -38,7 +38,7 @@ def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece
         matrix.hold(flat)
 
 
-class FourBitWeights:
+class FourBitWeights(MadeWhole):
     """The parameters of `base`, the blocks' matrices as they are after 4 bits."""
 
     def __init__(self, base: Weights, config: RunConfig):
@@ -46,7 +46,6 @@ class FourBitWeights:
         self.base = base
         self.how = how_of(config.lora)
         self.held_as = torch.float32 if config.precision.autocast else DTYPES[config.precision.dtype]
-        self._newest: tuple[str, torch.Tensor] | None = None
 
     @property
     def folder(self) -> Path:
@@ -66,6 +65,11 @@ class FourBitWeights:
         """By canonical name; whole, without padding."""
         return self.base.parameters
 
+    def full(self, name: str) -> torch.Tensor:
+        """A matrix of a block as it is after 4 bits, whole, fp32."""
+        whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
+        return rounded(whole, self.how).float()
+
     def read(
         self,
         name: str,
@@ -78,11 +82,7 @@ class FourBitWeights:
         """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
         if not is_block_matrix(name):
             return self.base.read(name, state, part, start, count, rows)
-        # Asked for piece by piece, in order.
-        if self._newest is None or self._newest[0] != name:
-            whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
-            self._newest = name, rounded(whole, self.how).float()
-        return elements_of(self._newest[1], part, start, count)
+        return super().read(name, state, part, start, count, rows)
 
 
 def how_of(lora: LoraConfig) -> FourBits:

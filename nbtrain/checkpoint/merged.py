@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from nbtrain.checkpoint.reshape import Weights
-from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
+from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, MadeWhole, StoredParameter, TensorPart
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.adapters import qkv_parts
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import adapters_of
 
 
-class MergedWeights:
+class MergedWeights(MadeWhole):
     """The parameters of `base`, with the adapters that a checkpoint of the run of `config` holds."""
 
     def __init__(self, base: Weights, adapters: CheckpointStore, config: RunConfig):
@@ -33,7 +33,6 @@ class MergedWeights:
         self.vocab_size = base.vocab_size
         self.scale = config.lora.scale
         self.qkv_parts = qkv_parts(GPTConfig.of(config))
-        self._newest: tuple[str, torch.Tensor] | None = None
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
@@ -67,10 +66,7 @@ class MergedWeights:
         """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
         if self._vector(name) is None and adapters_of(name)[0] not in self.adapters.parameters:
             return self.base.read(name, state, part, start, count, rows)
-        # Asked for piece by piece, in order.
-        if self._newest is None or self._newest[0] != name:
-            self._newest = name, self.full(name)
-        return elements_of(self._newest[1], part, start, count)
+        return super().read(name, state, part, start, count, rows)
 
     def _vector(self, name: str) -> str | None:
         """The vector of IA3 that a weight or bias is multiplied with."""

@@ -831,13 +831,13 @@ SHIPPED = {
         "gpt-13b-4xdp-8xpp",
     },
     "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp"},
+    "checkpoints_fit_the_disk": {"gpt-175b"},
 }
-# By how its GPU counts, and how much is free on its disk.
-OF_THE_MACHINE = {"bf16_needs_no_scale", "checkpoints_fit_the_disk"}
 
 
-def test_the_shipped_runs_have_known_findings():
-    """No rule calls a published run wrong but for what its own files say."""
-    found = {run: {one.rule for one in findings(run)} - OF_THE_MACHINE for run in run_yamls()}
+def test_the_shipped_runs_have_known_findings(monkeypatch):
+    """No rule calls a published run wrong but for what its own files say, on a disk with 1 TiB free."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**40))
+    found = {run: {one.rule for one in findings(run)} - {"bf16_needs_no_scale"} for run in run_yamls()}
     expected = {run: {rule for rule, runs in SHIPPED.items() if run in runs} for run in found}
     assert found == expected

@@ -16,7 +16,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.files import write_file
 from nbtrain.checkpoint.pretrained.ia3 import PeftVectors, write_vectors
-from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
+from nbtrain.checkpoint.store import CheckpointStore, MadeWhole, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import (
@@ -86,7 +86,7 @@ def _written(module: AdaptedModule, a: torch.Tensor, b: torch.Tensor) -> tuple[t
     return theirs_a, theirs_b
 
 
-class PeftAdapters:
+class PeftAdapters(MadeWhole):
     """The adapters of a folder by canonical name. Raises CheckpointError if they are not those of the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -149,15 +149,3 @@ class PeftAdapters:
                     f"lora.rank is {rank} for each of queries, keys and values."
                 )
             out[piece.first : piece.first + piece.count] = rows[:, column : column + rank]
-
-    def read(
-        self,
-        name: str,
-        state: str = MASTER,
-        part: TensorPart = WHOLE,
-        start: int = 0,
-        count: int | None = None,
-        rows: int | None = None,
-    ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a matrix, flat, fp32; as CheckpointStore.read."""
-        return elements_of(self.full(name), part, start, count)

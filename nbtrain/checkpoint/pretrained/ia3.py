@@ -15,7 +15,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.files import write_file
-from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, StoredParameter, TensorPart, elements_of
+from nbtrain.checkpoint.store import CheckpointStore, MadeWhole, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_modules, settings_of, shapes_of
@@ -46,7 +46,7 @@ def write_vectors(
     files.write_json(folder / SETTINGS, settings_of(config))
 
 
-class PeftVectors:
+class PeftVectors(MadeWhole):
     """The vectors of a folder by canonical name. Raises CheckpointError if they are not those of the run."""
 
     def __init__(self, folder: Path, config: RunConfig):
@@ -87,15 +87,3 @@ class PeftVectors:
                         "alone are multiplied."
                     )
         return torch.cat([parts[place] for place in sorted(parts)])
-
-    def read(
-        self,
-        name: str,
-        state: str = MASTER,
-        part: TensorPart = WHOLE,
-        start: int = 0,
-        count: int | None = None,
-        rows: int | None = None,
-    ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a vector, flat, fp32; as CheckpointStore.read."""
-        return elements_of(self.full(name), part, start, count)

@@ -123,7 +123,7 @@ def _of_progress(key: str, words: Callable[[float], str]) -> Callable[[Compared]
 
 
 def _perplexity(one: Compared) -> str | None:
-    """None for a run of pairs of answers, whose loss is none of a token."""
+    """None for a run of pairs of answers, whose loss is that of a choice between two, not of tokens."""
     if one.config is not None and one.config.dpo is not None:
         return None
     # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
@@ -133,14 +133,6 @@ def _perplexity(one: Compared) -> str | None:
 def _steps(one: Compared) -> str | None:
     step, total = one.summary.step, one.summary.total_steps
     return None if step is None else f"{step:,} / {total:,}" if total else f"{step:,}"
-
-
-def _perplexity(one: Compared) -> str | None:
-    # The loss of pairs of answers is that of a choice between two, not of tokens.
-    if one.config and one.config.dpo is not None:
-        return None
-    # exp(20) is past the vocabulary of any tokenizer: such a run has learnt nothing.
-    return _of_progress("validation_loss", lambda value: f"{math.exp(min(value, 20)):,.2f}")(one)
 
 
 def _device_hours(one: Compared) -> str | None:

@@ -7,6 +7,7 @@ The reference is the model that the run starts from. Every layout computes it as
 share of the samples, without dropout.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -154,7 +155,7 @@ def _computed(
     mine = positions.reshape(steps, place.size, micro)[:, place.rank].tolist()
     device = engine.deepspeed.device
     sums = torch.zeros(len(dataset.indexed), 3, dtype=torch.float64, device=device)
-    with Progress("reference", steps * row, "samples") if is_first else _Silent() as progress:
+    with Progress("reference", steps * row, "samples") if is_first else contextlib.nullcontext() as bar:
         for first in range(0, steps, BATCHES_AT_ONCE):
             rows = mine[first : first + BATCHES_AT_ONCE]
             figures = PairFigures(config.dpo, device)
@@ -165,19 +166,7 @@ def _computed(
                 # A pair that is met twice counts twice.
                 sums[batch.pairs, :2] += found
                 sums[batch.pairs, 2] += 1
-            progress.update(len(rows) * row)
+            if bar is not None:
+                bar.update(len(rows) * row)
     engine.over_data_axis(sums)
     return (sums[:, :2] / sums[:, 2:]).float().cpu().numpy()
-
-
-class _Silent:
-    """No bar, on ranks that show none."""
-
-    def __enter__(self) -> "_Silent":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def update(self, count: int) -> None:
-        pass

@@ -347,7 +347,7 @@ PARTS = (
     ),
     Part(
         "pods",
-        "a job of Kubernetes through three pods: paused, resumed, evicted, and on to its end",
+        "jobs of Kubernetes through several pods: paused, resumed, one of two evicted, and on to their ends",
         _pytest("--soak", "tests/jobs/backends/kubernetes/test_pods.py"),
         _evidence(
             (

@@ -101,6 +101,7 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
     fake, start, stub, pod, wait_until, states_of, monkeypatch
 ):

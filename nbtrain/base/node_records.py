@@ -151,3 +151,5 @@ class EngineWord(Record):
     """When it expects to start a job that waits; seconds since the epoch."""
     engine: str = ""
     """The engine and its name for the job, such as Slurm job 4711."""
+    ended_as: str = ""
+    """The engine's own one word for how a failed job ended, such as TIMEOUT; "" if there is none."""

@@ -225,7 +225,8 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         requests["gpus"] = float(config.resources.gpus_per_node)
     parent = (run.record() or {}).get("parent")
     codes = [row.exit_code for one in replicas for row in one.ranks if row.phase == "Error"]
-    reason = (state == "FAILED" and reason_of_failure(job)) or failure_reason(state, cause, codes)
+    said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
+    reason = (state in ("FAILED", LOST) and said_by_engine) or failure_reason(state, cause, codes)
     return JobPage(
         name=run.name,
         job_id=job.job_id,

@@ -247,6 +247,20 @@ def test_the_clusters_reason_of_a_failure_is_kept(failed: FakeJob, condition, re
     assert [row.phase for row in page.replicas[0].ranks] == ["Stopped", "Error"]
 
 
+def test_slurms_own_word_for_the_end_is_the_reason(failed: FakeJob) -> None:
+    """TIMEOUT says more than the exit code of the rank that its end has killed."""
+    word = {
+        "engine": "Slurm job 4",
+        "state": "FAILED",
+        "reason": "Slurm job 4 ended as TIMEOUT",
+        "seen": True,
+    }
+    for said, reason in (("TIMEOUT", "TIMEOUT"), ("", "ExitCode3")):
+        write_json(failed.job.engine_json, {**word, "ended_as": said})
+        last = job_page(failed.run).conditions[-1]
+        assert (last.type, last.reason) == ("Failed", reason)
+
+
 def test_a_rank_is_succeeded_only_when_its_work_is_done(failed: FakeJob) -> None:
     """Told to leave, as by a deadline, it is Stopped, and so is its replica."""
     for outcome, phase in (("stopped", "Stopped"), ("rollback", "Stopped"), ("finished", "Succeeded")):

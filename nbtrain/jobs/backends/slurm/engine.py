@@ -233,7 +233,8 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
     else:
         reason = f"{engine} is {found.state} on {found.nodes}{words}" if found.nodes else ""
     starts = found.start if state == QUEUED else None
-    return EngineWord(state, reason, time.time(), starts_at=starts, engine=engine)
+    ended_as = found.state if state == FAILED else ""
+    return EngineWord(state, reason, time.time(), starts_at=starts, engine=engine, ended_as=ended_as)
 
 
 def waiting_words(found: SlurmJob) -> str:

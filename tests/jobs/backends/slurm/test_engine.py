@@ -134,6 +134,7 @@ def test_every_state_has_its_place_and_its_words(state: str) -> None:
     text = f"JobId=12 JobName=a JobState={state} Reason=NonZeroExitCode Restarts=0 ExitCode=1:0 NodeList=n0"
     word = word_of(read_scontrol(text), "12")
     assert word.state == ours
+    assert word.ended_as == (state if ours == FAILED else "")
     assert bool(words) == (state not in ("PENDING", "RUNNING", "COMPLETED"))
     beside = f" ({words})" if words else ""
     assert (

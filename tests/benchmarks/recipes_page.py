@@ -52,9 +52,13 @@ SPEED = """- CPU seconds of a token were measured alternating, each on one threa
   included, beside other work; recipes.json has every round. On a GPU, Newton-Schulz takes another share of a
   step, and in bf16 another one again.
 """
-UNFINISHED = """- **{size}: the search is not finished** ({done}).
+RATES_LEFT = """- **{size}: the search for the best rates is not finished** ({done}).
   Neither recipe is known at its best rate, a badly tuned baseline flatters the other recipe, and a single
   seed has no spread: the figures do not say which recipe learns faster.
+"""
+SEEDS_LEFT = """- **{size}: not all seeds have run** ({done}).
+  Each recipe is at its best rate, which lies between rates that are worse; how much the losses differ from
+  seed to seed is not known yet.
 """
 
 
@@ -77,11 +81,7 @@ def write(bench: Bench, to: Path) -> None:
 
 def _shows(by_size: dict[str, list[Record]]) -> str:
     """The last section: only what the records have."""
-    more = "".join(
-        UNFINISHED.format(size=size, done=done)
-        for size, records in by_size.items()
-        if (done := unfinished(size, records)) is not None
-    )
+    more = "".join(unfinished(size, records) for size, records in by_size.items())
     found = [one for records in by_size.values() for one in records]
     more += LENGTHS * any(
         len(losses_by_length(each)) > 1 for each in by_size.values() if whole(each, "modern")
@@ -91,20 +91,20 @@ def _shows(by_size: dict[str, list[Record]]) -> str:
     return SHOWS.format(validation=", ".join(_held_out(size) for size in by_size), more=more, models=models)
 
 
-def unfinished(size: str, records: Sequence[Record]) -> str | None:
-    """What there is of a size, if that is less than the command makes."""
-    words, ended = [], True
+def unfinished(size: str, records: Sequence[Record]) -> str:
+    """What the command has still to do for a size, and what that leaves open; "" if nothing."""
+    words, rates_left, seeds_left = [], False, False
     for arm in ARMS:
         runs = [one for one in whole(records, arm) if one["seed"] == SEEDS[0]]
         losses = {one["lr"]: one["loss"] for one in runs}
         best = min(losses, key=losses.__getitem__, default=None)
         inside = best is not None and min(losses) < best < max(losses)
         seeds = len(at_best(records, arm)) if runs else 0
-        ended &= len(losses) >= len(SIZES[size].rates[arm]) and inside and seeds == len(SEEDS)
-        words.append(
-            f"{TITLES[arm]}: {len(losses)} of {len(SIZES[size].rates[arm])} rates, {seeds} of 3 seeds"
-        )
-    return None if ended else "; ".join(words)
+        rates_left |= len(losses) < len(SIZES[size].rates[arm]) or not inside
+        seeds_left |= seeds < len(SEEDS)
+        words.append(f"{TITLES[arm]}: {len(losses)} rates, {seeds} of {len(SEEDS)} seeds")
+    left = RATES_LEFT if rates_left else SEEDS_LEFT if seeds_left else ""
+    return left.format(size=size, done="; ".join(words))
 
 
 def _of(records: Sequence[Record], size: str) -> list[Record]:

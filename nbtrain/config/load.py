@@ -25,6 +25,7 @@ from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, va
 from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE
 from nbtrain.config.earlier import ADDED_LATER, renamed
+from nbtrain.config.fields import STEP, WORD
 from nbtrain.config.keys import FREE_FORM, entry_models, unknown_keys
 from nbtrain.config.kubernetes_section import LABEL_WORDS
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
@@ -390,6 +391,9 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")
         return f"{found}: {rule}."
+    if {STEP, WORD} & {*location} and kind != "less_than_equal":
+        near = nearest(str(entry["input"]), ("newest", "best")) if kind == "literal_error" else ""
+        return f"{found}: must be newest, best, or the number of a step, at least 1.{near}"
     if kind in _BOUNDS:
         words, limit = _BOUNDS[kind]
         return f"{found}: must be {words} {_number(context[limit])}."

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.table import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
@@ -47,7 +48,7 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
         if idx_path(prefix).is_file() or bin_path(prefix).is_file():
             return DatasetFiles(prefix.parent.absolute(), stem=prefix.name)
     root = dataset_dir("x").parent
-    known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")})
+    known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")}, key=natural)
     raise DataError(
         f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
         + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")

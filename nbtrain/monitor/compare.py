@@ -19,6 +19,7 @@ from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.table import natural
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
@@ -95,7 +96,7 @@ def evaluations(runs: Sequence[Compared]) -> list[list[str]]:
     }
     return [
         [f"{name}: {metric}", *(_evaluated(one.evaluations.get(name), metric) for one in runs)]
-        for name, metric in sorted(keys)
+        for name, metric in sorted(keys, key=lambda key: (natural(key[0]), key[1]))
     ]
 
 

@@ -16,6 +16,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.metrics import BY_NAME, name_of, scalar
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.table import natural
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader
@@ -135,7 +136,7 @@ def _title(name: str) -> str:
 def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
     """Every scalar with points, in the order of metrics.SCALARS; those of datasets last."""
     there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
-    order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys())
+    order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys(), key=natural)
     rows = [scalar(name) for name in order]
     return [
         {

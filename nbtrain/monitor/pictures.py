@@ -18,6 +18,7 @@ from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.table import natural
 from nbtrain.base.workspace import resolve
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.tfevents import Series, read_scalars
@@ -177,7 +178,8 @@ class ScalarsTable:
     def __init__(self, title: str, series: dict[str, Series]):
         self.title = title
         self.rows: list[tuple[str, str, str, str]] = []
-        for name in [*(name for name in BY_NAME if name in series), *sorted(series.keys() - BY_NAME.keys())]:
+        others = sorted(series.keys() - BY_NAME.keys(), key=natural)
+        for name in [*(name for name in BY_NAME if name in series), *others]:
             points = series[name]
             if points.last is None:
                 continue

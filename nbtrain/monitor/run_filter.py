@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.jobstate import ACTIVE, MEANING
+from nbtrain.base.table import natural
 from nbtrain.base.terminal import nearest, shortened
 
 if TYPE_CHECKING:
@@ -96,11 +97,14 @@ class RunFilter:
         field, largest_first = SORTS[self.sort]
         known: list[RunSummary] = []
         unknown: list[RunSummary] = []
-        for run in sorted(runs, key=lambda run: run.name):
+        for run in sorted(runs, key=lambda run: natural(run.name)):
             value = getattr(run, field)
             missing = value is None or (isinstance(value, float) and math.isnan(value))
             (unknown if missing else known).append(run)
-        known.sort(key=lambda run: getattr(run, field), reverse=largest_first != self.reverse)
+        if field == "name":
+            known.sort(key=lambda run: natural(run.name), reverse=self.reverse)
+        else:
+            known.sort(key=lambda run: getattr(run, field), reverse=largest_first != self.reverse)
         return [*known, *unknown][: self.limit]
 
 

@@ -17,6 +17,7 @@ from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.table import natural
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler
@@ -136,7 +137,7 @@ class RunView:
             there = {
                 name for tag, points in self.reader.series.items() if len(points) and (name := name_of(tag))
             }
-        return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys())
+        return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys(), key=natural)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a panel draws, as JSON: base units, seconds since the epoch, None if not known."""

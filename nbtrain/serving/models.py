@@ -10,6 +10,7 @@ from typing import Any
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.table import natural
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.serving.chat import ChatTemplate, template_of
@@ -60,7 +61,7 @@ class Models:
         if self.is_single:
             return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
         found = {}
-        for folder in sorted(output_root().glob("*")):
+        for folder in sorted(output_root().glob("*"), key=lambda path: natural(path.name)):
             if (folder / "run.json").is_file() and (
                 step := newest_checkpoint_step(RunDir(folder))
             ) is not None:

@@ -68,7 +68,19 @@ REFUSED = {
         "evaluation:\n  tasks:\n    - task: lambada\n      path: q.jsonl\n      limt: 3\n",
         "my-run.yaml:6: evaluation.tasks.0 has no key `limt`. Nearest: limit.",
     ),
-    "a step that is none": ("init_step: 0\n", "my-run.yaml:2: init_step = 0: must be at least 1."),
+    "a step that is none": (
+        "init_step: 0\n",
+        "my-run.yaml:2: init_step = 0: must be newest, best, or the number of a step, at least 1.",
+    ),
+    "a word for a step": (
+        "init_step: newst\n",
+        "my-run.yaml:2: init_step = newst: must be newest, best, or the number of a step, at "
+        "least 1. Nearest: newest.",
+    ),
+    "no step": (
+        "init_step: null\n",
+        "my-run.yaml:2: init_step = null: must be newest, best, or the number of a step, at least 1.",
+    ),
     "a path in a container": (
         "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: a b\n",
         "my-run.yaml:6: backend.kubernetes.mounts.0.mount_path = a b: must be an absolute path without "

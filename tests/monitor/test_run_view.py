@@ -259,13 +259,14 @@ def test_scalars_by_name(run: RunDir) -> None:
 
 
 def test_losses_of_named_datasets(run: RunDir) -> None:
-    """Each is a scalar with the name that the run gave its dataset, listed after the others."""
+    """Each is a scalar with the name that the run gave its dataset, after the others, set-2 before set-10."""
     job = FakeJob(run, steps=10)
     job.step = 1
-    job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/wiki": 1.5, "loss/a b/c": 2.5})
+    job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/set-10": 1.5, "loss/set-2": 1.0, "loss/a b/c": 2.5})
     view = RunView(run)
-    assert view.scalars("loss/wiki").values == [1.5]
-    assert view.scalar_names() == ["loss", "grad_norm", "loss/a b/c", "loss/wiki"]
+    assert view.scalars("loss/set-10").values == [1.5]
+    assert view.scalar_names() == ["loss", "grad_norm", "loss/a b/c", "loss/set-2", "loss/set-10"]
+    assert [row["tag"] for row in metrics(view, Asked(()))["tags"]] == view.scalar_names()
     assert len(view.scalars("loss/other")) == 0
     job.finish("CANCELLED", "stopped")
 

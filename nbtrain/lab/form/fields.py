@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from nbtrain.base.table import natural
 from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config import architectures
 from nbtrain.config.fields import described
@@ -159,7 +160,7 @@ def run_yamls() -> list[str]:
     examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
     kinds = ("training", "finetuning")
     names = {path.stem for folder in examples for kind in kinds for path in folder.glob(f"{kind}/*.yaml")}
-    return sorted(names, key=lambda name: (name != "gpt-tiny", name))
+    return sorted(names, key=lambda name: (name != "gpt-tiny", natural(name)))
 
 
 @functools.cache

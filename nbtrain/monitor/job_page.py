@@ -24,7 +24,7 @@ from nbtrain.config.autotune import found_words
 from nbtrain.config.kept import kept_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.conditions import Condition, JobEvent, conditions, failure_reason, job_events
-from nbtrain.monitor.job_place import place_of, restart_policy, twin_words
+from nbtrain.monitor.job_place import place_of, restart_policy, started_from, twin_words
 from nbtrain.monitor.job_use import Gpu, Use, gpus, limits, uses
 from nbtrain.monitor.logs import log_attempts
 from nbtrain.monitor.notes import RunNotes, notes_of
@@ -136,6 +136,8 @@ class JobPage:
     place: dict[str, str]
     """Where it is in the words of its engine, job_place.py; {} on kind: local."""
     restart_policy: str
+    started_from: str
+    """The checkpoint or the model of init_from; "" of a run whose weights were drawn at random."""
     twin: str
     """Of a twin: which run's, and what its checks have shown; "" of any other run."""
     state: str
@@ -236,6 +238,7 @@ def job_page(run: RunDir, job_id: str | None = None, now: float | None = None) -
         backend=record.backend,
         place=place_of(job, config),
         restart_policy=restart_policy(config),
+        started_from=started_from(run, config),
         twin=twin_words(run),
         state=state,
         phase=PHASES.get(state, state),

@@ -1,4 +1,4 @@
-"""Where a job is in the words of its engine, and what starts it again when it fails; both for its page."""
+"""For a job's page: where its engine has it, what its run started from, and what starts it again."""
 
 from typing import Any
 
@@ -36,6 +36,20 @@ def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
         more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
         found = {"hosts": ", ".join(hosts[:MOST_HOSTS]) + more}
     return {label: str(text) for label, text in found.items() if text}
+
+
+def started_from(run: RunDir, config: RunConfig) -> str:
+    """The checkpoint or the model that the weights came from; "" if they were drawn at random."""
+    if config.init_from is None:
+        return ""
+    taken = files.read_json(run.init_from_json) or {}
+    adapters = f", with adapters of {config.lora.init_from}" if config.lora and config.lora.init_from else ""
+    if "step" in taken:
+        chosen = f", its {config.init_step} at the submission" if isinstance(config.init_step, str) else ""
+        run_id = f" (run {taken['run_id']}{chosen})" if taken.get("run_id") else ""
+        return f"step {taken['step']:,} of {taken['run']}{run_id}{adapters}"
+    family = f"{taken['family']}, " if taken.get("family") else ""
+    return f"{family}{config.init_from}{adapters}"
 
 
 def twin_words(run: RunDir) -> str:

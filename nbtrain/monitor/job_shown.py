@@ -128,6 +128,7 @@ def basics(page: JobPage) -> list[list[str]]:
         *page.place.items(),
         ("twin", page.twin),
         ("cloned from", cloned_from(page)),
+        ("started from", page.started_from),
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
         ("submitted", f"{moment(page.created_at)} UTC"),
         ("ended", f"{moment(page.ended_at)} UTC" if page.ended_at else ""),

@@ -84,6 +84,8 @@ def _basics(page: "JobPage") -> list[str]:
         lines.append(f"twin {page.twin}")
     if page.parent:
         lines.append(f"cloned from {cloned_from(page)}")
+    if page.started_from:
+        lines.append(f"started from {page.started_from}")
     if page.labels:
         lines.append("labels: " + ", ".join(f"{key}={value}" for key, value in page.labels.items()))
     if page.archived:

@@ -6,6 +6,7 @@ Of points that are too many, each stretch's lowest and highest stay, so that a s
 """
 
 import bisect
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -206,12 +207,12 @@ def _series(points: Part, kept: Curve | Series, most: int, to_tokens: _Steps) ->
     }
 
 
-def csv_pieces(view: RunView, names: Sequence[str]) -> Iterator[str]:
+def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
     """Every point of the scalars as a CSV file, in the order in which they were written, piece by piece.
 
-    Steps that a restart has trained again stand once.
+    None stands for all scalars that the run has. Steps that a restart has trained again stand once.
     """
-    tags = {_tag(name): name for name in names}
+    tags = None if names is None else {_tag(name): name for name in names}
     with view.lock:
         while view.reader.refresh(READ_SECONDS) and view.reader.behind_bytes:
             pass
@@ -235,14 +236,15 @@ class _Lines(ScalarReader):
     # Lines are in the order of the file.
     by_steps = False
 
-    def __init__(self, folder: Any, tags: dict[str, str], to_tokens: _Steps):
+    def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: _Steps):
         super().__init__(folder)
         self.lines: list[str] = []
-        self._names = {tag.encode(): name for tag, name in tags.items()}
+        name_in = name_of if tags is None else tags.get
+        self._name = functools.cache(lambda tag: name_in(tag.decode()))
         self._to_tokens = to_tokens
 
     def _take_scalar(self, tag: bytes, step: int, wall_time: float, value: float) -> bool:
-        name = self._names.get(tag)
+        name = self._name(tag)
         if name is None or self._was_purged(tag.decode(), step, wall_time):
             return False
         (tokens,) = self._to_tokens.tokens_at([step])

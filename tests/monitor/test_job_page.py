@@ -15,6 +15,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.job_place import restart_policy
+from nbtrain.monitor.job_shown import basics
 from nbtrain.monitor.job_text import job_text
 from nbtrain.monitor.usage_picture import usage_figure
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
@@ -124,6 +125,38 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
     assert (said["backend"], said["job_id"], said["parent"]) == ("local", failed.job.job_id, "older")
     assert said["labels"] == {"backend": "x", "job": "y"}
     assert "\ncloned from run older\nlabels: backend=x, job=y\n" in job_text(page)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken", "words"),
+    [
+        ({}, None, None),
+        ({"init_from": "gpt-tiny"}, None, "gpt-tiny"),
+        (
+            {"init_from": "gpt-tiny", "init_step": "best"},
+            {"run": "gpt-tiny", "run_id": "abc", "step": 1200, "family": "gpt3"},
+            "step 1,200 of gpt-tiny (run abc, its best at the submission)",
+        ),
+        (
+            {"init_from": "gpt-tiny", "init_step": 7},
+            {"run": "gpt-tiny", "run_id": "abc", "step": 7},
+            "step 7 of gpt-tiny (run abc)",
+        ),
+        ({"init_from": "folders/smol"}, {"family": "SmolLM"}, "SmolLM, folders/smol"),
+    ],
+)
+def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, taken, words) -> None:
+    """By what was taken when it was submitted: the newest step of that run may be another one now."""
+    write_text(
+        failed.run.config_yaml,
+        to_yaml(load(load_resolved(failed.run.config_yaml), changes, check=False)),
+    )
+    if taken:
+        write_json(failed.run.init_from_json, taken)
+    page = job_page(failed.run)
+    assert page.started_from == (words or "")
+    assert (f"\nstarted from {words}\n" in job_text(page)) == bool(words)
+    assert (["started from", words] in basics(page)) == bool(words)
 
 
 def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:

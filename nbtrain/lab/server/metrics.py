@@ -35,11 +35,14 @@ class MetricsHandler(NamedScalarsHandler):
 
 
 class CsvHandler(NamedScalarsHandler):
-    """GET run/<name>/metrics.csv?tags=: name, step, tokens, time, value of every point."""
+    """GET run/<name>/metrics.csv?tags=: name, step, tokens, time, value of every point.
+
+    Without tags, of every curve that the run has.
+    """
 
     async def get(self, name: str) -> None:
-        view = await self.view(name)
-        pieces = await self.read(csv_pieces, view, self.names())
+        view, names = await self.view(name), self.names() if self.get_argument("tags", "") else None
+        pieces = await self.read(csv_pieces, view, names)
         # An unknown name is refused before the answer begins.
         piece = await self.read(_next, pieces)
         self.set_header("Content-Disposition", f'attachment; filename="{name}-metrics.csv"')

@@ -120,7 +120,7 @@ export class Metrics {
       ({ title, names }) => !wanted || `${title} ${names.join(" ")}`.toLowerCase().includes(wanted),
     );
     this.shownNames = all.flatMap(({ names }) => names);
-    const cut = this.shownNames.length > MOST_NAMES ? `the first ${MOST_NAMES} of ` : "";
+    const cut = wanted && this.shownNames.length > MOST_NAMES ? `the first ${MOST_NAMES} of ` : "";
     this.csv.title = `Save every point of ${cut}the curves that are shown`;
     const starts = Object.values(this.value.series).flatMap(({ time }) => (time.length ? [time[0]] : []));
     // While zoomed in, the first point is not the run's.
@@ -150,8 +150,11 @@ export class Metrics {
   }
 
   saveCsv() {
-    const { server, name } = this.run, link = element("a");
-    const tags = (this.shownNames || []).slice(0, MOST_NAMES).join(",");
+    const { server, name } = this.run, link = element("a"), filtered = this.find.value.trim();
+    const names = this.shownNames || [];
+    if (filtered && !names.length) return;
+    // Without names the file has every curve, however many there are.
+    const tags = filtered ? names.slice(0, MOST_NAMES).join(",") : "";
     link.href = server.url(`run/${name}/metrics.csv?${new URLSearchParams({ tags })}`);
     link.download = "";
     link.click();

@@ -51,3 +51,8 @@ def test_curves_as_a_file(server: Server, run: RunDir) -> None:
     assert answer.headers["Content-Disposition"] == 'attachment; filename="gpt-done-metrics.csv"'
     lines = answer.content.decode().split("\r\n")
     assert lines[0] == "name,step,tokens,time,value" and len(lines) == 1 + 22 + 1
+    shown = server.get("run/gpt-done/metrics")["tags"]
+    for query in ("", "?tags="):
+        every = server.ask(f"run/gpt-done/metrics.csv{query}").content.decode().split("\r\n")[1:-1]
+        assert {line.split(",")[0] for line in every} == {one["tag"] for one in shown}
+        assert len(every) == sum(one["num_points"] for one in shown)

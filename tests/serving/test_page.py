@@ -26,6 +26,8 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
     page.goto("http://lab.test/")
     tile = page.frame_locator("iframe")
     tile.get_by_text("No run has a checkpoint yet.").wait_for()
+    generate = tile.get_by_role("button", name="Generate")
+    assert generate.is_disabled() and generate.get_attribute("title") == "There is no model to ask yet."
     root = tile.locator("html")
     assert root.evaluate("node => getComputedStyle(node).colorScheme") == "dark"
     page.evaluate("document.body.dataset.jpThemeLight = 'true'")
@@ -33,7 +35,7 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
     models += [{"id": "gpt-a", "step": 20}, {"id": "gpt-b", "step": 40}]
     tile.get_by_label("Prompt").click()
     tile.locator("option", has_text="gpt-b, step 40").wait_for(state="attached")
-    assert tile.get_by_role("status").inner_text() == ""
+    assert tile.get_by_role("status").inner_text() == "" and generate.is_enabled()
     tile.get_by_label("Model").select_option("gpt-b")
     models[1]["step"] = 60
     root.evaluate("() => window.dispatchEvent(new Event('focus'))")

@@ -17,7 +17,7 @@ from nbtrain.base.table import natural
 from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config import architectures
 from nbtrain.config.fields import described
-from nbtrain.config.keys import FREE_FORM, field_keys
+from nbtrain.config.keys import FREE_FORM, entry_models, field_keys
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show, spelled
@@ -176,8 +176,18 @@ def fields_of(section: str) -> tuple[Field, ...]:
         if inner is not None and not optional and key not in FREE_FORM:
             continue
         kind, choices = _kind(info)
-        found.append(Field(key, info.description or "", kind, choices, _default(info)))
+        # A section whose fields are keys of one text, or the entries of a list.
+        within = inner or entry_models().get(key)
+        words = [info.description or "", _keys_in(within) if within and key not in FREE_FORM else ""]
+        found.append(Field(key, " ".join(filter(None, words)), kind, choices, _default(info)))
     return tuple(found)
+
+
+def _keys_in(model: type[BaseModel]) -> str:
+    """`Keys, with their defaults: rank (8), path (required).`"""
+    defaults = {name: _default(info) for name, info in model.model_fields.items()}
+    keys = (f"{name} ({'required' if value is None else value})" for name, value in defaults.items())
+    return f"Keys, with their defaults: {', '.join(keys)}."
 
 
 def _field_info(key: str) -> FieldInfo:

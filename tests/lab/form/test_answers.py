@@ -489,7 +489,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
         ),
         ({"lora": "{rnk: 8}"}, [("lora", "Has no key `rnk`. Nearest: lora.rank.")]),
         ({"lora": "{targets: []}"}, [("lora", "lora.targets = []: must have at least 1 item.")]),
-        ({"init_step": "-1"}, [("init_step", "Must be at least 1.")]),
+        ({"init_step": "-1"}, [("init_step", "Must be newest, best, or the number of a step, at least 1.")]),
         (
             {"dpo": "{beta: 0.2}", "init_from": "base", "data__packing": "best_fit"},
             [

@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
 from nbtrain.lab.form.draft import Draft
-from nbtrain.lab.form.fields import GROUPS, NOT_IN_GROUPS, Field, fields_of, run_yamls
+from nbtrain.lab.form.fields import GROUPS, NOT_IN_GROUPS, Field, every_field, fields_of, run_yamls
 
 
 def field(key: str) -> Field:
@@ -55,6 +55,18 @@ def test_every_field_has_a_description() -> None:
 def test_kind_of_control(key: str, kind: str) -> None:
     """A switch for yes or no, a choice among words, text as written, everything else as in a YAML."""
     assert field(key).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("dpo", "Keys, with their defaults: beta (0.1), label_smoothing (0.0)."),
+        ("evaluation.tasks", "Keys, with their defaults: task (required), path (required), limit (null)."),
+    ],
+)
+def test_a_text_that_has_keys_names_them(key: str, words: str) -> None:
+    """A person who types YAML into one field sees what may stand there."""
+    assert every_field()[key].description.endswith(f" {words}")
 
 
 def test_every_field_comes_back_as_it_was() -> None:

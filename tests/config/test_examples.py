@@ -65,8 +65,9 @@ def test_llamas_have_the_parameters_of_the_published_models(size, parameters):
 @pytest.mark.parametrize(
     ("name", "gpus", "gib"),
     [
-        # LoRA of a 7B model fits one GPU of 80 GB; with ZeRO 3 and recomputation several of 24 GB.
+        # LoRA of a 7B model fits one GPU of 80 GB, in 4 bits one of 16 GB; with ZeRO 3 several of 24 GB.
         ("qwen2-5-7b-lora", 1, 75),
+        ("qwen2-5-7b-qlora", 1, 15),
         ("qwen2-5-7b-lora-4xdp", 4, 22),
         ("qwen2-5-7b-lora-8xdp", 8, 22),
         ("qwen2-5-7b-sft-8xdp", 8, 40),
@@ -78,9 +79,8 @@ def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
     assert (config.name, config.world_size, count_parameters(config).total) == (name, gpus, 7_615_616_512)
     assert (config.lora is None) == ("sft" in name)
     parallel = config.parallel
-    assert (
-        (parallel.zero_stage == 3) == (parallel.activation_checkpointing.granularity == "full") == (gpus > 1)
-    )
+    recomputes = parallel.activation_checkpointing.granularity == "full"
+    assert (parallel.zero_stage == 3) == (gpus > 1) == (recomputes and "qlora" not in name)
     assert estimate_memory(config).fits and estimate_memory(config).total_bytes < gib << 30
 
 

@@ -55,25 +55,30 @@ def scalars_of(source: Source) -> dict[str, Series]:
 def training_curves(source: Source) -> "Figure":
     """Loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
 
-    Of a run of pairs of answers (dpo) the reward margin stands in place of the perplexity.
+    Of a run of pairs of answers (dpo) the reward margin stands in place of the perplexity. A run without
+    validation has neither, and three pictures in a row.
     """
     series = scalars_of(source)
-    figure = shown_figure(_title(source), 6.2)
-    (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
+    margin = [name for name in ("reward_margin", "validation_reward_margin") if name in series]
+    perplexity = series.get("validation_perplexity")
+    figure = shown_figure(_title(source), 6.2 if margin or perplexity else 3.4)
+    if margin or perplexity:
+        loss, second, rate, speed = figure.subplots(2, 2).flat
+    else:
+        loss, rate, speed = figure.subplots(1, 3)
 
     _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
     _curve(loss, series.get("validation_loss"), ORANGE, "validation", marker="o")
     _dress(loss, "Loss", "nats per token")
-    if "reward_margin" in series:
-        _curve(perplexity, series.get("reward_margin"), BLUE, "training", smooth=True)
-        _curve(perplexity, series.get("validation_reward_margin"), ORANGE, "validation", marker="o")
-        _dress(perplexity, "Reward margin", "beta x nats")
-    else:
-        _curve(perplexity, series.get("validation_perplexity"), ORANGE, "validation", marker="o")
-        _dress(perplexity, "Validation perplexity", "exp(loss)")
-    values = series.get("validation_perplexity")
-    if values and max(values.values) > 20 * max(min(values.values), 1e-9):
-        perplexity.set_yscale("log")
+    if margin:
+        _curve(second, series.get("reward_margin"), BLUE, "training", smooth=True)
+        _curve(second, series.get("validation_reward_margin"), ORANGE, "validation", marker="o")
+        _dress(second, "Reward margin", "beta x nats")
+    elif perplexity:
+        _curve(second, perplexity, ORANGE, "validation", marker="o")
+        _dress(second, "Validation perplexity", "exp(loss)")
+        if max(perplexity.values) > 20 * max(min(perplexity.values), 1e-9):
+            second.set_yscale("log")
     _curve(rate, series.get("learning_rate"), BLUE, "learning rate")
     _dress(rate, "Learning rate", "")
     rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))

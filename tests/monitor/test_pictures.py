@@ -47,6 +47,19 @@ def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
     assert perplexity[1] == pytest.approx([math.exp(loss) for loss in validation[1]], rel=1e-5)
 
 
+def test_a_run_without_perplexity_has_no_picture_of_it(tmp_path: Path) -> None:
+    """There is none without validation; a run of pairs of answers has its margin in the same place."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=60)
+    job.step = 1
+    job.scalars(loss=2.0, learning_rate=1e-3, tokens_per_second=100.0)
+    assert [*drawn(training_curves(job.run))] == ["Loss", "Learning rate", "Throughput"]
+    job.scalars(validation_loss=0.5, validation_reward_margin=1.5)
+    lines = drawn(training_curves(job.run))
+    assert [*lines] == ["Loss", "Reward margin", "Learning rate", "Throughput"]
+    assert lines["Reward margin"] == [([1], [1.5])]
+    job.finish("CANCELLED", "stopped")
+
+
 def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
     """A notebook gets a PNG from the figure alone, with no display and no inline backend."""
     assert training_curves(run)._repr_png_().startswith(b"\x89PNG")
@@ -102,7 +115,7 @@ def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
     lines = drawn(training_curves(folder))
     assert lines["Loss"] == [([1, 2], [9.0, 4.5])]
     assert lines["Throughput"] == [([1, 2], [131072.0, 131072.0])]
-    assert lines["Validation perplexity"] == []
+    assert "Validation perplexity" not in lines
 
 
 def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: Path) -> None:

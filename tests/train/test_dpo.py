@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from nbtrain.base.evaluation_files import EvaluationRecord, evaluation_files
 from nbtrain.base.events import read_events
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.monitor.compare import compared
 from nbtrain.monitor.pictures import training_curves
 from nbtrain.monitor.run_view import RunView
+from tests.dataset.dataset_maker import make_tokenizer
+from tests.evaluation import made
 from tests.train import launch
 from tests.train.layouts import HALF, STEPS, Place, layout
+from tests.train.test_tasks import expected
 
 pytestmark = pytest.mark.slow
 DPO = {
@@ -35,6 +39,9 @@ def place(fork_server, tmp_path_factory):
     home = tmp_path_factory.mktemp("data home")
     launch.make_dataset(home)
     launch.make_pairs(home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_DATA", str(home))
+        make_tokenizer("test", made.texts(40), launch.VOCAB_SIZE)
     return Place(tmp_path_factory.mktemp("runs"), home, fork_server)
 
 
@@ -94,6 +101,23 @@ def test_readers_show_rewards_and_no_perplexity(one):
     assert titles == ["Loss", "Reward margin", "Learning rate", "Throughput"]
     figures_ = {row[0]: row[1:] for row in compared([run, base])["figures"]["rows"]}
     assert "validation perplexity" not in figures_ and "validation loss" in figures_
+
+
+@pytest.mark.parametrize("words", ["z0 fp32", pytest.param("p2 z1 fp32", marks=pytest.mark.soak)])
+def test_tasks_are_asked_between_pairs(words, place, one, tmp_path, monkeypatch):
+    """Rows of questions have no second answer: they are scored as after any other training."""
+    monkeypatch.setenv("NBTRAIN_DATA", str(place.data_home))
+    tasks = [{"task": kind, "path": str(path)} for kind, path in made.files_in(tmp_path).items()]
+    asked = {"evaluation.tasks": tasks, "tokenizer.name": "test"}
+    run = preferring(place, one("")[0], words, "asked", **asked)
+    place.train(run, layout(words)[0])
+    assert launch.losses(run) == pytest.approx(launch.losses(one("")[1]), abs=2e-5)
+    there = {one.name: one for one in (EvaluationRecord.read(path) for _, path in evaluation_files(run))}
+    wanted = expected(run, STEPS)
+    assert there.keys() == wanted.keys() and len(there) == len(made.QUESTIONS)
+    for task, metrics in wanted.items():
+        for metric, value in metrics.items():
+            assert there[task].metrics[metric].value == pytest.approx(value, rel=1e-4), (task, metric)
 
 
 LAYOUTS = [("t2 z1 fp32", "llama"), ("d2 z3 fp32", ""), ("p2 z1 fp32", "")]

@@ -154,6 +154,15 @@ class Bench:
                     found["validation"][str(event["step"])] = event["loss"]
                 elif event["kind"] == "test":
                     found["test_loss"] = event["loss"]
+        steps, reached = (
+            trial.tokens // SIZES[trial.size].tokens_per_step,
+            max(found["validation"], key=int, default="0"),
+        )
+        if int(reached) < steps:
+            # A trainer that was stopped has saved and ended with 0.
+            raise SystemExit(
+                f"{trial.name} was stopped at step {reached} of {steps}; the same command goes on."
+            )
         losses = list(found["validation"].values())
         text = f"{self.text.name}" if SIZES[trial.size].takes_text and self.text else "Python's documentation"
         found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids()), "text": text}

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from nbtrain.checkpoint.reshape import Weights
-from nbtrain.checkpoint.store import DTYPES, MASTER, WHOLE, MadeWhole, StoredParameter, TensorPart
+from nbtrain.checkpoint.masters import MadeWhole, Weights
+from nbtrain.checkpoint.store import DTYPES, MASTER, StoredParameter, TensorPart
 from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import is_block_matrix
@@ -70,19 +70,9 @@ class FourBitWeights(MadeWhole):
         whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
         return rounded(whole, self.how).float()
 
-    def read(
-        self,
-        name: str,
-        state: str = MASTER,
-        part: TensorPart = WHOLE,
-        start: int = 0,
-        count: int | None = None,
-        rows: int | None = None,
-    ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
-        if not is_block_matrix(name):
-            return self.base.read(name, state, part, start, count, rows)
-        return super().read(name, state, part, start, count, rows)
+    def unchanged(self, name: str) -> Weights | None:
+        """Embeddings, norms and biases are not quantized."""
+        return None if is_block_matrix(name) else self.base
 
 
 def how_of(lora: LoraConfig) -> FourBits:

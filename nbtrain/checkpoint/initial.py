@@ -15,10 +15,10 @@ from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
 from nbtrain.checkpoint.four_bits import load_four_bits
 from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.masters import Weights
 from nbtrain.checkpoint.opened import refuse_changed, weights_of
 from nbtrain.checkpoint.pretrained.adapters import read_adapters
 from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
-from nbtrain.checkpoint.reshape import Weights
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft_files import WEIGHTS

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from nbtrain.checkpoint.reshape import Weights
-from nbtrain.checkpoint.store import MASTER, WHOLE, CheckpointStore, MadeWhole, StoredParameter, TensorPart
+from nbtrain.checkpoint.masters import MadeWhole, Weights
+from nbtrain.checkpoint.store import MASTER, CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.adapters import qkv_parts
 from nbtrain.model.gpt_config import GPTConfig
@@ -54,19 +54,10 @@ class MergedWeights(MadeWhole):
         a, b = (self.adapters.full(each) for each in adapters_of(name))
         return weight + self.scale * product(a, b, self.qkv_parts)
 
-    def read(
-        self,
-        name: str,
-        state: str = MASTER,
-        part: TensorPart = WHOLE,
-        start: int = 0,
-        count: int | None = None,
-        rows: int | None = None,
-    ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
-        if self._vector(name) is None and adapters_of(name)[0] not in self.adapters.parameters:
-            return self.base.read(name, state, part, start, count, rows)
-        return super().read(name, state, part, start, count, rows)
+    def unchanged(self, name: str) -> Weights | None:
+        """What no adapter stands beside is the base's."""
+        has_matrices = adapters_of(name)[0] in self.adapters.parameters
+        return None if has_matrices or self._vector(name) is not None else self.base
 
     def _vector(self, name: str) -> str | None:
         """The vector of IA3 that a weight or bias is multiplied with."""

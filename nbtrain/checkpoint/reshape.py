@@ -10,17 +10,17 @@ The vocabulary's padding rows, which the loss leaves out, depend on the number o
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.live_parts import base_optimizer, live_shape, live_tensors, local_elements
-from nbtrain.checkpoint.store import MASTER, CheckpointStore, StoredParameter, TensorPart, moments_of
+from nbtrain.checkpoint.masters import Weights
+from nbtrain.checkpoint.store import MASTER, CheckpointStore, TensorPart, moments_of
 from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
@@ -35,34 +35,6 @@ class Target:
     count: int
     states: dict[str, torch.Tensor]
     """fp32 and the moments: flat views into the live state."""
-
-
-class Weights(Protocol):
-    """What masters are read from: a CheckpointStore, or what a run starts from (initial.py)."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The format that they were trained in."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the word embedding that mean a token."""
-
-    @property
-    def parameters(self) -> Mapping[str, StoredParameter]: ...
-
-    def read(
-        self,
-        name: str,
-        state: str,
-        part: TensorPart = ...,
-        start: int = ...,
-        count: int | None = ...,
-        rows: int | None = ...,
-    ) -> torch.Tensor: ...
 
 
 def load_masters(

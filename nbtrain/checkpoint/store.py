@@ -397,39 +397,6 @@ class CheckpointStore:
         return {name: tuple(weight.shape) for name, weight in common["module"].items()}
 
 
-class MadeWhole:
-    """Parameters that are made whole before a piece of them is read; full(name) is called once for all."""
-
-    _newest: tuple[str, torch.Tensor] | None = None
-
-    def full(self, name: str) -> torch.Tensor:
-        """A whole parameter, fp32, in its shape."""
-        raise NotImplementedError
-
-    def read(
-        self,
-        name: str,
-        state: str = MASTER,
-        part: TensorPart = WHOLE,
-        start: int = 0,
-        count: int | None = None,
-        rows: int | None = None,
-    ) -> torch.Tensor:
-        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
-        # Asked for piece by piece, in order.
-        if self._newest is None or self._newest[0] != name:
-            self._newest = name, self.full(name)
-        return elements_of(self._newest[1], part, start, count)
-
-
-def elements_of(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
-    """Elements [start, start + count) of a rank's part of a whole tensor, flat."""
-    if part.dim is not None and part.size > 1:
-        whole = whole.chunk(part.size, part.dim)[part.rank]
-    flat = whole.reshape(-1)
-    return flat[start:] if count is None else flat[start : start + count]
-
-
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
     """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
     return float(state.get("step", group.get("step", 0)))

@@ -14,9 +14,10 @@ from safetensors import safe_open
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.masters import MadeWhole
 from nbtrain.checkpoint.pretrained.files import write_file
 from nbtrain.checkpoint.pretrained.ia3 import PeftVectors, write_vectors
-from nbtrain.checkpoint.store import CheckpointStore, MadeWhole, StoredParameter
+from nbtrain.checkpoint.store import CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import (

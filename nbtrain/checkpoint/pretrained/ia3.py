@@ -14,8 +14,9 @@ from safetensors import safe_open
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.masters import MadeWhole
 from nbtrain.checkpoint.pretrained.files import write_file
-from nbtrain.checkpoint.store import CheckpointStore, MadeWhole, StoredParameter
+from nbtrain.checkpoint.store import CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_modules, settings_of, shapes_of

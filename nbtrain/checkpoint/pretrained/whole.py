@@ -11,8 +11,8 @@ from collections import OrderedDict
 
 import torch
 
+from nbtrain.checkpoint.masters import Weights
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
-from nbtrain.checkpoint.reshape import Weights
 from nbtrain.checkpoint.store import MASTER, CheckpointStore
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.tensors import Piece, TensorMap

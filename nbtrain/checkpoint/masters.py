@@ -1,0 +1,76 @@
+"""Masters that are read by canonical name, piece by piece, whether they are on the disk or computed first."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter, TensorPart
+
+
+class Weights(Protocol):
+    """What masters are read from: a CheckpointStore, what a run starts from (initial.py), or MadeWhole."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format that they were trained in."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the word embedding that mean a token."""
+
+    @property
+    def parameters(self) -> Mapping[str, StoredParameter]: ...
+
+    def read(
+        self,
+        name: str,
+        state: str,
+        part: TensorPart = ...,
+        start: int = ...,
+        count: int | None = ...,
+        rows: int | None = ...,
+    ) -> torch.Tensor: ...
+
+
+class MadeWhole:
+    """Parameters that are computed whole first: full(name) is called once for all pieces that are read."""
+
+    _newest: tuple[str, torch.Tensor] | None = None
+
+    def full(self, name: str) -> torch.Tensor:
+        """A whole parameter, fp32, in its shape."""
+        raise NotImplementedError
+
+    def unchanged(self, name: str) -> Weights | None:
+        """The weights from which this parameter is read without a change; None if full() computes it."""
+        return None
+
+    def read(
+        self,
+        name: str,
+        state: str = MASTER,
+        part: TensorPart = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a parameter, flat, fp32; as CheckpointStore.read."""
+        if (held := self.unchanged(name)) is not None:
+            return held.read(name, state, part, start, count, rows)
+        # Asked for piece by piece, in order.
+        if self._newest is None or self._newest[0] != name:
+            self._newest = name, self.full(name)
+        return _elements(self._newest[1], part, start, count)
+
+
+def _elements(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
+    """Elements [start, start + count) of a rank's part of a whole tensor, flat."""
+    if part.dim is not None and part.size > 1:
+        whole = whole.chunk(part.size, part.dim)[part.rank]
+    flat = whole.reshape(-1)
+    return flat[start:] if count is None else flat[start : start + count]

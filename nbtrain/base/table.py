@@ -1,7 +1,4 @@
-"""Tables as text: read from a module, where a row of Python would take a line for each cell; and shown.
-
-Names that end in numbers stand in the order of the numbers (`natural`).
-"""
+"""Tables as text: read from a module, where a row of Python would take a line for each cell; and shown."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +8,6 @@ def rows(text: str) -> list[list[str]]:
     """The cells of each row, which | divides; an indented line goes on with the row above it."""
     lines = re.sub(r"\n +", " ", text.strip()).splitlines()
     return [[cell.strip() for cell in line.split("|")] for line in lines]
-
-
-def natural(name: str) -> tuple[tuple[str, int], ...]:
-    """The key that sorts names as a person does: set-2 before set-10."""
-    return tuple((words, int(digits or 0)) for words, digits in re.findall(r"([^0-9]*)([0-9]*)", name))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

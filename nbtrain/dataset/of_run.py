@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.table import natural
+from nbtrain.base.order import natural
 from nbtrain.base.workspace import dataset_dir, display, resolve, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles, OpenBlend

@@ -17,9 +17,9 @@ from nbtrain.base import amounts
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.order import natural
 from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import natural
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig

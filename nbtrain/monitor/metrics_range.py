@@ -15,9 +15,9 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.metrics import BY_NAME, name_of, scalar
+from nbtrain.base.order import natural
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import natural
 from nbtrain.base.terminal import nearest
 from nbtrain.monitor.advice import marks
 from nbtrain.monitor.curves import Curve, CurveReader

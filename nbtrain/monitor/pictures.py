@@ -17,8 +17,8 @@ from nbtrain.base.html_table import html_table
 from nbtrain.base.look import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, themed
 from nbtrain.base.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.order import natural
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import natural
 from nbtrain.base.workspace import resolve
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.tfevents import Series, read_scalars

@@ -8,11 +8,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.jobstate import ACTIVE, MEANING
-from nbtrain.base.table import natural
+from nbtrain.base.order import natural
 from nbtrain.base.terminal import nearest, shortened
 
 if TYPE_CHECKING:
@@ -95,16 +95,17 @@ class RunFilter:
     def ordered(self, runs: Iterable["RunSummary"]) -> list["RunSummary"]:
         """In the order of `sort`, at most `limit`; runs without the figure come last in either direction."""
         field, largest_first = SORTS[self.sort]
+
+        def value_of(run: "RunSummary") -> Any:
+            return natural(run.name) if field == "name" else getattr(run, field)
+
         known: list[RunSummary] = []
         unknown: list[RunSummary] = []
         for run in sorted(runs, key=lambda run: natural(run.name)):
-            value = getattr(run, field)
+            value = value_of(run)
             missing = value is None or (isinstance(value, float) and math.isnan(value))
             (unknown if missing else known).append(run)
-        if field == "name":
-            known.sort(key=lambda run: natural(run.name), reverse=self.reverse)
-        else:
-            known.sort(key=lambda run: getattr(run, field), reverse=largest_first != self.reverse)
+        known.sort(key=value_of, reverse=largest_first != self.reverse)
         return [*known, *unknown][: self.limit]
 
 

@@ -15,9 +15,9 @@ from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, FINAL, LOST, MEANING, read_state
 from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.order import natural
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.base.table import natural
 from nbtrain.monitor import logs
 from nbtrain.monitor.advice import advice, asked_of, marks
 from nbtrain.monitor.resources import ProcessTable, ResourceSampler

@@ -9,8 +9,8 @@ from typing import Any
 
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
+from nbtrain.base.order import natural
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.table import natural
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.serving.chat import ChatTemplate, template_of

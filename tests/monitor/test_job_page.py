@@ -143,6 +143,11 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
             "step 7 of gpt-tiny (run abc)",
         ),
         ({"init_from": "folders/smol"}, {"family": "SmolLM"}, "SmolLM, folders/smol"),
+        (
+            {"init_from": "folders/smol", "lora": {"init_from": "adapters/mine"}},
+            {"family": "SmolLM"},
+            "SmolLM, folders/smol, with adapters of adapters/mine",
+        ),
     ],
 )
 def test_a_fine_tuned_run_says_what_it_started_from(failed: FakeJob, changes, taken, words) -> None:

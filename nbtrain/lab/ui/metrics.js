@@ -150,12 +150,10 @@ export class Metrics {
   }
 
   saveCsv() {
-    const { server, name } = this.run, link = element("a"), filtered = this.find.value.trim();
-    const names = this.shownNames || [];
-    if (filtered && !names.length) return;
-    // Without names the file has every curve, however many there are.
-    const tags = filtered ? names.slice(0, MOST_NAMES).join(",") : "";
-    link.href = server.url(`run/${name}/metrics.csv?${new URLSearchParams({ tags })}`);
+    const { server, name } = this.run, link = element("a");
+    const names = this.find.value.trim() ? this.shownNames || [] : null;
+    if (names && !names.length) return;
+    link.href = server.csvUrl(name, names);
     link.download = "";
     link.click();
   }

@@ -84,6 +84,12 @@ export class Server {
     }
     return answer;
   }
+
+  /** Where the points of some curves are downloaded, at most MOST_NAMES; null: of every curve of the run. */
+  csvUrl(run, names) {
+    const query = names ? `?${new URLSearchParams({ tags: names.slice(0, MOST_NAMES).join(",") })}` : "";
+    return this.url(`run/${encodeURIComponent(run)}/metrics.csv${query}`);
+  }
 }
 
 /** The server half that this page belongs to; null if the page is none of a Jupyter server. */

@@ -29,7 +29,9 @@ const server = new Server({ base: "http://lab.test/user/x", token: "" });
 const first = await server.metrics("gpt", { points: 400 });
 const again = await server.metrics("gpt", { points: 400 }, first.tags);
 const counts = [first, again].map(({ series }) => Object.keys(series).length);
-console.log(JSON.stringify({ most: MOST_NAMES, counts, asked }));
+const saved = [null, ["loss"], names].map((wanted) => new URL(server.csvUrl("gpt", wanted)));
+const csv = saved.map(({ pathname, search }) => [pathname, search.split("%2C").length, search]);
+console.log(JSON.stringify({ most: MOST_NAMES, counts, asked, csv }));
 """
 
 
@@ -46,3 +48,7 @@ def test_all_curves_of_a_run_are_read(tmp_path: Path) -> None:
     assert {(path, points) for path, points, _ in said["asked"]} == {
         ("/user/x/nbtrain/run/gpt/metrics", "400")
     }
+    # A file of all curves names none of them; one of some curves has at most as many as the server takes.
+    assert {path for path, *_ in said["csv"]} == {"/user/x/nbtrain/run/gpt/metrics.csv"}
+    assert [number for _, number, _ in said["csv"]] == [1, 1, 60]
+    assert [search for *_, search in said["csv"][:2]] == ["", "?tags=loss"]

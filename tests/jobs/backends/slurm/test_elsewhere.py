@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs.backends.slurm.backend import BACKEND, SlurmHandle
 from nbtrain.jobs.refusals import active_job
 from nbtrain.jobs.submit import write_identity
+from nbtrain.monitor.job_page import job_page
 from tests.jobs.conftest import TINY
 
 AWAY = "scontrol is not installed on this machine"
@@ -53,9 +55,7 @@ def job(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 def become(job: JobDir) -> Callable[..., None]:
     """become(state, said by Slurm, its words, seconds since the supervisor was heard of)."""
 
-    def become(
-        state: str, said: str | None = None, reason: str = "", silent: float = 0, **more: bool
-    ) -> None:
+    def become(state: str, said: str | None = None, reason: str = "", silent: float = 0, **more: Any) -> None:
         record = JobRecord(job.job_id, "id", "tiny", state, time.time() - 500, 4, backend="slurm")
         if state != QUEUED:
             record.supervisor = ProcessIdentity(7, 1, "other boot", "node0")
@@ -185,6 +185,14 @@ def test_what_only_slurm_can_do_is_refused(
         "JobError: output/tiny: job 20260101-120000-abcd cannot be ended by its engine now: scontrol is not "
         "installed on this machine. The request to stop is kept; try again when the engine answers.\n"
     )
+
+
+@pytest.mark.parametrize(("state", "seen_as"), [(RUNNING, "Lost"), (QUEUED, "Failed")])
+def test_slurms_word_for_the_end_is_the_reason(become: Callable[..., None], state: str, seen_as: str) -> None:
+    """Of a job whose supervisor has gone without a word, and of one whose supervisor never started."""
+    become(state, FAILED, "Slurm job 12 ended as NODE_FAIL", silent=400, ended_as="NODE_FAIL")
+    last = job_page(RunDir.named("tiny")).conditions[-1]
+    assert (last.type, last.status, last.reason) == (seen_as, True, "NODE_FAIL")
 
 
 def test_a_lost_job_cannot_be_resumed_here(

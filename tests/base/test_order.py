@@ -1,6 +1,6 @@
 """The order of names in lists."""
 
-from nbtrain.base.table import natural
+from nbtrain.base.order import natural
 
 
 def test_names_with_numbers_stand_in_the_order_of_the_numbers() -> None:

@@ -35,7 +35,10 @@ export class Logs {
       run.redraw();
     });
     this.follow.input.checked = true;
-    this.wrap = checkbox("wrap", () => this.pre.classList.toggle("nbt-wraps", this.wrap.input.checked));
+    this.wrap = checkbox("wrap", () => {
+      this.pre.classList.toggle("nbt-wraps", this.wrap.input.checked);
+      this.keepEnd();
+    });
     const tools = element("div", "nbt-tools");
     tools.append(
       this.choice,
@@ -56,12 +59,13 @@ export class Logs {
     this.pre.tabIndex = 0;
     this.pre.setAttribute("aria-label", "log");
     this.atEnd = true;
-    this.pre.addEventListener("scroll", () => {
-      const { scrollHeight, scrollTop, clientHeight } = this.pre;
-      this.atEnd = scrollHeight - scrollTop - clientHeight < 24;
-    });
+    // A scroll that comes with another size is the browser's, and of one frame with the observer's call after it.
+    this.pre.addEventListener("scroll", () => this.size === this.sizeNow && this.noteEnd());
     // A lower or narrower log, such as one below a traceback, shows the newest line still.
-    new ResizeObserver(() => this.follow.input.checked && this.atEnd && !this.hit && this.toEnd()).observe(this.pre);
+    new ResizeObserver(() => {
+      this.size = this.sizeNow;
+      this.keepEnd();
+    }).observe(this.pre);
     this.node.append(tools, this.note, this.traceback, this.hits, this.pre);
     this.forget();
   }
@@ -176,6 +180,19 @@ export class Logs {
     pre.textContent = text;
     if (this.hit) this.toLine(lastDrawn(this.hit.text));
     else if (this.follow.input.checked && ended) this.toEnd();
+  }
+
+  get sizeNow() {
+    return `${this.pre.clientWidth} x ${this.pre.clientHeight}`;
+  }
+
+  noteEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.pre;
+    this.atEnd = scrollHeight - scrollTop - clientHeight < 24;
+  }
+
+  keepEnd() {
+    if (this.follow.input.checked && this.atEnd && !this.hit) this.toEnd();
   }
 
   toEnd() {

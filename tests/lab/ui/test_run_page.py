@@ -204,6 +204,28 @@ def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: A
             )
 
 
+def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(job: FakeJob, browser: Any) -> None:
+    """A frame's scroll events come before its resizes: the scroll to the end is then seen in the lower log."""
+    job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
+    with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator("pre", has_text="step   200 |").wait_for()
+        away = page.evaluate(
+            """async () => {
+                const log = document.querySelector("pre[aria-label=log]"), heard = [];
+                const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+                log.addEventListener("scroll", () => heard.push(log.clientHeight));
+                const before = log.clientHeight;
+                log.scrollTop -= 10;
+                log.style.flex = "0 0 200px";
+                await frame();
+                await frame();
+                if (heard[0] >= before) throw new Error(`no scroll in the lower log: ${before}, ${heard}`);
+                return log.scrollHeight - log.scrollTop - log.clientHeight;
+            }"""
+        )
+        assert away < 2
+
+
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:

@@ -207,7 +207,7 @@ def _merge(
         elif (
             isinstance(value, dict)
             and isinstance(old, dict)
-            and (dotted == "backend" or value.get("kind", old.get("kind")) == old.get("kind"))
+            and (dotted == "backend" or _same_kind(value, old, dotted))
         ):
             merged[key] = _merge(old, value, f"{dotted}.", origins)
         else:
@@ -215,6 +215,15 @@ def _merge(
             for known in [known for known in origins if f"{known}.".startswith(f"{dotted}.")]:
                 del origins[known]
     return merged
+
+
+# {section: its kind if none is given}
+DEFAULT_KINDS = {"lora": "lora", "data.workers": "local"}
+
+
+def _same_kind(value: dict[str, Any], old: dict[str, Any], key: str) -> bool:
+    kind = old.get("kind", DEFAULT_KINDS.get(key))
+    return bool(value.get("kind", kind) == kind)
 
 
 def _is_part_of(value: Any, entries: list[Any]) -> bool:

@@ -13,7 +13,7 @@ from nbtrain.config.keys import field_keys, unknown_keys
 from nbtrain.config.load import find, flatten, load, load_resolved, to_yaml
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import Located, to_text
+from nbtrain.config.yaml_source import DEFAULT_KINDS, Located, to_text
 
 
 def message_of(run, overrides=None) -> str:
@@ -755,3 +755,16 @@ def test_another_backend_keeps_the_rest_of_its_section(run_yaml):
     backend = load(path, ["backend.kind=slurm"]).backend
     assert (backend.kind, backend.max_restarts, backend.env) == ("slurm", 7, {"MINE": "1"})
     assert backend.slurm.partition == "gpu"
+
+
+def test_a_kind_that_is_the_default_changes_nothing(run_yaml) -> None:
+    """A section without its kind is of the default one: saying it keeps the section's other keys."""
+    path = run_yaml("init_from: base\nlora: {rank: 8, init_from: a}\ndata: {workers: {num_workers: 3}}\n")
+    config = load(path, "lora.kind=lora data.workers.kind=local", check=False)
+    assert (config.lora.rank, config.lora.init_from, config.data.workers.num_workers) == (8, "a", 3)
+    assert load(path, "lora.kind=ia3", check=False).lora.rank == 16
+    kinds = {key: model.model_fields.get("kind") for key, model in field_keys().items() if model}
+    given = {key: info.default for key, info in kinds.items() if info and not info.is_required()}
+    # The sections of all backends stay.
+    del given["backend"]
+    assert given == DEFAULT_KINDS

@@ -28,12 +28,12 @@ from nbtrain.jobs.refusals import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
     GROUPS,
-    OF_ARCHITECTURE,
     Field,
     default_of,
     essentials,
     every_field,
     fields_of,
+    following,
     group_of,
     run_yamls,
 )
@@ -200,8 +200,8 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "plan": [[title, [[*row] for row in rows.items()]] for title, rows in plan.sections().items()]
         if plan
         else None,
-        "changes": [_change(draft, key) for key in draft.overrides],
-        "of_architecture": {key: _of_architecture(draft, every_field()[key]) for key in OF_ARCHITECTURE},
+        "changes": [_change(draft, key) for key in draft.changes],
+        "following": {key: _following(draft, every_field()[key]) for key in following()},
         "name": draft.value("name"),
         "line": draft.call(function),
         "cell": draft.cell(function, "twin" if twin else "job", more),
@@ -218,15 +218,15 @@ def _as_clone(draft: Draft) -> None:
     """A clone has a name of its own, the first that is free, and trains, as jobs.submit.clone has it."""
     if not draft.clone_of:
         return
-    if "name" not in draft.overrides:
+    if "name" not in draft.changes:
         stem = draft.base.name[:LONGEST_STEM].rstrip("-")
         names = (f"{stem}-{number}" for number in itertools.count(2))
         draft.set("name", next(name for name in names if not RunDir.named(name).exists()))
     if draft.base.mode == "eval":
         draft.set("mode", "full")
-    if "labels" not in draft.overrides:
+    if "labels" not in draft.changes:
         draft.set("labels", own_labels_of(RunDir.named(draft.clone_of)))
-    draft.given = dict(draft.overrides)
+    draft.given = draft.changes
 
 
 def _typed(draft: Draft, request: Request) -> Draft:
@@ -290,14 +290,15 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
         "choices": [show(choice) for choice in one.choices],
         "description": one.description,
         "unit": one.unit,
+        "within": one.within,
         "default": default_of(one.key, draft.architecture),
         "base": one.text(draft.base_value(one.key)),
         "value": draft.text(one),
     }
 
 
-def _of_architecture(draft: Draft, one: Field) -> dict[str, str | None]:
-    """What a field has unless it is typed: it follows the architecture, which may have been."""
+def _following(draft: Draft, one: Field) -> dict[str, str | None]:
+    """What a field has unless it is typed: it follows the architecture or a kind, which may have been."""
     base = draft.base_value(one.key)
     value = draft.given.get(one.key, base)
     default = default_of(one.key, draft.architecture)
@@ -306,9 +307,9 @@ def _of_architecture(draft: Draft, one: Field) -> dict[str, str | None]:
 
 def _change(draft: Draft, key: str) -> list[str]:
     """[key, from, to, who made it]: the notebook, or a person in the form."""
-    mine = key not in draft.given or draft.given[key] != draft.overrides.get(key)
-    value = draft.overrides.get(key, draft.base_value(key))
-    return [key, show(draft.base_value(key)), show(value), "form" if mine else "given"]
+    one, value = every_field()[key], draft.value(key)
+    mine = key not in draft.given or draft.given[key] != value
+    return [key, one.shown(draft.base_value(key)), one.shown(value), "form" if mine else "given"]
 
 
 def yaml_for_others(run: str | Path) -> str:

@@ -18,7 +18,16 @@ from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
-from nbtrain.lab.form.fields import ARCHITECTURE, OF_ARCHITECTURE, Field, every_field
+from nbtrain.lab.form.fields import (
+    ARCHITECTURE,
+    OF_ARCHITECTURE,
+    OFF,
+    ON,
+    Field,
+    every_field,
+    following,
+    kind_of,
+)
 from nbtrain.planner.findings import split_problems
 
 if TYPE_CHECKING:
@@ -61,26 +70,54 @@ class Draft:
         self._base_values = self.base.model_dump()
         self._of_architectures: dict[str, dict[str, Any]] = {}
         now = load(self.base, overrides, check=False).model_dump()
-        self.overrides: dict[str, Any] = {}
-        for key in every_field():
-            self.set(key, _at(now, key))
-        self.given = dict(self.overrides)
+        self._changed: dict[str, Any] = {}
+        for key, one in every_field().items():
+            if one.within and _at(now, one.within) is None:
+                continue
+            self.set(key, one.as_held(_at(now, key)))
+        self.given = self.changes
         self.unreadable: dict[str, str] = {}
         """{key: why the text that was typed is no value}."""
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """{key: value} of the fields that are changed. Of a section that is off its switch alone counts."""
+        return {key: value for key, value in self._changed.items() if self._counts(every_field()[key])}
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The changes as a person writes them: a key inside a section switches it on by itself."""
+        changes = self.changes
+        inside = {every_field()[key].within for key in changes}
+        return {key: value for key, value in changes.items() if not (value == {} and key in inside)}
+
+    def _counts(self, one: Field) -> bool:
+        return not one.within or self.value(one.within) is not None
+
     def value(self, key: str) -> Any:
-        """The value of a field as it stands."""
-        return self.overrides[key] if key in self.overrides else self.base_value(key)
+        """The value of a field as it stands; of a section {} if it is on, None if it is off."""
+        return self._changed[key] if key in self._changed else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
-        """The value that the YAML gives, defaults included, with the architecture that was chosen."""
-        chosen = self.overrides.get(ARCHITECTURE)
+        """The value that the YAML gives, defaults included, with the architecture and the kind of the section
+        that were chosen. Inside a section that the YAML leaves off it is the default."""
+        one = every_field()[key]
+        if (one.within and self.base_value(one.within) is None) or self._of_another_kind(key):
+            return one.initial
+        return one.as_held(_at(self._values_of_architecture(one.within or key), key))
+
+    def _of_another_kind(self, key: str) -> bool:
+        """Whether the kind of the field's section was changed: another kind is another set of keys."""
+        return bool(kind := kind_of(key)) and kind in self._changed
+
+    def _values_of_architecture(self, key: str) -> dict[str, Any]:
+        chosen = self._changed.get(ARCHITECTURE)
         if key not in OF_ARCHITECTURE or chosen not in NAMES:
-            return _at(self._base_values, key)
+            return self._base_values
         if chosen not in self._of_architectures:
             of_chosen = load(self.base, {ARCHITECTURE: chosen}, check=False)
             self._of_architectures[chosen] = of_chosen.model_dump()
-        return _at(self._of_architectures[chosen], key)
+        return self._of_architectures[chosen]
 
     @property
     def architecture(self) -> Any:
@@ -90,13 +127,14 @@ class Draft:
     def set(self, key: str, value: Any) -> None:
         """Change a field; its YAML value takes the change back."""
         if value == self.base_value(key):
-            self.overrides.pop(key, None)
+            self._changed.pop(key, None)
         else:
-            self.overrides[key] = value
-        if key == ARCHITECTURE:
-            for one in OF_ARCHITECTURE:
-                if one in self.overrides:
-                    self.set(one, self.overrides[one])
+            self._changed[key] = value
+        if key == ARCHITECTURE or key.endswith(".kind"):
+            # What is no change of the new base any more.
+            for one in [one for one in following() if one in self._changed and one != key]:
+                if self._changed[one] == self.base_value(one):
+                    del self._changed[one]
 
     def set_text(self, one: Field, text: str) -> None:
         """Change a field to what a person typed. Raises ConfigError if it is not YAML."""
@@ -104,6 +142,11 @@ class Draft:
         if one.kind == "text":
             self.set(one.key, None if text in ("", "null") else text)
             return
+        if one.kind == "section" and text not in (ON, OFF):
+            raise ConfigError(
+                f"{one.key}: is on ({ON}) or off ({OFF}) here, and its keys are fields of their own, such as "
+                f"{_first_within(one.key)}. Set those."
+            )
         try:
             value = parse_value(text)
         except (ValueError, NbtrainError) as error:
@@ -118,15 +161,20 @@ class Draft:
 
         Raises ConfigError for a key that no field has.
         """
-        # What is typed beside an architecture goes over it, in whatever order it came.
-        for key in sorted(typed, key=lambda key: key != ARCHITECTURE):
+        known = every_field()
+        # What is typed beside an architecture or a kind goes over it, in whatever order it came.
+        for key in sorted(typed, key=lambda key: (key != ARCHITECTURE, not key.endswith(".kind"))):
             text = typed[key]
-            if (one := every_field().get(key)) is None:
+            if (one := known.get(key)) is None:
                 raise ConfigError(f"the form has no field {key!r}.")
+            # As lora.rank=8 does on the command line.
+            if one.within and one.within not in typed and self.value(one.within) is None:
+                self.set(one.within, {})
             try:
                 self.set_text(one, str(text))
             except ConfigError as error:
                 self.unreadable[key] = str(error)
+        self.unreadable = {key: why for key, why in self.unreadable.items() if self._counts(known[key])}
 
     def text(self, one: Field) -> str:
         """The field's value as a person types it."""
@@ -201,7 +249,9 @@ class Draft:
         return {
             key: one.text(_at(wanted, key))
             for key, one in every_field().items()
-            if key != "name" and _at(wanted, key) != self.value(key)
+            if key != "name"
+            and not (one.within and _at(wanted, one.within) is None)
+            and one.text(_at(wanted, key)) != self.text(one)
         }
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
@@ -220,6 +270,10 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value[part]
     return value
+
+
+def _first_within(section: str) -> str:
+    return next(key for key, one in every_field().items() if one.within == section)
 
 
 def _is_finite(value: Any) -> bool:

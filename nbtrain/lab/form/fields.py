@@ -1,6 +1,7 @@
 """The fields of the launch form: on which page each stands, which come first, units and defaults.
 
-Every leaf of the schema has one field, or lies inside the text of one (a list, a section that may be null).
+Every leaf of the schema has one field, or lies inside the text of one (a list). A section that may be null,
+such as `lora`, has a switch, and its keys are fields that count while it is on.
 """
 
 import functools
@@ -17,7 +18,7 @@ from nbtrain.base.order import natural
 from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config import architectures
 from nbtrain.config.fields import described
-from nbtrain.config.keys import FREE_FORM, entry_models, field_keys
+from nbtrain.config.keys import entry_models, field_keys
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show, spelled
@@ -65,7 +66,9 @@ FIELD_UNITS = {
     "_chars": "characters",
     "_layers": "layers",
     "batch_size": "sequences",
+    "batch_size_increment": "sequences",
     "seq_length": "tokens",
+    "original_max_position_embeddings": "tokens",
     "_parallel_size": "ranks",
     "eval_iters": "global batches",
     "nodes": "machines",
@@ -82,10 +85,14 @@ class Field:
     """Dotted, as in an override."""
     description: str
     kind: str
-    """choice, switch, text (taken as written) or yaml (read as in a run YAML)."""
+    """choice, switch, section (on or off), text (taken as written) or yaml (read as in a run YAML)."""
     choices: tuple[Any, ...] = ()
     default: str | None = None
     """The schema's, as a run YAML spells it; None if the field has none."""
+    within: str = ""
+    """The key of the section that has to be on for it: lora for lora.rank; "" if there is none."""
+    initial: Any = None
+    """The schema's default; None if the field has none."""
 
     @property
     def section(self) -> str:
@@ -107,12 +114,27 @@ class Field:
 
     def text(self, value: Any) -> str:
         """A value as a person types it."""
+        if self.kind == "section":
+            return OFF if value is None else ON
         if isinstance(value, list | Mapping):
             return json.dumps(value, ensure_ascii=False)
         if self.kind == "text":
             return "" if value is None else str(value)
         return spelled(value)
 
+    def as_held(self, value: Any) -> Any:
+        """A value as a draft holds it: a section that is on is {}, for its keys are fields of their own."""
+        return {} if self.kind == "section" and value is not None else value
+
+    def shown(self, value: Any) -> str:
+        """A value in one line, as a person reads it."""
+        if self.kind == "section":
+            return "off" if value is None else "on"
+        return show(value)
+
+
+# The texts of a section's switch, as a run YAML has them.
+ON, OFF = "{}", "null"
 
 NAME = Field("name", "The run's folder under the output root.", "text")
 
@@ -130,6 +152,24 @@ def field_at(key: str) -> Field | None:
     while key and key not in known:
         key = key.rpartition(".")[0]
     return known.get(key)
+
+
+def kind_of(key: str) -> str:
+    """The key that says of which kind a field's section is, if another kind is another set of keys: lora.kind
+    for lora.rank, as config.yaml_source merges; "" if there is none."""
+    section = key
+    while section := section.rpartition(".")[0]:
+        own = f"{section}.kind"
+        if own in every_field() and section != "backend":
+            return "" if own == key else own
+    return ""
+
+
+@functools.cache
+def following() -> tuple[str, ...]:
+    """Keys of fields whose values follow another field's: the architecture, or the kind of their section."""
+    known = every_field()
+    return tuple(key for key in known if key in OF_ARCHITECTURE or known[key].within or kind_of(key))
 
 
 def group_of(section: str) -> str:
@@ -167,19 +207,21 @@ def run_yamls() -> list[str]:
 def fields_of(section: str) -> tuple[Field, ...]:
     """The fields of one section of the schema, nested ones with dotted keys; of a single field, itself."""
     found: list[Field] = []
-    known = field_keys()
-    for key, inner in known.items():
-        if not f"{key}.".startswith(f"{section}.") or any(key.startswith(f"{one.key}.") for one in found):
+    within = ""
+    for key, inner in field_keys().items():
+        if not f"{key}.".startswith(f"{section}."):
             continue
         info = _field_info(key)
-        optional = NoneType in get_args(info.annotation)
-        if inner is not None and not optional and key not in FREE_FORM:
+        if inner is not None and NoneType not in get_args(info.annotation):
             continue
-        kind, choices = _kind(info)
-        # A section whose fields are keys of one text, or the entries of a list.
-        within = inner or entry_models().get(key)
-        words = [info.description or "", _keys_in(within) if within and key not in FREE_FORM else ""]
-        found.append(Field(key, " ".join(filter(None, words)), kind, choices, _default(info)))
+        kind, choices = ("section", ()) if inner is not None else _kind(info)
+        entry = entry_models().get(key)
+        words = [info.description or "", _keys_in(entry) if entry else ""]
+        within = within if key.startswith(f"{within}.") else ""
+        initial = None if info.is_required() else _plain(info.get_default(call_default_factory=True))
+        text = " ".join(filter(None, words))
+        found.append(Field(key, text, kind, choices, _default(info), within, initial))
+        within = key if kind == "section" else within
     return tuple(found)
 
 
@@ -210,5 +252,8 @@ def _kind(info: FieldInfo) -> tuple[str, tuple[Any, ...]]:
 def _default(info: FieldInfo) -> str | None:
     if info.is_required():
         return None
-    value = info.get_default(call_default_factory=True)
-    return show(value.model_dump() if isinstance(value, BaseModel) else value)
+    return show(_plain(info.get_default(call_default_factory=True)))
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, BaseModel) else value

@@ -64,10 +64,13 @@ def _parts(draft: Draft, text: str, config: RunConfig | None) -> tuple[str, str,
     place, rest = _place(draft, text)
     exact = finding_of_problem(f"?: {rest}").key or _key_of_place(place, config)
     begins = match[0] if (match := _KEY.match(rest)) else ""
+    # A key that is missing has no place: its section's is named, or that of a key beside it.
+    if begins in every_field() and rest.startswith(f"{begins} is missing"):
+        exact = begins
     # Of text that is no YAML, of something in a list, and of a section that is set by a key inside it.
-    if (not exact and field_at(begins) and (rest.startswith(f"{begins} = ") or "." in begins)) or (
-        begins in every_field() and exact.startswith(f"{begins}.")
-    ):
+    if (
+        not exact and field_at(begins) and (rest.startswith((f"{begins} = ", f"{begins}: ")) or "." in begins)
+    ) or (begins in every_field() and exact.startswith(f"{begins}.")):
         exact = begins
     return place, rest, exact, field_at(exact)
 

@@ -4,13 +4,11 @@
 
 import { FormAsks } from "./form_asks.js";
 import { draftOf, forgetDraft, keepDraft, orphanOf } from "./form_drafts.js";
-import { FormFrame } from "./form_frame.js";
+import { FormHeld } from "./form_held.js";
 import { makeHost } from "./host.js";
 import { mountRun } from "./run.js";
 import { choices, element } from "./words.js";
 
-// After the last key, so that a word is not checked letter by letter.
-const TYPED_MS = 250;
 const AGAIN_MS = 4000;
 // An idle kernel has heard of a change long before.
 const HEARD_MS = 2500;
@@ -34,7 +32,7 @@ export function mountForm(root, options) {
   return () => form.end();
 }
 
-class Form extends FormFrame {
+class Form extends FormHeld {
   constructor(root, options) {
     super();
     const { server = null, host = makeHost(), start = {}, model = null, id = "" } = options;
@@ -54,36 +52,6 @@ class Form extends FormFrame {
     this.state = { yaml: start.yaml || "", given: true, typed: {}, mode: start.mode || "full", seq: 0 };
     this.asks = new FormAsks(server, model, start.place);
     this.build();
-  }
-
-  // --- what the form holds ---
-
-  get question() {
-    const { yaml, given, typed, mode } = this.state;
-    const overrides = given ? this.start.overrides : null;
-    const asked = { yaml, overrides, typed, mode };
-    return this.start.clone ? { ...asked, clone: this.start.clone } : asked;
-  }
-
-  text(key) {
-    const { typed } = this.state;
-    return key in typed ? typed[key] : this.pages.specs.get(key).value;
-  }
-
-  changed(key, text) {
-    const spec = this.pages.specs.get(key);
-    if (text === spec.value) delete this.state.typed[key];
-    else this.state.typed[key] = text;
-    this.touched(TYPED_MS);
-  }
-
-  /** A field goes back to what the YAML says. */
-  reset(key) {
-    const { base, value } = this.pages.specs.get(key);
-    if (base === value) delete this.state.typed[key];
-    else this.state.typed[key] = base;
-    this.refill();
-    this.touched();
   }
 
   refill() {
@@ -145,7 +113,7 @@ class Form extends FormFrame {
 
   take(found) {
     this.found = found;
-    this.pages.follow(found.of_architecture);
+    this.pages.follow(found.following);
     if (this.unheard) {
       this.unheard = false;
       this.say(this.asks.words);
@@ -207,8 +175,7 @@ class Form extends FormFrame {
 
   /** Another YAML: the notebook's overrides stay, with a word; changes of the form stay with the old one. */
   async open(yaml) {
-    const before = this.copy();
-    const left = Object.keys(before.typed).length;
+    const before = this.copy(), left = this.changes;
     Object.assign(this.state, { yaml, typed: {} });
     if (!(await this.redescribe(before))) return;
     const parts = [`Opened ${yaml}${this.givenWords(" with the notebook's ")}.`], actions = [];
@@ -239,10 +206,6 @@ class Form extends FormFrame {
     }
   }
 
-  copy() {
-    return { ...this.state, typed: { ...this.state.typed } };
-  }
-
   givenWords(before) {
     const given = this.described.given.map(([key, , now]) => `${key} = ${now}`);
     return given.length ? `${before}${given.join(", ")}` : "";
@@ -256,7 +219,7 @@ class Form extends FormFrame {
   }
 
   resetAll() {
-    const before = this.copy(), count = Object.keys(before.typed).length;
+    const before = this.copy(), count = this.changes;
     this.state.typed = {};
     this.refill();
     this.touched();
@@ -279,10 +242,7 @@ class Form extends FormFrame {
   /** Take over texts for several fields, such as a layout's. */
   use(texts, words) {
     const before = this.copy();
-    for (const [key, text] of Object.entries(texts)) {
-      if (text === this.pages.specs.get(key).value) delete this.state.typed[key];
-      else this.state.typed[key] = text;
-    }
+    for (const [key, text] of Object.entries(texts)) this.hold(key, text);
     this.refill();
     this.touched();
     this.say(`Applied: ${words}.`, "", [["Undo", () => this.put(before)]]);

@@ -4,10 +4,20 @@ import { button, element } from "./words.js";
 
 const LONG_CHARS = 34;
 
+// The texts of a section's switch.
+export const ON = "{}";
+export const OFF = "null";
+
+/** A text as a reader sees it beside the control. */
+function shown(spec, text) {
+  if (spec.kind === "section") return text === OFF ? "off" : "on";
+  return text || "none";
+}
+
 /** What a reader is told of a field, in one text. */
 function fieldWords(spec) {
   const unit = spec.unit ? ` In ${spec.unit}.` : "";
-  const given = spec.default === null ? "Has no default." : `Default: ${spec.default}.`;
+  const given = spec.default === null ? "Has no default." : `Default: ${shown(spec, spec.default)}.`;
   return `${spec.key}: ${spec.description}${unit} ${given}`.replace(/\s+/g, " ");
 }
 
@@ -38,7 +48,7 @@ export class FormField {
     this.control = this.makeControl();
     this.control.id = this.id;
     this.control.setAttribute("aria-describedby", `${this.id}-help`);
-    const event = spec.kind === "switch" || spec.kind === "choice" ? "change" : "input";
+    const event = ["switch", "section", "choice"].includes(spec.kind) ? "change" : "input";
     this.control.addEventListener(event, () => changed(spec.key, this.text, this));
     const row = element("div", "nbf-row");
     row.append(this.control);
@@ -52,7 +62,7 @@ export class FormField {
 
   makeControl() {
     const { kind, choices, value } = this.spec;
-    if (kind === "switch") {
+    if (kind === "switch" || kind === "section") {
       const box = element("input");
       box.type = "checkbox";
       return box;
@@ -80,12 +90,14 @@ export class FormField {
   get text() {
     const { control } = this;
     if (this.spec.kind === "switch") return control.checked ? "true" : "false";
+    if (this.spec.kind === "section") return control.checked ? ON : OFF;
     return this.spec.kind === "yaml" && control.value.trim() === "" ? "null" : control.value;
   }
 
   set text(text) {
     const { control } = this;
     if (this.spec.kind === "switch") control.checked = text === "true";
+    else if (this.spec.kind === "section") control.checked = text !== OFF;
     else {
       const shown = this.spec.kind === "yaml" && text === "null" ? "" : text;
       // The same text again would move the caret of who types.
@@ -93,18 +105,29 @@ export class FormField {
     }
   }
 
+  /** Of a section that is off: nothing can be typed until its switch is on. */
+  set off(off) {
+    this.control.disabled = off;
+    this.node.classList.toggle("nbf-off", off);
+    this.node.title = this.title;
+  }
+
+  get title() {
+    return fieldWords(this.spec) + (this.control.disabled ? ` Counts if ${this.spec.within} is on.` : "");
+  }
+
   /** Show what was found: `changed` "form" or "given", `problems` messages, `also` a field to look at. */
   mark({ changed = "", problems = [], also = "", finding = "" }) {
     const { node, spec } = this;
-    node.title = fieldWords(spec);
+    node.title = this.title;
     node.classList.toggle("nbf-changed", Boolean(changed));
     node.classList.toggle("nbf-bad", problems.length > 0);
     node.classList.toggle("nbf-also", !problems.length && Boolean(also));
     this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
     this.back.hidden = !changed;
     this.control.setAttribute("aria-invalid", String(problems.length > 0));
-    const base = changed ? `${this.base}: ${spec.base || "none"}` : "";
-    const given = spec.default === null ? "no default" : `default: ${spec.default || "none"}`;
+    const base = changed ? `${this.base}: ${shown(spec, spec.base)}` : "";
+    const given = spec.default === null ? "no default" : `default: ${shown(spec, spec.default)}`;
     const words = [base, given].filter(Boolean).join(" \u00b7 ");
     this.meta.replaceChildren(...(changed ? [this.badge, ` \u00b7 ${words}`] : [words]));
     const said = problems.length ? problems.join(" ") : also || finding;

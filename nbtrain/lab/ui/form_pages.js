@@ -1,6 +1,6 @@
 // The form's fields in their places: the essential ones first, all of them by group with a search below.
 
-import { FormField } from "./form_fields.js";
+import { FormField, OFF } from "./form_fields.js";
 import { Tabs } from "./tabs.js";
 import { element } from "./words.js";
 
@@ -92,6 +92,7 @@ export class FormPages {
         base: this.form.start.clone ? "parent" : "YAML",
       });
       made.text = this.form.text(key);
+      made.off = this.isOff(key);
       made.mark(this.marks[key] || {});
       this.fields.set(own, made);
     }
@@ -105,9 +106,26 @@ export class FormPages {
   /** Every field shows the form's text. */
   refill() {
     for (const field of this.fields.values()) field.text = this.form.text(field.spec.key);
+    this.wake();
   }
 
-  /** What the fields of an architecture have unless they are typed: {key: {base, value, default}}. */
+  /** Whether a field lies in a section that is off. */
+  isOff(key) {
+    const { within } = this.specs.get(key);
+    return Boolean(within) && this.form.text(within) === OFF;
+  }
+
+  /** The fields of a section can be typed into while its switch is on. */
+  wake() {
+    for (const field of this.fields.values()) if (field.spec.within) field.off = this.isOff(field.spec.key);
+  }
+
+  /** Keys of the fields inside a section. */
+  inside(section) {
+    return [...this.specs.values()].filter(({ within }) => within === section).map(({ key }) => key);
+  }
+
+  /** What fields that follow another one have unless they are typed: {key: {base, value, default}}. */
   follow(found) {
     for (const [key, words] of Object.entries(found)) Object.assign(this.specs.get(key), words);
     this.refill();

@@ -13,7 +13,7 @@ which then says that its kernel is gone.
 import html
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import anywidget
@@ -22,7 +22,6 @@ import traitlets
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import show
 from nbtrain.lab.form.answers import MODES, answer, place, yaml_for_others
 from nbtrain.lab.form.draft import Assessment, Draft
 from nbtrain.lab.form.fields import every_field
@@ -103,9 +102,13 @@ class LaunchForm(anywidget.AnyWidget):
 
     def set(self, key: str, value: Any) -> None:
         """Change a field by its dotted key, as an override does; the page shows it too."""
-        if (one := every_field().get(key)) is None:
-            raise ConfigError(f"the form has no field {key!r}.")
-        typed = {**self.held["typed"], key: one.text(value)}
+        within = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, Mapping) else {}
+        known = every_field()
+        # {"rank": 8} for lora: each key is a field of its own.
+        values = {key: value, **within} if key in known and known[key].kind == "section" else {key: value}
+        for unknown in [one for one in values if one not in known]:
+            raise ConfigError(f"the form has no field {unknown!r}.")
+        typed = {**self.held["typed"], **{one: known[one].text(to) for one, to in values.items()}}
         self.held = {**self.held, "typed": typed, "seq": self.held["seq"] + 1}
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
@@ -153,7 +156,7 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
         parts += _messages(str(shortage) for shortage in assessment.shortages)
     else:
         parts.append("<p><strong>Ready to submit</strong></p>")
-    if draft.overrides:
+    if draft.changes:
         parts.append(f"<p>Changed against the YAML</p>{_changes(draft)}")
     if assessment.plan is not None:
         parts.append(assessment.plan._repr_html_())
@@ -166,9 +169,14 @@ def _messages(texts: Iterable[str]) -> list[str]:
 
 def _changes(draft: Draft) -> str:
     left = 'style="text-align:left"'
+    known = every_field()
+    shown = [
+        (key, known[key].shown(draft.base_value(key)), known[key].shown(value))
+        for key, value in draft.changes.items()
+    ]
     rows = "".join(
-        f"<tr><td {left}>{html.escape(key)}</td><td {left}><s>{html.escape(show(draft.base_value(key)))}</s>"
-        f"</td><td {left}><strong>{html.escape(show(value))}</strong></td></tr>"
-        for key, value in draft.overrides.items()
+        f"<tr><td {left}>{html.escape(key)}</td><td {left}><s>{html.escape(before)}</s></td>"
+        f"<td {left}><strong>{html.escape(now)}</strong></td></tr>"
+        for key, before, now in shown
     )
     return f"<table>{rows}</table>"

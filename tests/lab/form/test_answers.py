@@ -44,6 +44,7 @@ def test_a_yaml_is_described(workspace: Path) -> None:
         "description": "Stop after this many steps with all schedules unchanged: a trial of the run. "
         "null trains to the end.",
         "unit": "steps",
+        "within": "",
         "default": "null",
         "base": "null",
         "value": "400",
@@ -421,15 +422,15 @@ def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
     found = assessed(model__architecture="llama")
     assert found["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "llama"})'
     assert found["changes"] == [["model.architecture", "gpt3", "llama", "form"]]
-    follow = found["of_architecture"]
+    follow = found["following"]
     assert follow["model.normalization"] == {"base": "RMSNorm", "value": "RMSNorm", "default": "RMSNorm"}
     assert follow["model.rotary_base"]["default"] == "500000.0"
     assert "model.num_query_groups" not in follow and not found["problems"]
     typed = assessed(model__normalization="LayerNorm", model__architecture="llama")
     assert [key for key, *_ in typed["changes"]] == ["model.architecture", "model.normalization"]
-    assert typed["of_architecture"]["model.normalization"]["default"] == "RMSNorm"
+    assert typed["following"]["model.normalization"]["default"] == "RMSNorm"
     given = assessed(overrides="model.norm_epsilon=1e-3", model__architecture="qwen3")
-    assert given["of_architecture"]["model.norm_epsilon"] == {
+    assert given["following"]["model.norm_epsilon"] == {
         "base": "1.0e-06",
         "value": "0.001",
         "default": "1.0e-06",
@@ -443,18 +444,18 @@ def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path
     assert (window["base"], window["value"], window["default"]) == ("4096", "4096", "4096")
     assert found["given"] == [["model.architecture", "gpt3", "mistral", "given"]]
     other = assessed(overrides="model.architecture=mistral", model__architecture="qwen2")
-    assert other["of_architecture"]["model.window_size"]["value"] == "null"
+    assert other["following"]["model.window_size"]["value"] == "null"
     assert other["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "qwen2"})'
     back = assessed(overrides="model.architecture=mistral", model__architecture="gpt3")
     # As the YAML has it.
-    assert back["changes"] == [] and back["of_architecture"]["model.hidden_dropout"]["value"] == "0.0"
+    assert back["changes"] == [] and back["following"]["model.hidden_dropout"]["value"] == "0.0"
 
 
 def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Path) -> None:
     found = assessed(model__architecture="lama")
     [problem] = found["problems"]
     assert problem["key"] == "model.architecture" and "Nearest: llama." in problem["message"]
-    assert found["of_architecture"]["model.normalization"]["base"] == "LayerNorm"
+    assert found["following"]["model.normalization"]["base"] == "LayerNorm"
 
 
 @pytest.mark.parametrize(
@@ -478,7 +479,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [("evaluation.tasks", "evaluation.tasks.0.limit = 0: must be at least 1.")],
         ),
         (
-            {"lora": "{rank: 8}"},
+            {"lora": "{}", "lora__rank": "8"},
             [
                 (
                     "lora",
@@ -487,11 +488,44 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
                 )
             ],
         ),
-        ({"lora": "{rnk: 8}"}, [("lora", "Has no key `rnk`. Nearest: lora.rank.")]),
-        ({"lora": "{targets: []}"}, [("lora", "lora.targets = []: must have at least 1 item.")]),
+        (
+            {"lora": "{rank: 8}"},
+            [
+                (
+                    "lora",
+                    "Is on ({}) or off (null) here, and its keys are fields of their own, such as lora.kind. "
+                    "Set those.",
+                )
+            ],
+        ),
+        ({"lora__targets": "[]"}, [("lora.targets", "Must have at least 1 item.")]),
+        (
+            {"lora__kind": "ia3", "lora__rank": "8", "init_from": "base"},
+            [
+                (
+                    "lora.rank",
+                    "Is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and the "
+                    "MLP. Leave it out.",
+                )
+            ],
+        ),
+        (
+            {"batch__rampup": "{}"},
+            [
+                (f"batch.rampup.{key}", "Is missing; it has no default.")
+                for key in ("start_batch_size", "batch_size_increment", "ramp_samples")
+            ],
+        ),
+        (
+            {"batch__rampup__start_batch_size": "4"},
+            [
+                (f"batch.rampup.{key}", "Is missing; it has no default.")
+                for key in ("batch_size_increment", "ramp_samples")
+            ],
+        ),
         ({"init_step": "-1"}, [("init_step", "Must be newest, best, or the number of a step, at least 1.")]),
         (
-            {"dpo": "{beta: 0.2}", "init_from": "base", "data__packing": "best_fit"},
+            {"dpo__beta": "0.2", "init_from": "base", "data__packing": "best_fit"},
             [
                 (
                     "data.sources",

@@ -47,20 +47,20 @@ def test_every_field_has_a_description() -> None:
         ("data.split", "text"),
         ("resources.gpu_type", "text"),
         ("batch.train_tokens", "yaml"),
-        ("batch.rampup", "yaml"),
+        ("batch.rampup", "section"),
+        ("batch.rampup.ramp_samples", "yaml"),
         ("data.sources", "yaml"),
         ("parallel.activation_checkpointing.granularity", "choice"),
     ],
 )
 def test_kind_of_control(key: str, kind: str) -> None:
-    """A switch for yes or no, a choice among words, text as written, everything else as in a YAML."""
+    """A switch for yes or no and for a section, a choice among words, text as written, the rest as YAML."""
     assert field(key).kind == kind
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("dpo", "Keys, with their defaults: beta (0.1), label_smoothing (0.0)."),
         ("evaluation.tasks", "Keys, with their defaults: task (required), path (required), limit (null)."),
     ],
 )

@@ -69,13 +69,14 @@ def test_a_submitted_run_is_followed(browser: Any) -> None:
         page.evaluate("window.end()")
 
 
-def form_page(browser: Any, width: int) -> Any:
-    """The form of gpt-tiny, answered by this process."""
-    asked = {"yaml": "gpt-tiny", "overrides": {}, "typed": {}, "mode": "full"}
+def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
+    """The form of gpt-tiny, answered by this process; window.again() unmounts it and mounts it anew."""
+    asked = {"yaml": "gpt-tiny", "overrides": overrides or {}, "typed": {}, "mode": "full"}
     routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
     server = """{call: async (path, method, body) =>
         (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
-    mount = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}}})"
+    once = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}, id: 'f'}})"
+    mount = f"{once}; window.again = () => {{ window.end(); window.end = {once}; }}"
     return view_page(browser, routes, mount, width, module="form")
 
 
@@ -122,3 +123,49 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         page.get_by_label("search all fields").fill("")
         page.get_by_title("go to evaluation.tasks").click()
         assert field.locator("textarea").evaluate("node => node === document.activeElement")
+
+
+def test_keys_of_a_section_are_fields_while_its_switch_is_on(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted and marked on their tab, searched, taken back, kept over a reload; off, they do not count."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    with form_page(browser, 1100, {"lora.rank": 8, "init_from": "base"}) as page:
+
+        def field(key: str) -> Any:
+            return page.locator(f".nbf-all .nbf-field[data-key='{key}']")
+
+        def line(words: str) -> None:
+            page.locator(".nbf-line", has_text=words).filter(visible=True).wait_for()
+
+        page.get_by_text("All fields").click()
+        page.get_by_role("tab", name="Model").click()
+        line('{"init_from": "base", "lora.rank": 8}')
+        assert field("lora.rank").locator("input").input_value() == "8"
+        assert "from the notebook" in field("lora").inner_text()
+        beta = field("dpo.beta")
+        assert beta.locator("input").is_disabled() and "Counts if dpo is on." in beta.get_attribute("title")
+        field("dpo").locator("input").check()
+        line('{"init_from": "base", "lora.rank": 8, "dpo": {}}')
+        beta.locator("input").fill("0.2")
+        field("lora.alpha").locator("input").fill("-1")
+        wrong = field("lora.alpha").locator(".nbf-error", has_text="Must be more than 0.")
+        wrong.wait_for()
+        counts = page.get_by_role("tab", name="Model").locator(".nbf-count")
+        assert counts.all_text_contents() == ["1 problem", "6 changed fields"]
+        # Off: what was typed stays, and counts no more.
+        field("lora").locator("input").uncheck()
+        line('{"init_from": "base", "dpo.beta": 0.2}')
+        assert field("lora.alpha").locator("input").input_value() == "-1"
+        page.evaluate("window.again()")
+        page.get_by_text("All fields").click()
+        page.get_by_label("search all fields").fill("two matrices of an adapter")
+        assert field("lora.rank").locator("input").is_disabled()
+        page.get_by_label("search all fields").fill("lora")
+        field("lora").locator("input").check()
+        field("lora.alpha").get_by_role("button").click()
+        field("lora.rank").get_by_role("button").click()
+        line('{"init_from": "base", "lora": {}, "dpo.beta": 0.2}')
+        page.get_by_role("button", name="Reset").click()
+        line('{"init_from": "base", "lora.rank": 8}')
+        assert field("lora").locator("input").is_checked()

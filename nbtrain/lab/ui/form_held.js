@@ -1,0 +1,64 @@
+// What the form holds: the texts that were typed, {key: text}, beside a YAML and the notebook's overrides.
+
+import { ON } from "./form_fields.js";
+import { FormFrame } from "./form_frame.js";
+
+// After the last key, so that a word is not checked letter by letter.
+const TYPED_MS = 250;
+
+/** `state` is {yaml, given, typed, mode, seq}; touched(wait) is called for each change. */
+export class FormHeld extends FormFrame {
+  get question() {
+    const { yaml, given, typed, mode } = this.state;
+    const overrides = given ? this.start.overrides : null;
+    const asked = { yaml, overrides, typed, mode };
+    return this.start.clone ? { ...asked, clone: this.start.clone } : asked;
+  }
+
+  text(key) {
+    const { typed } = this.state, { kind, value } = this.pages.specs.get(key);
+    if (key in typed) return typed[key];
+    // As lora.rank=8 does on the command line.
+    return kind === "section" && this.typedInside(key).length ? ON : value;
+  }
+
+  /** What was typed inside a section. */
+  typedInside(section) {
+    return this.pages.inside(section).filter((key) => key in this.state.typed);
+  }
+
+  /** Hold a text; one that is there without it is not held. */
+  hold(key, text) {
+    const spec = this.pages.specs.get(key);
+    // A section that is off says so while its fields keep what was typed.
+    const said = spec.kind === "section" && this.typedInside(key).length;
+    if (text === spec.value && !said) delete this.state.typed[key];
+    else this.state.typed[key] = text;
+  }
+
+  changed(key, text) {
+    this.hold(key, text);
+    if (this.pages.specs.get(key).kind === "section") this.pages.wake();
+    this.touched(TYPED_MS);
+  }
+
+  /** How many fields are changed in the form; what is typed in a section that is off is none. */
+  get changes() {
+    const { specs } = this.pages;
+    return Object.entries(this.state.typed).filter(([key, text]) =>
+      specs.has(key) && !this.pages.isOff(key) && text !== specs.get(key).value).length;
+  }
+
+  /** A field goes back to what the YAML says; a section with all that is in it. */
+  reset(key) {
+    const { base } = this.pages.specs.get(key);
+    for (const inside of this.typedInside(key)) delete this.state.typed[inside];
+    this.hold(key, base);
+    this.refill();
+    this.touched();
+  }
+
+  copy() {
+    return { ...this.state, typed: { ...this.state.typed } };
+  }
+}

@@ -92,6 +92,8 @@ HUGGING_FACE = (
 FINE_TUNING = (
     "tests/train/test_start_from_run.py",
     "tests/train/test_ia3.py",
+    "tests/train/test_trained_rows.py",
+    "tests/checkpoint/pretrained/test_adapters.py",
     "tests/train/test_qlora.py",
     "tests/train/test_dpo.py",
     "tests/model/test_preference_trl.py",

@@ -92,9 +92,10 @@ def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "
 
 def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
     """Parameters, tokens, memory by part, time and disk of a run, before anything starts."""
+    from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.planner.plan import plan as make_plan
 
-    return make_plan(load(run, overrides))
+    return make_plan(with_new_tokens(load(run, overrides)))
 
 
 def import_run(

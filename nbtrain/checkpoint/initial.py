@@ -7,6 +7,8 @@ rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a
 
 import logging
 
+import torch
+
 from nbtrain.base import files
 from nbtrain.base.amounts import count
 from nbtrain.base.errors import CheckpointError
@@ -15,10 +17,13 @@ from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
 from nbtrain.checkpoint.four_bits import load_four_bits
 from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.masters import Weights
+from nbtrain.checkpoint.masters import MadeWhole, Weights
 from nbtrain.checkpoint.opened import refuse_changed, weights_of
 from nbtrain.checkpoint.pretrained.adapters import read_adapters
 from nbtrain.checkpoint.pretrained.reading import PIECE_ELEMENTS
+from nbtrain.checkpoint.store import MASTER, WHOLE, StoredParameter
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft_files import WEIGHTS
@@ -31,8 +36,9 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     """Load what `init_from` names, and report it. Called by all ranks together.
 
     Beside adapters it goes into the frozen weights, at every start, for no checkpoint holds them; a run that
-    `is_fresh` then gets the adapters that lora.init_from names. Raises CheckpointError if anything cannot be
-    used, does not fit the run, or has changed since the run was submitted.
+    `is_fresh` then gets its trained rows of tokens from there too, and the adapters that lora.init_from
+    names. Raises CheckpointError if anything cannot be used, does not fit the run, or has changed since the
+    run was submitted.
     """
     start, weights = _opened(live)
     config = live.config
@@ -44,9 +50,41 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
         reshape.load_frozen(live.engine, weights, *how)
         load_four_bits(live.engine, weights, tensor, PIECE_ELEMENTS)
     _tell(live, start)
-    if is_fresh and config.lora is not None and (folder := config.lora.init_from) is not None:
-        reshape.load_masters(live.engine, read_adapters(resolve(folder), config), *how)
+    if config.lora is None or not is_fresh:
+        return
+    if tokens := GPTConfig.of(config).trained_tokens:
+        rows = RowsOfTokens(weights, tokens)
+        reshape.load_masters(live.engine, rows, *how, names=rows.parameters)
+    if (folder := config.lora.init_from) is not None:
+        adapters = read_adapters(resolve(folder), config)
+        reshape.load_masters(live.engine, adapters, *how, names=adapters.parameters)
         live.tell("checkpoint", f"adapters of {folder}", step=0)
+
+
+class RowsOfTokens(MadeWhole):
+    """The rows that a run trains beside adapters, as a start has them. `tokens` are ascending."""
+
+    def __init__(self, weights: Weights, tokens: tuple[int, ...]):
+        self.weights, self.tokens = weights, tokens
+        self.folder, self.dtype, self.vocab_size = weights.folder, weights.dtype, weights.vocab_size
+        self._matrices = {trained_rows_of(name): name for name in weights.parameters if name in OF_VOCABULARY}
+
+    @property
+    def parameters(self) -> dict[str, StoredParameter]:
+        """By canonical name, whole."""
+        return {
+            name: StoredParameter(
+                name, (len(self.tokens), *self.weights.parameters[matrix].shape[1:]), None, 0
+            )
+            for name, matrix in self._matrices.items()
+        }
+
+    def full(self, name: str) -> torch.Tensor:
+        """The rows of one matrix, fp32."""
+        matrix = self._matrices[name]
+        width = self.weights.parameters[matrix].shape[1]
+        read = (self.weights.read(matrix, MASTER, WHOLE, one * width, width) for one in self.tokens)
+        return torch.stack(list(read))
 
 
 def start_sha256(live: LiveRun) -> str:

@@ -2,6 +2,7 @@
 
     W + s B A                            s is lora.scale
     W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
+    rows of trained tokens               in place of those of embedding and output layer
     l * W, l * b; W * l                  IA3: rows of keys and values with their biases; the MLP's columns
 
 Sums are made in fp32, from masters. They are read as a checkpoint is: any elements of any cut.
@@ -18,7 +19,7 @@ from nbtrain.checkpoint.store import MASTER, CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.adapters import qkv_parts
 from nbtrain.model.gpt_config import GPTConfig
-from nbtrain.model.names import adapters_of
+from nbtrain.model.names import adapters_of, trained_rows_of
 
 
 class MergedWeights(MadeWhole):
@@ -32,7 +33,8 @@ class MergedWeights(MadeWhole):
         self.manifest: dict[str, Any] = adapters.manifest
         self.vocab_size = base.vocab_size
         self.scale = config.lora.scale
-        self.qkv_parts = qkv_parts(GPTConfig.of(config))
+        model = GPTConfig.of(config)
+        self.qkv_parts, self.trained_tokens = qkv_parts(model), model.trained_tokens
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
@@ -49,6 +51,8 @@ class MergedWeights(MadeWhole):
         if (vector := self._vector(name)) is not None:
             parts = self.qkv_parts if "query_key_value" in name else None
             return rescaled(weight, self.adapters.full(vector), parts)
+        if (rows := trained_rows_of(name)) in self.adapters.parameters:
+            return weight.index_copy(0, torch.tensor(self.trained_tokens), self.adapters.full(rows))
         if adapters_of(name)[0] not in self.adapters.parameters:
             return weight
         a, b = (self.adapters.full(each) for each in adapters_of(name))
@@ -56,8 +60,8 @@ class MergedWeights(MadeWhole):
 
     def unchanged(self, name: str) -> Weights | None:
         """What no adapter stands beside is the base's."""
-        has_matrices = adapters_of(name)[0] in self.adapters.parameters
-        return None if has_matrices or self._vector(name) is not None else self.base
+        beside = (adapters_of(name)[0], trained_rows_of(name), self._vector(name))
+        return None if any(one in self.adapters.parameters for one in beside) else self.base
 
     def _vector(self, name: str) -> str | None:
         """The vector of IA3 that a weight or bias is multiplied with."""

@@ -10,7 +10,7 @@ The vocabulary's padding rows, which the loss leaves out, depend on the number o
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +38,28 @@ class Target:
 
 
 def load_masters(
-    engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
+    engine: Any,
+    weights: Weights,
+    tensor: tuple[int, int],
+    padded_vocab_size: int,
+    piece_elements: int,
+    names: Collection[str] | None = None,
 ) -> None:
     """Give a fresh `engine` the masters of `weights`, and the weights that they round to; its step stays 0.
 
-    `tensor` as for load_into. No more than `piece_elements` of a parameter are read at one time. Called by
-    all ranks together. Raises CheckpointError as load_into does.
+    `tensor` as for load_into. `names`: of what is loaded, if this stage has it; None: all that is trained. No
+    more than `piece_elements` of a parameter are read at one time. Called by all ranks together. Raises
+    CheckpointError as load_into does.
     """
     parameters = dict(trained_parameters(engine.module))
-    _check_shapes(weights, parameters, tensor, padded_vocab_size)
+    loaded = parameters if names is None else {name: parameters[name] for name in names if name in parameters}
+    _check_shapes(weights, loaded, tensor, padded_vocab_size)
     with _open_masters(engine.optimizer):
         for held in live_tensors(engine, parameters):
             flat = held.tensor.data.view(-1)
             for name, start, count, offset in held.parts:
+                if name not in loaded:
+                    continue
                 rows = padded_vocab_size if name in OF_VOCABULARY else None
                 part = TensorPart(*tensor, partition_dim(parameters[name]))
                 for first in range(0, count, piece_elements):

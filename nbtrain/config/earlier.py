@@ -6,6 +6,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.backend_section import HostsConfig, SlurmConfig
 from nbtrain.config.kubernetes_section import KubernetesConfig
+from nbtrain.config.lora_section import LoraConfig
 from nbtrain.config.notify_section import NotifyConfig
 from nbtrain.config.schedule_section import OptimizerConfig
 from nbtrain.config.schema import ModelConfig, RunConfig
@@ -29,6 +30,12 @@ ADDED_TO_OPTIMIZER = {
     if name == "type" or name.startswith("muon_")
 }
 
+# Fields that the first revision with `lora` lacks.
+ADDED_TO_LORA = (
+    *("kind", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+    "trainable_token_indices",
+)
+
 # Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
 # such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset(
@@ -38,6 +45,7 @@ ADDED_LATER = frozenset(
         "init_from",
         "init_step",
         "lora",
+        *(f"lora.{name}" for name in ADDED_TO_LORA),
         "dpo",
         "lr_schedule.lr_wsd_decay_fraction",
         *(f"model.{name}" for name in ADDED_TO_MODEL),
@@ -94,4 +102,6 @@ def settings_of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
         "lr_schedule.lr_wsd_decay_fraction": None,
         "init_step": RunConfig.model_fields["init_step"].default,
     }
+    if "lora.rank" in known:
+        added |= {f"lora.{name}": LoraConfig.model_fields[name].default for name in ADDED_TO_LORA}
     return {**added, **known}

@@ -38,6 +38,10 @@ class LoraConfig(ConfigModel):
     bnb_4bit_use_double_quant: bool = False
     """With load_in_4bit, hold the constant of each block of 64 numbers in 8 bits: a weight takes 4.13 bits
     instead of 4.5."""
+    trainable_token_indices: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    """Ids of tokens whose rows of the embedding, and of an output layer of its own, are trained too. null is
+    the ids that the vocabulary of init_from does not have, which submit writes into the run's configuration;
+    [] trains none."""
     init_from: PathText | None = None
     """Adapters to begin with: a folder with adapter_config.json and adapter_model.safetensors, as peft writes
     it; null begins with adapters that change nothing."""

@@ -60,6 +60,7 @@ lr_schedule.lr_warmup_fraction | warmup_ratio warmup
 lr_schedule.lr_decay_steps | lr_decay_iters decay_steps
 lr_schedule.lr_decay_style | lr_scheduler_type scheduler decay_type
 precision.dtype | bf16 bfloat16 mixed_precision params_dtype torch_dtype param_dtype bnb_4bit_compute_dtype
+lora.trainable_token_indices | modules_to_save trainable_tokens new_tokens train_new_tokens
 lora.load_in_4bit | quantization_config quantize_base qlora
 precision.fp8 | fp8_format fp8_hybrid fp8_e4m3 fp8_recipe fp8_param_gather enable_fp8_linear
 precision.autocast | torch_autocast

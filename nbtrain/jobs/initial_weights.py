@@ -11,6 +11,7 @@ from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.base.workspace import display, resolve, tokenizer_dir
+from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
@@ -84,6 +85,30 @@ def _other_ids(start: Start, config: RunConfig) -> str:
         return ids_differ(start.path, ours) if (start.path / ONE_FILE).is_file() else ""
     except DataError as error:
         return str(error).rstrip(".")
+
+
+def with_new_tokens(config: RunConfig) -> RunConfig:
+    """The configuration with lora.trainable_token_indices, if it is null and the vocabulary has new rows.
+
+    Of a run that has a checkpoint they are what its first submit wrote. If init_from cannot be opened nothing
+    is said here: preflight refuses it.
+    """
+    lora = config.lora
+    if lora is None or lora.kind != "lora" or lora.trainable_token_indices is not None:
+        return config
+    if config.init_from is None:
+        return config
+    run = RunDir.named(config.name)
+    if not _begins(run):
+        known = load_resolved(run.config_yaml).lora if run.config_yaml.is_file() else None
+        ids = known.trainable_token_indices if known is not None else None
+    else:
+        try:
+            before = vocab_size_of(open_start(config))
+        except CheckpointError:
+            return config
+        ids = list(range(before, config.tokenizer.vocab_size)) or None
+    return config if ids is None else load(config, {"lora.trainable_token_indices": ids})
 
 
 def needs_initial(run: RunDir, config: RunConfig) -> bool:

@@ -47,7 +47,7 @@ from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import changes_between, typed_changes
 from nbtrain.jobs.control import ask_priority, asked_pause, asked_priority, cancel, end_cut_off, unpause
 from nbtrain.jobs.environment import environment_record
-from nbtrain.jobs.initial_weights import record_initial
+from nbtrain.jobs.initial_weights import record_initial, with_new_tokens
 from nbtrain.jobs.obstacle import refuse_obstacles
 from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
@@ -89,7 +89,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
-    if active := _joined(run, config):
+    if active := _joined(run, config := with_new_tokens(config)):
         return active
     refuse_finished(run, config)
     return _launch(run, config, parent, command, new_priority=config.sets("backend.priority"))
@@ -108,6 +108,7 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
             f"directory of its run: {AGAIN}."
         )
     refuse_foreign(run)
+    config = with_new_tokens(config)
     in_the_way = active_job(run)
     if in_the_way is None or end_cut_off(in_the_way):
         refuse_finished(run, config)
@@ -126,7 +127,7 @@ def refuse_hopeless(config: RunConfig) -> None:
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
-    refuse_finished(run, config)
+    refuse_finished(run, config := with_new_tokens(config))
     _refuse(run, config)
     refuse_obstacles(config, [problem for problem in preflight(config) if problem.kind != "data"])
 
@@ -429,7 +430,7 @@ def _write_job(
             ask_priority(job, priority)
             events.write("config", f"keeps priority {priority} of `nbtrain queue`")
         for warning in (*differences, *warnings_here(config, Queue())):
-            logger.warning("%s: %s.", run.name, warning)
+            logger.warning("%s: %s.", run.name, warning.rstrip("."))
             events.write("warning", warning)
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)

@@ -33,6 +33,7 @@ from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.layout import WHOLE, ModelParallel
+from nbtrain.parallel.trained_rows import TrainedRows, own_rows
 from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
@@ -97,12 +98,14 @@ class GPT(nn.Module):
             hidden = self._hidden(tokens, cache, position_ids, documents)
             # ZeRO 3 gathers a weight for the module that owns it, but this one is used outside of its module.
             untied = self.config.untie_embeddings_and_output_weights
-            weight = (self.output_layer if untied else self.word_embeddings).weight
+            output = self.output_layer if untied else self.word_embeddings
+            weight, rows = output.weight, output.trained_rows
             if labels is None:
-                return self._logits(hidden, weight, last_token_only, logits_at)
+                return self._logits(hidden, weight, last_token_only, logits_at, rows)
             noted = (token_losses, likeliest, answers, reference)
             masked = (loss_mask, loss_denominator)
-            return language_model_loss(hidden, weight, labels, self.config, self.parallel, *masked, *noted)
+            how = (self.config, self.parallel)
+            return language_model_loss(hidden, weight, labels, *how, *masked, *noted, rows=rows)
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
         """An empty cache on the model's device, each slot for max_position_embeddings tokens, or fewer."""
@@ -174,6 +177,7 @@ class GPT(nn.Module):
         weight: torch.Tensor,
         last_token_only: bool,
         logits_at: torch.Tensor | None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         parallel, vocab_size = self.parallel, self.config.vocab_size
         if parallel.ulysses.size > 1:
@@ -186,9 +190,12 @@ class GPT(nn.Module):
             hidden = hidden[:, -1:]
         elif logits_at is not None:
             hidden = hidden[:, logits_at]
-        logits = mappings.gather_from_tensor_model_parallel_region(
-            self.output_product(hidden, weight), parallel.tensor
-        )
+        logits = self.output_product(hidden, weight)
+        if rows is not None:
+            first = parallel.tensor.rank * len(weight)
+            own = own_rows(rows, self.config.trained_tokens, first, len(weight))
+            logits = logits.index_copy(-1, own.columns, nn.functional.linear(hidden, own.rows))
+        logits = mappings.gather_from_tensor_model_parallel_region(logits, parallel.tensor)
         if (softcap := self.config.final_logit_softcapping) is not None:
             logits = softcap * torch.tanh(logits / softcap)
         if vocab_size is not None and vocab_size < logits.shape[-1]:
@@ -222,10 +229,12 @@ def language_model_loss(
     likeliest: torch.Tensor | None = None,
     answers: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
-    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses
+    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h], with the trained `rows` of
+    config.trained_tokens if there are any; all others [b, s]. Under Ulysses
     the loss is the mean over this rank's tokens; with loss_mask, the sum over its learnt tokens divided by
     loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses and likeliest are
     filled for this rank's tokens and are 0 elsewhere. With answers and reference it is the loss of pairs,
@@ -250,6 +259,7 @@ def language_model_loss(
         sequence_parallel=parallel.sequence_parallel,
         vocab_size=config.vocab_size,
         softcap=config.final_logit_softcapping,
+        trained=None if rows is None else TrainedRows(rows, config.trained_tokens),
     )
     if answers is not None:
         assert reference is not None and config.dpo is not None and loss_mask is not None

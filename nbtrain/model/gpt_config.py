@@ -33,6 +33,7 @@ class Lora(Protocol):
     load_in_4bit: bool
     bnb_4bit_quant_type: str
     bnb_4bit_use_double_quant: bool
+    trainable_token_indices: Sequence[int] | None
 
     @property
     def targets(self) -> Sequence[str]: ...
@@ -148,6 +149,11 @@ class GPTConfig:
     @property
     def head_size(self) -> int:
         return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def trained_tokens(self) -> tuple[int, ...]:
+        """Ids whose rows of the vocabulary are trained beside adapters, ascending."""
+        return tuple(sorted(self.lora.trainable_token_indices or ())) if self.lora is not None else ()
 
     @property
     def query_groups(self) -> int:

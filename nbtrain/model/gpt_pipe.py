@@ -28,7 +28,7 @@ from nbtrain.model.gpt import language_model_loss, products_in
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.layers import Norm, OutputLayer, PositionEmbedding, TransformerLayer, WordEmbedding
-from nbtrain.model.names import canonical_name
+from nbtrain.model.names import TRAINED_ROWS, canonical_name
 from nbtrain.model.recompute import recomputed
 from nbtrain.model.rotary import rotation_of
 from nbtrain.parallel.layout import ModelParallel
@@ -58,13 +58,17 @@ def build_pipeline(
     init = init or Initializer(config.seed, config.init_method_std, config.num_layers)
     parts = (config, init, parallel)
     tied = ("word_embeddings", WordEmbedding, *parts)
+    # Parameters whose gradients are summed over both stages.
+    shared = {"tied_weight_attr": ["weight", TRAINED_ROWS] if config.trained_tokens else ["weight"]}
     untied = config.untie_embeddings_and_output_weights
     specs = [
-        LayerSpec(WordEmbedding, *parts) if untied else TiedLayerSpec(*tied),
+        LayerSpec(WordEmbedding, *parts) if untied else TiedLayerSpec(*tied, **shared),
         LayerSpec(PositionEmbedding, *parts),
         *(LayerSpec(TransformerLayer, index, *parts) for index in range(config.num_layers)),
         LayerSpec(Norm, *parts),
-        LayerSpec(_PipedOutput, *parts) if untied else TiedLayerSpec(*tied, forward_fn=_with_output_matrix),
+        LayerSpec(_PipedOutput, *parts)
+        if untied
+        else TiedLayerSpec(*tied, forward_fn=_with_output_matrix, **shared),
     ]
     bounds = [0]
     for stage, blocks in enumerate(stage_layers):
@@ -123,15 +127,16 @@ def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
 class _PipedOutput(OutputLayer):
     """The output layer as the last one of a list: its matrix goes to the loss beside the hidden states."""
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _with_output_matrix(self, hidden)
 
 
 def _with_output_matrix(
     embedding: WordEmbedding | OutputLayer, hidden: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     # A view, because DeepSpeed prepares ZeRO for the backward pass at the first output with a grad_fn.
-    return hidden, embedding.weight.view_as(embedding.weight)
+    held = [one for one in (embedding.weight, embedding.trained_rows) if one is not None]
+    return hidden, *(one.view_as(one) for one in held)
 
 
 class _Beside(NamedTuple):
@@ -194,6 +199,7 @@ class _Program:
 
 def _loss(config: GPTConfig, parallel: ModelParallel, outputs: tuple, labels: tuple) -> torch.Tensor:
     """The loss of the last layer's output; DeepSpeed calls it with outputs and labels."""
-    (hidden, weight), (targets, *losses) = outputs, labels
+    (hidden, weight, *rows), (targets, *losses) = outputs, labels
     with products_in(config, hidden.device.type):
-        return language_model_loss(hidden, weight, targets, config, parallel, *map(_or_none, losses))
+        more = {"rows": rows[0]} if rows else {}
+        return language_model_loss(hidden, weight, targets, config, parallel, *map(_or_none, losses), **more)

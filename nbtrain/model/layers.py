@@ -45,7 +45,8 @@ from nbtrain.parallel.tensor import (
 class WordEmbedding(VocabParallelEmbedding):
     """Token ids [b, s] -> [b, s, h].
 
-    Its weight [v/t, h] is the output matrix too if they are tied, so the layer has no other parameter.
+    Its weight [v/t, h], with rows that are trained beside adapters, is the output matrix too if they are
+    tied, so the layer has no other parameter.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -56,6 +57,7 @@ class WordEmbedding(VocabParallelEmbedding):
             init,
             parallel.tensor,
             parallel.sequence_parallel,
+            config.trained_tokens,
         )
 
 
@@ -66,6 +68,8 @@ class OutputLayer(nn.Module):
         super().__init__()
         whole = init.normal("output_layer.weight", config.padded_vocab_size, config.hidden_size)
         self.weight = shard(whole, 0, parallel.tensor)
+        tokens = config.trained_tokens
+        self.trained_rows = init.zeros(len(tokens), config.hidden_size) if tokens else None
 
 
 class _OfOwnPart(nn.Module):

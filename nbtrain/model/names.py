@@ -27,6 +27,11 @@ and with lora.kind: ia3 two vectors in each block (parallel/ia3.py):
     layers.<i>.attention.query_key_value.ia3    [2 g d]   per group: d numbers of k, d of v
     layers.<i>.mlp.dense_4h_to_h.ia3            [f]
 
+and with lora.trainable_token_indices the rows of these i tokens (parallel/trained_rows.py):
+
+    word_embeddings.trained_rows    [i, h]
+    output_layer.trained_rows       [i, h]   of an output layer of its own
+
 h hidden, n heads of d numbers, g groups of them (n, unless model.num_query_groups is set), f MLP width, v
 vocabulary, p positions. Without biases (model.add_bias_linear, RMSNorm) their names are not there.
 
@@ -40,6 +45,7 @@ DECAY = "decay"
 NO_DECAY = "no_decay"
 WORD_EMBEDDINGS = "word_embeddings.weight"
 OUTPUT_LAYER = "output_layer.weight"
+TRAINED_ROWS = "trained_rows"
 OF_VOCABULARY = frozenset({WORD_EMBEDDINGS, OUTPUT_LAYER})
 """Parameters whose rows are tokens, and padding that depends on the number of tensor ranks."""
 
@@ -53,7 +59,12 @@ def is_block_matrix(name: str) -> bool:
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter belongs to an adapter."""
-    return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b", ".ia3"))
+    return name.endswith((".lora.a", ".lora.b", ".gate_lora.a", ".gate_lora.b", ".ia3", f".{TRAINED_ROWS}"))
+
+
+def trained_rows_of(weight: str) -> str:
+    """The trained rows of a vocabulary: "output_layer.weight" -> "output_layer.trained_rows"."""
+    return weight.removesuffix("weight") + TRAINED_ROWS
 
 
 def adapters_of(weight: str) -> tuple[str, str]:

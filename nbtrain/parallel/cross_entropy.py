@@ -10,7 +10,8 @@ numbers for each token: the log of its sum of exponentials, and the logit of the
 one loss from them, bit for bit. Log-sums need no common maximum first, so a chunk costs one collective.
 
 The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax. `softcap`
-makes each logit softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2).
+makes each logit softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2). `trained` has rows
+that are trained in place of those of a frozen matrix (trained_rows.py).
 
 Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks
 """
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 
 from nbtrain.parallel import mappings
 from nbtrain.parallel.groups import ALONE, Group
+from nbtrain.parallel.trained_rows import OwnRows, TrainedRows, own_rows
 
 CPU_SOFTMAX_ROWS = 32
 """On a CPU, the passes over one block stay in the cache; a GPU wants few, large kernels."""
@@ -39,6 +41,7 @@ def linear_cross_entropy(
     sequence_parallel: bool = False,
     vocab_size: int | None = None,
     softcap: float | None = None,
+    trained: TrainedRows | None = None,
 ) -> torch.Tensor:
     """Mean of -log softmax(hidden weight^T)[label] over all tokens: an fp32 scalar, equal on all ranks.
 
@@ -65,14 +68,20 @@ def linear_cross_entropy(
     if loss_mask is not None and denominator is None:
         # Nothing learnt is a loss of 0.
         denominator = loss_mask.sum().clamp(min=1)
+    rows = trained.rows if trained is not None else None
+    if rows is not None:
+        # Each rank has the gradient of the rows in its part of the vocabulary, and 0 of the others.
+        (rows,) = mappings.copy_parameters_to_sequence_parallel_region(rows, group=group)
+    learns = hidden.requires_grad or weight.requires_grad or (rows is not None and rows.requires_grad)
     apply = _LinearCrossEntropy.apply if group.size == 1 else _uncompiled_apply
     return apply(
         hidden.flatten(0, -2),
         weight,
+        rows,
         labels.flatten(),
         chunk_tokens or labels.numel(),
         dtype,
-        torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad),
+        torch.is_grad_enabled() and learns,
         loss_mask.flatten() if loss_mask is not None else None,
         denominator,
         # A view, because the caller's own tensor must be filled.
@@ -81,6 +90,7 @@ def linear_cross_entropy(
         group,
         vocab_size,
         softcap,
+        trained.ids if trained is not None else (),
     )
 
 
@@ -92,18 +102,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_loss):
-        hidden_gradient, weight_gradient = ctx.saved_tensors
+        hidden_gradient, weight_gradient, rows_gradient = ctx.saved_tensors
         # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens is applied here.
         scale = grad_loss * ctx.mean_factor
         if weight_gradient is not None:
             weight_gradient = weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype)
-        return hidden_gradient.mul_(scale.to(hidden_gradient.dtype)), weight_gradient, *[None] * 11
+        if rows_gradient is not None:
+            rows_gradient = rows_gradient.mul_(scale.to(rows_gradient.dtype)).to(ctx.weight_dtype)
+        hidden_gradient = hidden_gradient.mul_(scale.to(hidden_gradient.dtype))
+        return hidden_gradient, weight_gradient, rows_gradient, *[None] * 12
 
 
 def _forward(
     ctx,
     hidden,
     weight,
+    rows,
     labels,
     chunk_tokens,
     dtype,
@@ -115,19 +129,26 @@ def _forward(
     group,
     vocab_size,
     softcap,
+    trained_ids,
 ):
     tokens, rows_here = len(labels), len(weight)
     first_id = group.rank * rows_here
     true_rows = rows_here if vocab_size is None else min(max(vocab_size - first_id, 0), rows_here)
     product_weight = weight.detach().to(dtype)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    hidden_gradient = weight_gradient = None
+    hidden_gradient = weight_gradient = rows_gradient = own = None
+    if rows is not None:
+        own = own_rows(rows.detach().to(dtype), trained_ids, first_id, rows_here)
     if needs_gradient:
         hidden_gradient = torch.empty_like(hidden)
+        if rows is not None:
+            rows_gradient = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
     for start in range(0, tokens, chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, tokens))
         product_hidden = hidden[chunk].to(dtype)
         logits = product_hidden @ product_weight.T
+        if own is not None:
+            logits.index_copy_(1, own.columns, product_hidden @ own.rows.T)
         if softcap is not None:
             slope = logits.div_(softcap).tanh_()
             logits = slope * softcap
@@ -145,7 +166,11 @@ def _forward(
             if softcap is not None:
                 # d cap(x) / d x = 1 - tanh(x / softcap)^2
                 logits.addcmul_(logits, slope.square_(), value=-1)
+            of_rows = None if own is None else _taken_out(logits, own)
             hidden_gradient[chunk] = logits @ product_weight
+            if own is not None and of_rows is not None and rows_gradient is not None:
+                hidden_gradient[chunk] += of_rows @ own.rows
+                rows_gradient[own.first : own.first + len(own.rows)] += of_rows.T @ product_hidden
             if not ctx.needs_input_grad[1]:
                 # A frozen output matrix.
                 continue
@@ -153,10 +178,17 @@ def _forward(
             # Chunks are summed in fp32 whatever the format of the products.
             weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)
     if needs_gradient:
-        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        ctx.save_for_backward(hidden_gradient, weight_gradient, rows_gradient)
         ctx.mean_factor = 1.0 / (tokens if denominator is None else denominator)
         ctx.weight_dtype = weight.dtype
     return total / (tokens if denominator is None else denominator)
+
+
+def _taken_out(gradient: torch.Tensor, own: OwnRows) -> torch.Tensor:
+    """The gradient of the trained rows' logits, [c, m], which is then 0 for the frozen matrix."""
+    found = gradient.index_select(1, own.columns)
+    gradient.index_fill_(1, own.columns, 0)
+    return found
 
 
 def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:

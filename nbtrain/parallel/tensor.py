@@ -28,6 +28,7 @@ from nbtrain.parallel import fp8, mappings
 from nbtrain.parallel.four_bits import FourBitMatrix, FourBits
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.mappings import TOKENS
+from nbtrain.parallel.trained_rows import TrainedRows, embedded
 
 
 class WholeParameters(Protocol):
@@ -237,7 +238,8 @@ class RowParallelLinear(_CutModule):
 class VocabParallelEmbedding(_CutModule):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight is the output matrix too (cross_entropy.py). Raises ValueError unless t divides v.
+    The weight is the output matrix too (cross_entropy.py). With `trained_ids` these tokens have rows of their
+    own, trained_rows [n, h]. Raises ValueError unless t divides v.
     """
 
     def __init__(
@@ -248,12 +250,22 @@ class VocabParallelEmbedding(_CutModule):
         init: WholeParameters,
         group: Group = ALONE,
         sequence_parallel: bool = False,
+        trained_ids: tuple[int, ...] = (),
     ):
         what = f"{name}: a padded vocabulary of {padded_vocab_size}"
         super().__init__(what, padded_vocab_size, 1, group, sequence_parallel)
         self.weight = shard(init.normal(f"{name}.weight", padded_vocab_size, hidden_size), 0, group)
+        self.trained_ids = trained_ids
+        self.trained_rows = init.zeros(len(trained_ids), hidden_size) if trained_ids else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self._found(tokens)
+        if self.trained_rows is None:
+            return found
+        trained = TrainedRows(self.trained_rows, self.trained_ids)
+        return embedded(found, tokens, trained, self.group, self.sequence_parallel)
+
+    def _found(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1:
             return F.embedding(tokens, self.weight)
         # Under ZeRO 3 the weight has its own shape only while it is gathered, as it is here.

@@ -20,7 +20,14 @@ from nbtrain.planner.setup import Setup, setup_of
 
 # What the section `lora` decides: a reader knows it by that name.
 _OF_ADAPTERS = frozenset(
-    {"lora_rank", "adapter_sizes", "adapter_activations", "load_in_4bit", "double_quant"}
+    {
+        "lora_rank",
+        "adapter_sizes",
+        "adapter_activations",
+        "trained_row_elements",
+        "load_in_4bit",
+        "double_quant",
+    }
 )
 # Fields of a setup that do not change how fast a step is: what memory there is, what saving does, buffers.
 _WITHOUT_EFFECT = frozenset(

@@ -8,7 +8,7 @@ spends memory and time.
 from dataclasses import dataclass
 from typing import Literal
 
-from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
+from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes, trained_row_elements
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
@@ -85,6 +85,9 @@ class Setup:
     """Elements of each adapter matrix of a block on one rank, of a run with lora; (): r (rows + columns)."""
     adapter_activations: tuple[int, int] = (0, 0)
     """Numbers that a block keeps of each token for them: between A and B, and dropped-out inputs."""
+    trained_row_elements: int = 0
+    """Elements of the rows of tokens that are trained beside adapters: of the embedding, and as many of an
+    output layer of its own."""
     load_in_4bit: bool = False
     """The blocks' frozen matrices are held in 4 bits, beside adapters."""
     double_quant: bool = False
@@ -151,7 +154,7 @@ class Setup:
         """Parameters of the adapters on one model-parallel rank."""
         shape, blocks = self.shape, max(self.layers_by_stage)
         if self.adapter_sizes:
-            return blocks * sum(self.adapter_sizes)
+            return blocks * sum(self.adapter_sizes) + self.trained_row_elements
         opened = (2 if shape.gated else 1) * shape.ffn_hidden_size
         columns = shape.query_width + 2 * shape.kv_width + opened + 2 * shape.hidden_size
         rows = 2 * shape.hidden_size + shape.query_width + shape.ffn_hidden_size
@@ -206,6 +209,7 @@ def setup_of(config: RunConfig) -> Setup:
         prefers=config.dpo is not None,
         adapter_sizes=adapter_sizes(config),
         adapter_activations=adapter_activations(config),
+        trained_row_elements=trained_row_elements(config),
         load_in_4bit=config.lora is not None and config.lora.load_in_4bit,
         double_quant=config.lora is not None and config.lora.bnb_4bit_use_double_quant,
         recompute=parallel.activation_checkpointing.granularity,

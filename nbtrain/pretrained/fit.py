@@ -69,8 +69,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
     if vocab_size > rows:
         found.notes.append(
             f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "
-            "the mean of the old ones."
-            + (" Beside adapters (lora) it stays so." if config.lora is not None else "")
+            "the mean of the old ones." + _trained_rows(rows, config)
         )
     elif vocab_size < rows:
         found.notes.append(
@@ -78,6 +77,17 @@ def fit(start: Start, config: RunConfig) -> Fit:
             f"{rows - vocab_size:,} rows are left out."
         )
     return found
+
+
+def _trained_rows(before: int, config: RunConfig) -> str:
+    """Which of the new rows are trained beside adapters."""
+    if config.lora is None:
+        return ""
+    named = config.lora.trainable_token_indices or ()
+    trained, new = sum(one >= before for one in named), config.tokenizer.vocab_size - before
+    if trained == new:
+        return f" Beside adapters all {new:,} are trained (lora.trainable_token_indices)."
+    return f" Beside adapters {trained:,} of {new:,} are trained (lora.trainable_token_indices)."
 
 
 def _plain(model: ModelConfig, name: str) -> Any:

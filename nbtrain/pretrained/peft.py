@@ -4,6 +4,8 @@
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [outputs, r]
 
 In a Llama queries, keys and values are a module each, and so are our adapters of them (parallel/lora.py).
+Rows of tokens: peft_tokens.py.
+
 GPT-2 has one module for the three (attn.c_attn): its adapter is written with three times the rank, each third
 for its own rows, and one of peft's own, whose first matrix all rows share, is read three times.
 
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained import peft_ia3
+from nbtrain.pretrained import peft_ia3, peft_tokens
 from nbtrain.pretrained.header import read_header
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.peft_files import PREFIX, WEIGHTS, read_settings
@@ -94,7 +96,7 @@ def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
         rank = module.count * config.lora.rank
         a, b = module.tensors
         shapes |= {a: (rank, module.inputs), b: (module.outputs, rank)}
-    return shapes
+    return shapes | peft_tokens.shapes_of(config)
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         "rank_pattern": {name: count * lora.rank for name, count in wider.items()},
         "alpha_pattern": {name: _short(alpha) for name, alpha in grown.items()},
         "fan_in_fan_out": transposed,
+        peft_tokens.SETTING: peft_tokens.setting_of(config),
         **PLAIN,
     }
 
@@ -150,14 +153,19 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     tensors = read_header(folder / WEIGHTS).tensors
     modules = adapted_modules(config)
     known = {tensor for module in modules for tensor in module.tensors}
+    with_rows = peft_tokens.said_by(found, config)
+    rows = {one.tensor for one in peft_tokens.modules_of_vocabulary(config) if one.rows in with_rows}
+    if whole := peft_tokens.whole_matrix_problem(tensors, config):
+        return [*problems, whole]
     for words, names in (
         ("has no", [name for name in known if name not in tensors]),
-        ("has", [name for name in tensors if name not in known]),
+        ("has", [name for name in tensors if name not in known | rows]),
     ):
         if names:
             first = sorted(names)[0].removeprefix(PREFIX)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             problems.append(f"{words} {first}{more}: lora.targets = {', '.join(lora.targets)}")
+    problems += peft_tokens.problems_of(found, tensors, config)
     for module in modules:
         if not set(module.tensors) <= set(tensors):
             continue

@@ -14,7 +14,7 @@ from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.delete import delete
-from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial
+from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial, with_new_tokens
 from nbtrain.jobs.machine import this_machine
 from nbtrain.pretrained.start import identity_of, open_start
 
@@ -198,6 +198,58 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
         "override init_from=tiny: init_from: output/tiny/model/global_step12: there is no such checkpoint."
     )
     assert said(starting(tiny)) == []
+
+
+def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
+    """null is the ids that the weights do not have; a run that has a checkpoint keeps what it began with."""
+    rows = base_rows(base)
+    grown = {"tokenizer.vocab_size": rows + 3}
+    new = [rows, rows + 1, rows + 2]
+
+    def ids(**more):
+        return with_new_tokens(starting(tiny, **more)).lora.trainable_token_indices
+
+    assert ids(**{"lora.rank": 2}, **grown) == new
+    assert ids(**{"lora.rank": 2}) is None
+    assert ids(**{"lora.trainable_token_indices": []}, **grown) == []
+    assert ids(**{"lora.trainable_token_indices": [7]}, **grown) == [7]
+    assert ids(**{"lora.kind": "ia3"}, **grown) is None
+    assert ids(**{"lora.rank": 2, "init_from": "nowhere"}, **grown) is None
+    assert with_new_tokens(starting(tiny, **grown)).lora is None
+    run = RunDir.named("second")
+    run.path.mkdir()
+    # A run that began when null meant none.
+    files.write_text(run.config_yaml, to_yaml(starting(tiny, **{"lora.rank": 2}, **grown)))
+    assert ids(**{"lora.rank": 2}, **grown) == new
+    shutil.copytree(base.checkpoint(4), run.checkpoint(4))
+    assert ids(**{"lora.rank": 2}, **grown) is None
+    files.write_text(
+        run.config_yaml, to_yaml(starting(tiny, **{"lora.trainable_token_indices": [9]}, **grown))
+    )
+    assert ids(**{"lora.rank": 2}, **grown) == [9]
+
+
+@pytest.mark.parametrize(
+    "more, said_",
+    [
+        ({}, ""),
+        ({"lora.kind": "ia3"}, " Beside adapters 0 of 2 are trained (lora.trainable_token_indices)."),
+        ({"lora.rank": 2}, " Beside adapters all 2 are trained (lora.trainable_token_indices)."),
+        (
+            {"lora.trainable_token_indices": [3]},
+            " Beside adapters 0 of 2 are trained (lora.trainable_token_indices).",
+        ),
+    ],
+)
+def test_a_note_says_which_new_rows_are_trained(more, said_, tiny, base):
+    rows = base_rows(base)
+    run = RunDir.named("second")
+    run.path.mkdir()
+    config = with_new_tokens(starting(tiny, **{"tokenizer.vocab_size": rows + 2}, **more))
+    assert record_initial(run, config) == [
+        f"init_from: the vocabulary grows from {rows} to {rows + 2} (tokenizer.vocab_size): each new row is "
+        f"the mean of the old ones.{said_}"
+    ]
 
 
 def test_a_folder_without_adapters_is_refused(tiny, base, workspace):

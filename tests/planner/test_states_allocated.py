@@ -35,6 +35,7 @@ MOST_RANKS, MOST_RANKS_HERE = 8, 4
 # Every layout makes process groups, whose threads stay until the ranks end.
 MOST_IN_LAUNCH = 4
 ADAPTERS = {"lora.rank": 3, "init_from": "a-run"}
+ROWS = {**ADAPTERS, "lora.trainable_token_indices": [3, 4, 499]}
 BESIDE = [
     # hpZ's second copy exists inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
@@ -67,6 +68,17 @@ BESIDE = [
             {"zero": 2, "tp": 2},
             {"zero": 3, "model": "llama"},
             {"zero": 1, "pp": 2},
+        )
+    ),
+    # Rows of tokens beside them, of an odd number of elements.
+    *(
+        Case(dp=2, extra=ROWS, note="rows", **more)
+        for more in (
+            {"zero": 0},
+            {"zero": 1, "pp": 2, "precision": "bf16"},
+            {"zero": 2, "tp": 2, "model": "llama"},
+            {"zero": 3, "model": "llama"},
+            {"zero": 3, "precision": "autocast"},
         )
     ),
 ]

@@ -27,7 +27,8 @@ from nbtrain.pretrained.peft import (
     settings_of,
     shapes_of,
 )
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS, read_settings
+from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by, token_modules
 
 
 def write_adapters(
@@ -44,7 +45,11 @@ def write_adapters(
         for number, tensor in enumerate(module.tensors)
     }
 
+    rows = {module.tensor: module.rows for module in token_modules(config)}
+
     def tensor_of(name: str) -> torch.Tensor:
+        if name in rows:
+            return store.full(rows[name]).to(dtype)
         module, number = places[name]
         a, b = (store.full(each) for each in adapters_of(module.weight))
         return _written(module, a, b)[number].to(dtype)
@@ -99,6 +104,13 @@ class PeftAdapters(MadeWhole):
         self._modules: dict[str, list[AdaptedModule]] = {}
         for module in adapted_modules(config):
             self._modules.setdefault(module.weight, []).append(module)
+        said = said_by(read_settings(folder), config)
+        self._tokens = {
+            one.rows: (one.tensor, said[one.rows])
+            for one in modules_of_vocabulary(config)
+            if one.rows in said
+        }
+        self.hidden_size = config.model.hidden_size
         self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
 
     @property
@@ -117,18 +129,29 @@ class PeftAdapters(MadeWhole):
             a, b = adapters_of(weight)
             found[a] = StoredParameter(a, (parts * self.rank, modules[0].inputs), None, 0)
             found[b] = StoredParameter(b, (outputs, self.rank), None, 0)
+        for rows, (_, ids) in self._tokens.items():
+            found[rows] = StoredParameter(rows, (len(ids), self.hidden_size), None, 0)
         return found
 
     def full(self, name: str) -> torch.Tensor:
-        """One matrix, whole, fp32."""
+        """One matrix, whole, fp32; rows of tokens by ascending id."""
+        if name in self._tokens:
+            return self._finite(name, self._rows(*self._tokens[name]))
         weight = next(weight for weight in self._modules if name in adapters_of(weight))
         out = torch.empty(self.parameters[name].shape)
         for module in self._modules[weight]:
             a, b = (self._file.get_tensor(tensor).float() for tensor in module.tensors)
             self._fill(out, module, a, b, is_first=name == adapters_of(weight)[0])
-        if not bool(torch.isfinite(out).all()):
+        return self._finite(name, out)
+
+    def _rows(self, tensor: str, ids: list[int]) -> torch.Tensor:
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        return self._file.get_tensor(tensor).float()[order]
+
+    def _finite(self, name: str, found: torch.Tensor) -> torch.Tensor:
+        if not bool(torch.isfinite(found).all()):
             raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Get another copy.")
-        return out
+        return found
 
     def _fill(
         self, out: torch.Tensor, module: AdaptedModule, a: torch.Tensor, b: torch.Tensor, is_first: bool

@@ -6,6 +6,8 @@ dense_h_to_4h      A [r, h] whole, B [f, r] cut; two of them if the MLP is gated
 dense_4h_to_h      A [r, f] cut, B [h, r] whole
 
 With lora.kind: ia3 a vector of keys and values [2 g d] and one of the MLP [f], both cut.
+
+lora.trainable_token_indices: [i, h] whole on each rank that has the embedding, and the output layer.
 """
 
 from nbtrain.config.arithmetic.shape import shape_of
@@ -14,7 +16,14 @@ from nbtrain.config.schema import RunConfig
 
 def count_adapters(config: RunConfig) -> int:
     """Parameters of all adapters of the whole model."""
-    return config.model.num_layers * sum(adapter_sizes(config, 1))
+    rows = trained_row_elements(config) * (1 if shape_of(config).tied else 2)
+    return config.model.num_layers * sum(adapter_sizes(config, 1)) + rows
+
+
+def trained_row_elements(config: RunConfig) -> int:
+    """Elements of the rows of tokens that are trained beside adapters, of one matrix."""
+    ids = config.lora.trainable_token_indices if config.lora is not None else None
+    return len(ids or ()) * config.model.hidden_size
 
 
 def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:

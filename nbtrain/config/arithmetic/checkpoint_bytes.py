@@ -9,7 +9,7 @@ are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity
 every checkpoint that the parity matrix writes.
 """
 
-from nbtrain.config.arithmetic.adapters import adapter_sizes
+from nbtrain.config.arithmetic.adapters import adapter_sizes, trained_row_elements
 from nbtrain.config.arithmetic.parameters import (
     block_matrices,
     count_stage_parameters,
@@ -57,7 +57,7 @@ def _weight_state_bytes(config: RunConfig) -> int:
     if parallel.zero_stage == 3:
         return 0
     if config.lora is not None:
-        return _adapters(config) * weight_bytes(config)
+        return (_adapters(config) + _trained_rows(config, 1)) * weight_bytes(config)
     stages = parallel.pipeline_parallel_size
     held = [count_stage_parameters(config, stage) for stage in range(stages)]
     weights = sum(parameters.total for parameters in held)
@@ -69,7 +69,10 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
     """The fp32 masters that every ZeRO stage but 0 keeps, in fp32 too, and fp32 moments."""
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
     if config.lora is not None:
-        return _adapters(config) * (12 if parallel.zero_stage else 8)
+        # Tied ones are on the last stage too.
+        copies = min(parallel.pipeline_parallel_size, 2)
+        stepped = _adapters(config) + _trained_rows(config, copies)
+        return stepped * (12 if parallel.zero_stage else 8)
     stages = range(parallel.pipeline_parallel_size)
     stepped = sum(count_stage_parameters(config, stage).total for stage in stages)
     matrices = config.model.num_layers * sum(block_matrices(shape_of(config), tensor))
@@ -81,6 +84,12 @@ def _optimizer_state_bytes(config: RunConfig) -> int:
 def _adapters(config: RunConfig) -> int:
     """Elements of all adapters, over all (pipeline, tensor) ranks."""
     return config.model.num_layers * sum(adapter_sizes(config)) * config.parallel.tensor_parallel_size
+
+
+def _trained_rows(config: RunConfig, tied_copies: int) -> int:
+    """Elements of the rows of tokens that are trained beside adapters, over all ranks that hold them."""
+    copies = tied_copies if shape_of(config).tied else 2
+    return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
@@ -114,7 +123,9 @@ def _description_bytes(config: RunConfig) -> int:
     names = [tensors_of_a_layer(shape) * layers + beside for layers in stage_layers(config)]
     if config.lora is not None:
         # ZeRO 3 describes frozen parameters too.
-        names = [count + len(adapter_sizes(config)) * config.model.num_layers for count in names]
+        # Rows of trained tokens are in two modules at most.
+        more = len(adapter_sizes(config)) * config.model.num_layers + 2
+        names = [count + more for count in names]
     # ZeRO 3 writes a model file for each rank, the other stages one for each (pipeline, tensor) rank.
     model_files = ranks if parallel.zero_stage == 3 else tensor * stages
     optimizer_files = ranks if parallel.zero_stage else 0

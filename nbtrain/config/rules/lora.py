@@ -33,6 +33,23 @@ def adapters_are_named_once(config: RunConfig) -> Problems:
         yield f"{found(config, 'lora.targets')}\n  names a matrix twice. Name each once."
 
 
+def trained_tokens_are_there(config: RunConfig) -> Problems:
+    """A row that is trained is one of the vocabulary."""
+    ids = config.lora.trainable_token_indices if config.lora is not None else None
+    if not ids:
+        return
+    where = f"{config.where('lora.trainable_token_indices')}: lora.trainable_token_indices"
+    size, most = config.tokenizer.vocab_size, max(ids)
+    if len(set(ids)) < len(ids):
+        again = next(one for number, one in enumerate(ids) if one in ids[:number])
+        yield f"{where}\n  names {again:,} twice. Name each id once."
+    if most >= size:
+        yield (
+            f"{where}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}. "
+            f"Leave it out, or set tokenizer.vocab_size: {most + 1}."
+        )
+
+
 def adapters_can_be_cut(config: RunConfig) -> Problems:
     """The rows of queries, keys and values that a rank holds belong to whole groups."""
     groups, tensor = config.model.resolved_num_query_groups, config.parallel.tensor_parallel_size
@@ -131,6 +148,7 @@ LORA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     adapters_have_weights,
     adapters_are_stepped_by_adamw,
     adapters_are_named_once,
+    trained_tokens_are_there,
     adapters_can_be_cut,
     adapters_attend_at_once,
     ia3_has_no_matrices,

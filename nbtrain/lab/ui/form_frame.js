@@ -75,9 +75,8 @@ export class FormFrame {
       this.state.mode = this.mode.value;
       this.touched();
     });
-    const head = element("div");
-    head.append(top, this.nameHelp);
-    return head;
+    top.append(this.nameHelp);
+    return top;
   }
 
   foot() {

@@ -34,7 +34,7 @@ CUDA_CONTEXT_BYTES = int(0.9 * GIB)
 OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
 # The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
 NCCL_BYTES = int(1.5 * GIB)
-# A CPU rank's resident memory beside the counted parts: measured with gpt3-tiny.
+# A CPU rank's resident memory beside the counted parts: measured with gpt-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
@@ -91,9 +91,9 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     if setup.engine == "nbtrain":
-        # Frozen embeddings have no gradient.
-        words = 0 if setup.adapter_sizes else 4 * vocabulary
-        return (words + stream_element(setup) * tokens) * shape.hidden_size
+        # Frozen embeddings have no gradient, but for rows that are trained.
+        words = setup.trained_row_elements if setup.adapter_sizes else vocabulary * shape.hidden_size
+        return 4 * words + stream_element(setup) * tokens * shape.hidden_size
     waits = habits_of(setup.engine).tied_gradient_waits and shape.tied and stage.is_first
     return product_element(setup) * vocabulary * shape.hidden_size if waits else 0
 

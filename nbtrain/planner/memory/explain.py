@@ -8,7 +8,12 @@ from nbtrain.planner.memory import activations, buffers, host
 from nbtrain.planner.memory.estimate import PARTS, fullest_stage, stage_parts
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage, stage_of
-from nbtrain.planner.memory.states import dequantized_bytes, is_bf16_optimizer, weight_element
+from nbtrain.planner.memory.states import (
+    adapter_tensors,
+    dequantized_bytes,
+    is_bf16_optimizer,
+    weight_element,
+)
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import Term, product
 
@@ -73,7 +78,7 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
 
 
 def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
-    trained = stage.layers * sum(setup.adapter_sizes)
+    trained = sum(size * copies for size, copies in adapter_tensors(setup, stage))
     ranks = f"ZeRO {setup.zero_stage} over {setup.zero_size} ranks, padding included"
     held = ""
     if setup.load_in_4bit:

@@ -162,16 +162,17 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
 def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
     """Frozen weights, and adapters with all that is kept of a trained parameter: one group of them."""
     element, zero, ranks = weight_element(setup), setup.zero_stage, setup.zero_size
-    tensors = stage.layers * len(setup.adapter_sizes)
-    count = stage.layers * sum(setup.adapter_sizes)
+    held = adapter_tensors(setup, stage)
+    tensors = sum(copies for _, copies in held)
+    count = sum(size * copies for size, copies in held)
     if zero == 0:
         weights, gradients, master = frozen_bytes(setup, stage) + element * count, 4 * count, 0
         optimizer = 8 * count + STEP_BYTES * tensors
     elif zero == 3:
-        share = stage.layers * sum(-(-size // ranks) for size in setup.adapter_sizes)
+        share = sum(copies * -(-size // ranks) for size, copies in held)
         weights = element * (zero3_share(setup, stage, ranks) + share)
         if setup.hpz_size > 1:
-            second = stage.layers * sum(-(-size // setup.hpz_size) for size in setup.adapter_sizes)
+            second = sum(copies * -(-size // setup.hpz_size) for size, copies in held)
             weights += element * (zero3_share(setup, stage, setup.hpz_size) + second)
         gradients, master = 4 * share, 4 * share
         optimizer = 8 * share + STEP_BYTES * -(-share // max(setup.sub_group_elements, 1))
@@ -187,8 +188,19 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
             gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
     if setup.autocast:
         # Of matrices in 4 bits autocast keeps no copy.
-        weights += 2 * (stage.matrices - (stage.blocks if setup.load_in_4bit else 0) + count)
+        cast = stage.layers * sum(setup.adapter_sizes)
+        weights += 2 * (stage.matrices - (stage.blocks if setup.load_in_4bit else 0) + cast)
     return weights, gradients, master, optimizer
+
+
+def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
+    """(elements, how many such) of all that one rank of a stage trains beside frozen weights."""
+    found = [(size, stage.layers) for size in setup.adapter_sizes]
+    if setup.trained_row_elements:
+        # Tied ones of the first and the last stage are copies of each other.
+        ends = stage.is_first + stage.is_last
+        found.append((setup.trained_row_elements, min(ends, 1) if setup.shape.tied else ends))
+    return found
 
 
 def frozen_bytes(setup: Setup, stage: Stage) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nbtrain.checkpoint.opened import open_checkpoint
-from nbtrain.checkpoint.pretrained.adapters import PeftAdapters
+from nbtrain.checkpoint.pretrained.adapters import PeftAdapters, check_adapters, write_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.inference.loaded import fill, model_of
@@ -22,6 +22,7 @@ pytestmark = [
 ]
 LORA = {"lora.rank": 4, "lora.alpha": 6.0, "lora.use_rslora": True, "lr_schedule.lr": 1e-2}
 TOKENS = torch.arange(60).view(2, 30)
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def overrides_of(folder):
@@ -36,23 +37,57 @@ def overrides_of(folder):
     }
 
 
+# Two added tokens, and one that the base has.
+GROWN = made.VOCAB_SIZE + 2
+ROWS = {
+    "tokenizer.vocab_size": GROWN,
+    "lora.trainable_token_indices": [GROWN - 2, GROWN - 1, 7],
+}
+
+
 @pytest.fixture(scope="module", params=["mistral-full", "gpt2"])
-def trained(request, forked, tmp_path_factory):
-    """(folder of the base, a run with adapters that is trained beside it)."""
+def base(request, tmp_path_factory):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    root = tmp_path_factory.mktemp(request.param)
-    made.write_model(root / "base", request.param)
-    run = launch.make_run(root, overrides_of(root / "base"), "adapted")
+    folder = tmp_path_factory.mktemp(request.param) / "base"
+    made.write_model(folder, request.param)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(base, forked):
+    """(folder of the base, a run with adapters that is trained beside it)."""
+    run = launch.make_run(base.parent, overrides_of(base), "adapted")
     forked.train(run)
-    return root / "base", run
+    return base, run
 
 
-def logits_here(run, step):
-    model = model_of(load_resolved(run.config_yaml)).eval()
+@pytest.fixture(scope="module")
+def with_rows(base, forked):
+    """As much, with rows of tokens beside the adapters."""
+    run = launch.make_run(base.parent, overrides_of(base) | ROWS, "with-rows")
+    forked.train(run)
+    return base, run
+
+
+def logits_here(run, step, tokens=TOKENS):
+    config = load_resolved(run.config_yaml)
+    model = model_of(config).eval()
     fill(model, open_checkpoint(run, step))
     with torch.no_grad():
-        return model(TOKENS)[..., : made.VOCAB_SIZE]
+        return model(tokens)[..., : config.tokenizer.vocab_size]
+
+
+def grown_base(base):
+    """The base as a user of peft makes room in it for added tokens, whose rows transformers draws."""
+    import transformers
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+    theirs.resize_token_embeddings(GROWN)
+    return theirs
+
+
+WITH_NEW = torch.cat([TOKENS, torch.tensor([[GROWN - 1, 7, GROWN - 2], [7, 7, GROWN - 1]])], 1)
 
 
 def test_peft_opens_what_is_written(trained, tmp_path):
@@ -79,8 +114,7 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
 
     base, run = trained
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
-    names = {"gpt2": ["c_attn", "c_proj", "c_fc"]}.get(theirs.config.model_type)
-    names = names or ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    names = {"gpt2": ["c_attn", "c_proj", "c_fc"]}.get(theirs.config.model_type, MODULES)
     settings = peft.LoraConfig(
         r=4, lora_alpha=6, use_rslora=True, target_modules=names, task_type="CAUSAL_LM",
         init_lora_weights=False, fan_in_fan_out=theirs.config.model_type == "gpt2",
@@ -111,3 +145,78 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
     assert adapter_problems(tmp_path / "peft", load(config, {"lora.alpha": 7.0}))[0].endswith(
         "is multiplied by 3: lora.alpha and use_rslora make 3.5"
     )
+
+
+def test_peft_opens_rows_of_tokens(with_rows, tmp_path):
+    """Of added tokens and of others: the base needs room for them, whatever is in it."""
+    import peft
+
+    base, run = with_rows
+    store, config = CheckpointStore(run.checkpoint(2)), load_resolved(run.config_yaml)
+    (tmp_path / "adapters").mkdir()
+    for write in (write_adapters, check_adapters):
+        assert list(write(store, config, tmp_path / "adapters", torch.float32))
+    ours = logits_here(run, 2, WITH_NEW)
+    adapted = peft.PeftModel.from_pretrained(grown_base(base), tmp_path / "adapters").eval()
+    with torch.no_grad():
+        theirs = adapted(WITH_NEW).logits
+        merged = adapted.merge_and_unload()(WITH_NEW).logits
+    assert theirs.shape == ours.shape
+    for found in (theirs, merged):
+        assert (found - ours).abs().max() < 1e-5 * ours.abs().max().clamp(min=1)
+
+
+@pytest.mark.soak
+def test_the_exports_have_the_rows(with_rows, tmp_path):
+    import transformers
+
+    _, run = with_rows
+    assert str(export_model(run, tmp_path / "adapters", "peft")).endswith("read again, bit for bit.")
+    assert "logits" in str(export_model(run, tmp_path / "merged"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with torch.no_grad():
+        found = theirs(WITH_NEW).logits
+    ours = logits_here(run, 2, WITH_NEW)
+    assert (found - ours).abs().max() < 1e-5 * ours.abs().max().clamp(min=1)
+
+
+def test_rows_that_peft_writes_are_a_start(with_rows, forked, tmp_path):
+    """In peft's order of ids; the run's first checkpoint has them."""
+    import peft
+
+    base, run = with_rows
+    config = load_resolved(run.config_yaml)
+    untied, ids = config.model.untie_embeddings_and_output_weights, ROWS["lora.trainable_token_indices"]
+    theirs = grown_base(base)
+    gpt2 = theirs.config.model_type == "gpt2"
+    names = ["c_attn", "c_proj", "c_fc"] if gpt2 else MODULES
+    settings = peft.LoraConfig(
+        r=4, lora_alpha=6, use_rslora=True, target_modules=names, task_type="CAUSAL_LM", fan_in_fan_out=gpt2,
+        trainable_token_indices={"embed_tokens": ids, "lm_head": ids} if untied else ids,
+    )  # fmt: skip
+    adapted = peft.get_peft_model(theirs, settings)
+    written = {}
+    for name, parameter in adapted.named_parameters():
+        if "trainable_tokens_delta" in name:
+            torch.nn.init.normal_(parameter)
+            rows = "output_layer" if "lm_head" in name else "word_embeddings"
+            written[f"{rows}.trained_rows"] = parameter.detach()[[2, 0, 1]]
+    adapted.save_pretrained(tmp_path / "whole", save_embedding_layers=True)
+    (whole,) = adapter_problems(tmp_path / "whole", config)
+    assert "a whole matrix of the vocabulary" in whole and "save_embedding_layers=False" in whole
+    adapted.save_pretrained(tmp_path / "peft", save_embedding_layers=False)
+    config = load(config, {"lora.init_from": str(tmp_path / "peft")})
+    assert adapter_problems(tmp_path / "peft", config) == []
+    still = {"lr_schedule.lr": 1e-30, "lr_schedule.min_lr": 0.0, "batch.max_steps": 1}
+    more = {**overrides_of(base), **ROWS, **still, "lora.init_from": str(tmp_path / "peft")}
+    second = launch.make_run(tmp_path, more, "second")
+    forked.train(second)
+    store = CheckpointStore(second.checkpoint(1))
+    assert set(written) == {name for name in store.parameters if name.endswith("trained_rows")}
+    for name, expected in written.items():
+        torch.testing.assert_close(store.full(name), expected)
+    other = load(config, {"lora.trainable_token_indices": [7]})
+    module = "wte" if gpt2 else "embed_tokens"
+    assert adapter_problems(tmp_path / "peft", other) == [
+        f"trainable_token_indices of {module} is {ids}: lora.trainable_token_indices is [7]"
+    ]

@@ -1,0 +1,72 @@
+"""Rows of a frozen vocabulary that are trained: [n, h] beside the matrix [v/t, h], in place of n of its rows.
+
+    embedding     a token with such a row gets it instead of the matrix's
+    output        its logit is the product with the row instead of the matrix's; see cross_entropy.py
+
+The frozen matrix is neither copied nor written, and has no gradient. Every tensor-parallel rank holds all n
+rows, for they are few. The gradient of the embedding is equal on all ranks, or with sequence parallelism that
+of a rank's own tokens, and summed; of the output each rank has the rows that lie in its part of the matrix,
+and the sum is the whole.
+
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary, n trained rows, t ranks of the group
+"""
+
+import bisect
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import Group
+from nbtrain.parallel.mappings import TOKENS
+
+
+class TrainedRows(NamedTuple):
+    """Rows, and which tokens have them."""
+
+    rows: torch.Tensor
+    """[n, h], whole on every tensor-parallel rank."""
+    ids: tuple[int, ...]
+    """Of the tokens, ascending."""
+
+
+class OwnRows(NamedTuple):
+    """Those of the rows that lie in one rank's part of the output matrix."""
+
+    first: int
+    """The place of its first one among all."""
+    rows: torch.Tensor
+    """[m, h]"""
+    columns: torch.Tensor
+    """int64 [m]: which of the rank's logits are theirs."""
+
+
+def embedded(
+    found: torch.Tensor, tokens: torch.Tensor, trained: TrainedRows, group: Group, sequence_parallel: bool
+) -> torch.Tensor:
+    """What a frozen matrix gave for `tokens` [b, s], with the trained rows in their places.
+
+    found: [b, s, h], with sequence_parallel this rank's [b, s/t, h].
+    """
+    rows = trained.rows
+    if sequence_parallel:
+        tokens = mappings.own_part(tokens, TOKENS, group)
+        (rows,) = mappings.copy_parameters_to_sequence_parallel_region(rows, group=group)
+    ids = _tensor_of(trained.ids, tokens.device)
+    place = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    return torch.where((ids[place] == tokens).unsqueeze(-1), F.embedding(place, rows), found)
+
+
+def own_rows(rows: torch.Tensor, ids: tuple[int, ...], first_id: int, count: int) -> OwnRows:
+    """The rows of tokens first_id .. first_id + count - 1, which one rank's part of the matrix has."""
+    first, end = (bisect.bisect_left(ids, bound) for bound in (first_id, first_id + count))
+    return OwnRows(first, rows[first:end], _tensor_of(ids, rows.device)[first:end] - first_id)
+
+
+@functools.lru_cache(maxsize=8)
+def _tensor_of(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Kept, so that no step copies them to the device. Autograd saves no tensor of the inference mode.
+    with torch.inference_mode(False):
+        return torch.tensor(ids, dtype=torch.int64, device=device)

@@ -1,0 +1,212 @@
+"""Rows of added tokens, trained beside adapters: in every layout those of one process, and no other row
+moves."""
+
+import shutil
+
+import pytest
+import torch
+
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.checkpoint.opened import RunWeights, open_checkpoint
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.load import load_resolved
+from nbtrain.inference.loaded import fill, model_of
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import OF_VOCABULARY, is_adapter, trained_rows_of
+from tests.train import launch
+from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+
+pytestmark = pytest.mark.slow
+GROWN = launch.VOCAB_SIZE + 3
+# Two of the new rows, of which the data has none, and three that the weights have.
+TOKENS = [GROWN - 1, 7, 250, GROWN - 3, 499]
+LORA = {
+    "lora.rank": 4,
+    "lora.alpha": 16.0,
+    "lr_schedule.lr": 1e-2,
+    "lr_schedule.lr_warmup_tokens": 256,
+    "tokenizer.vocab_size": GROWN,
+    "lora.trainable_token_indices": TOKENS,
+}
+
+
+@pytest.fixture(scope="module")
+def place(fork_server, data_home, tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
+
+
+def adapted(place, base, words, name="rows", **overrides):
+    """A run of a layout that trains adapters and rows, beside the weights of a run."""
+    name = f"{name}-{words.replace(' ', '-')}"
+    more = {**layout(words)[1], "init_from": base.name, **LORA, **overrides}
+    return launch.make_run(place.root, more, name)
+
+
+@pytest.fixture(scope="module")
+def one(place):
+    """{kind of layers: (the run with the weights, what one process trains)}, each trained once."""
+    made = {}
+
+    def trained(kind):
+        if kind not in made:
+            base = place.source(f"z0 fp32 {kind}".strip())
+            run = adapted(place, base, f"z0 fp32 {kind}".strip())
+            place.train(run, 1)
+            made[kind] = base, run
+        return made[kind]
+
+    return trained
+
+
+# llama has an output layer of its own.
+HERE = [("t2 z1 fp32", "llama"), ("p2 z1 fp32", ""), ("d2 z3 fp32", "")]
+MORE = [
+    *(("t2 z1 fp32", ""), ("t2 z1 fp32 sequence", ""), ("t2 z1 fp32 sequence", "llama")),
+    *(("p2 z1 fp32", "llama"), ("d2 z3 fp32", "llama"), ("d2 z2 fp32", "")),
+    *(("d2 z1 fp32", "llama"), ("d2 z0 fp32", ""), ("s2 z2 fp32", "llama"), ("s2 z3 fp32", "")),
+    *(("t2 d2 z2 fp32", ""), ("t2 p2 z1 fp32", ""), ("t2 p2 z1 fp32", "llama"), ("t4 z1 fp32", "")),
+    *(("t2 p2 z1 fp32 sequence", ""), ("p2 d2 z1 fp32", "")),
+    *(("t2 z1 fp32 recomputed", ""), ("p2 z1 fp32 recomputed", ""), ("d2 z3 fp32 recomputed", "llama")),
+]
+
+
+@pytest.mark.parametrize(
+    "words, kind", [*HERE, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)]
+)
+def test_every_layout_trains_the_rows_of_one_process(kind, words, place, one):
+    base, alone = one(kind)
+    more: dict = {"parallel.sequence_parallel": True} if words.endswith("sequence") else {}
+    if words.endswith("recomputed"):
+        more = {"parallel.activation_checkpointing.granularity": "full"}
+    words = words.partition(" fp32")[0] + " fp32"
+    name = "-".join(["rows", *more]).replace(".", "-").replace("_", "-")
+    run = adapted(place, base, f"{words} {kind}".strip(), name=name[:30].strip("-"), **more)
+    place.train(run, layout(words)[0])
+    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
+    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
+    assert set(expected.parameters) == set(found.parameters)
+    matrices = {"word_embeddings", "output_layer"} if kind else {"word_embeddings"}
+    assert {f"{name}.trained_rows" for name in matrices} <= set(found.parameters)
+    for name in expected.parameters:
+        assert expected.full(name).any()
+        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["", "llama"])
+def test_no_other_row_moves(kind, place, one):
+    """The merged vocabulary less these rows is bit for bit the other run's, new rows that are frozen too."""
+    base, alone = one(kind)
+    before = RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN)
+    merged = open_checkpoint(alone, STEPS)
+    names = OF_VOCABULARY & set(merged.parameters)
+    assert len(names) == (2 if kind else 1)
+    for name in names:
+        expected = before.read(name).view(GROWN, -1)
+        found = merged.full(name)
+        moved = (found != expected).any(1).nonzero().flatten().tolist()
+        assert moved == sorted(TOKENS)
+        held = merged.adapters.full(trained_rows_of(name))
+        assert torch.equal(found[sorted(TOKENS)], held)
+        assert torch.equal(merged.read(name).view(GROWN, -1), found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "z1 bf16",
+        *(
+            pytest.param(each, marks=pytest.mark.soak)
+            for each in ("p2 z1 bf16", "d2 z3 bf16", "t2 z2 bf16 llama", "z0 fp32")
+        ),
+    ],
+)
+def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
+    base, _ = one("llama" if words.endswith("llama") else "")
+    whole = adapted(place, base, words, name="whole")
+    place.train(whole, layout(words)[0])
+    cut = adapted(place, base, words, name="cut")
+    # Several ranks agree on a stop a step later.
+    assert forked.stop_at(cut, HALF, layout(words)[0]) in (HALF, HALF + 1)
+    launch.new_job(cut)
+    place.train(cut, layout(words)[0])
+    assert launch.trace(cut) == launch.trace(whole)
+    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
+    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("p2 z1 bf16", "d2 z3 bf16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (
+                ("d2 z3 bf16", "t2 p2 z1 bf16"), ("t2 z1 bf16 llama", "p2 z1 bf16 llama"),
+                ("d2 z2 fp32", "z0 fp32"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
+    """Masters and moments of the rows too, bit for bit."""
+    base, _ = one("llama" if before.endswith("llama") else "")
+    run = adapted(place, base, before, name="saved", **{"batch.max_steps": HALF})
+    place.train(run, layout(before)[0])
+    other = adapted(place, base, after, name="read")
+    shutil.copytree(run.model, other.model)
+    resaved = place.resave(other, layout(after)[0])
+    assert_same(run.checkpoint(HALF), resaved)
+    assert CheckpointStore(resaved).full("word_embeddings.trained_rows", "exp_avg").any()
+
+
+@pytest.mark.parametrize("kind", ["", "llama"])
+def test_merged_logits_are_those_of_training(kind, place, one):
+    """What generates text has one vocabulary; the trained model has rows beside it."""
+    _, alone = one(kind)
+    config = load_resolved(alone.config_yaml)
+    store, tokens = open_checkpoint(alone, STEPS), torch.arange(GROWN - 60, GROWN).view(2, 30)
+    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
+    fill(merged, store)
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            source = store.adapters if is_adapter(name) else store.base
+            whole = source.read(name, "fp32").view(source.parameters[name].shape)
+            parameter[: len(whole)] = whole
+        logits = [model(tokens)[..., :GROWN] for model in (apart, merged)]
+        losses = [model(tokens, tokens.roll(-1, 1)) for model in (apart, merged)]
+    assert (logits[0] - logits[1]).abs().max() < 1e-5
+    assert abs(losses[0] - losses[1]) < 1e-5
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            if name.endswith("trained_rows"):
+                parameter.zero_()
+        # The rows are what both the embedding and the output have.
+        changed = apart(tokens)[..., :GROWN]
+    assert not changed[..., sorted(TOKENS)].any()
+    others = [one for one in range(GROWN) if one not in TOKENS]
+    assert (changed - logits[0])[1, -1, others].abs().max() > 1e-3
+
+
+@pytest.mark.soak
+def test_beside_matrices_in_4_bits(place, one):
+    """Embeddings are not quantized; two ranks train what one does."""
+    pytest.importorskip("bitsandbytes")
+    base, _ = one("llama")
+    runs = [
+        adapted(place, base, words, name="four", **{"lora.load_in_4bit": True})
+        for words in ("z0 fp32 llama", "d2 z2 fp32 llama")
+    ]
+    for run, ranks in zip(runs, (1, 2), strict=True):
+        place.train(run, ranks)
+    assert launch.losses(runs[1]) == pytest.approx(launch.losses(runs[0]), abs=1e-5)
+    expected, found = (CheckpointStore(run.checkpoint(STEPS)) for run in runs)
+    for name in expected.parameters:
+        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+    before, merged = (
+        RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN),
+        open_checkpoint(runs[0], STEPS),
+    )
+    for name in OF_VOCABULARY:
+        moved = (merged.full(name) != before.read(name).view(GROWN, -1)).any(1).nonzero().flatten()
+        assert moved.tolist() == sorted(TOKENS)

@@ -3,7 +3,7 @@
 A set says all of FIELDS, and what its architecture stands for (architectures.py). It goes over and under
 other settings as that does: over what the files below say, under what is written beside the name or over it.
 
-    extends: gpt-tiny
+    extends: gpt-125m
     recipe: modern
     optimizer: {muon_lr: 0.01}      the recipe's fields, with a rate of its own for the matrices
 

@@ -54,10 +54,13 @@ def _action(key: str, words: str, title: str, ask: str = "") -> dict[str, Any]:
 
 def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any]]:
     if state == "SUSPENDED":
-        going_on = "Go on with this job, from the checkpoint that the pause has saved."
+        saved = newest_saved_step(run)
+        start = "from its beginning" if saved is None else f"from the checkpoint of step {saved:,}"
+        going_on = f"Go on with this job, {start}."
         return [_action("resume", "Resume", going_on), _stop(run)]
     if asked is None and state == "QUEUED":
-        return [_action("stop", "Stop", "Take it out of the queue."), *_pause(run)]
+        waits = "Stay without devices until Resume puts it back into the queue."
+        return [_action("stop", "Stop", "Take it out of the queue."), *_pause(run, waits)]
     if asked is not None:
         title = "End the job now. What was trained since the newest checkpoint is lost."
         return [_action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
@@ -76,16 +79,17 @@ def _stop(run: RunDir) -> dict[str, Any]:
     return _action("stop", "Stop", title)
 
 
-def _pause(run: RunDir) -> list[dict[str, Any]]:
+SAVES = "Save a checkpoint and give the devices up; Resume goes on with this job."
+
+
+def _pause(run: RunDir, title: str = SAVES) -> list[dict[str, Any]]:
     job = run.newest_job()
     try:
         if job is None or not capabilities_of_job(job).pause or kept_config(run.config_yaml).mode != "full":
             return []
     except NbtrainError:
         return []
-    return [
-        _action("pause", "Pause", "Save a checkpoint and give the devices up; Resume goes on with this job.")
-    ]
+    return [_action("pause", "Pause", title)]
 
 
 def _resume(run: RunDir) -> dict[str, Any]:

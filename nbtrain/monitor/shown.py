@@ -18,7 +18,7 @@ MOST_GPUS = 8
 CONFIG_ROWS = (
     (
         "model",
-        "{num_layers} layers, hidden {hidden_size}, {num_attention_heads} heads, sequence {seq_length}, "
+        "{layers}, hidden {hidden_size}, {num_attention_heads} heads, sequence {seq_length}, "
         "vocabulary {vocab_size:,}",
     ),
     ("batch", "{global_batch_size} sequences in micro batches of {micro_batch_size}"),
@@ -194,7 +194,8 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
     config, job = snapshot["config"], snapshot["job"]
     rows = []
     if config:
-        rows += [[name, form.format_map(config)] for name, form in CONFIG_ROWS]
+        words = {**config, "layers": amounts.counted(config["num_layers"], "layer")}
+        rows += [[name, form.format_map(words)] for name, form in CONFIG_ROWS]
     if job:
         ranks = amounts.counted(job["world_size"], "rank")
         restarts = amounts.counted(job["restarts"], "restart")

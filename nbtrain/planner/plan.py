@@ -164,8 +164,8 @@ class Plan:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         if config.mode == "eval":
             steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
-        shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
-        shape = ", ".join([shape, *kinds_of_layers(model)])
+        layers, heads = amounts.counted(model.num_layers, "layer"), f"{model.num_attention_heads} heads"
+        shape = ", ".join([layers, f"hidden {model.hidden_size}", heads, *kinds_of_layers(model)])
         adapters = count_adapters(config)
         frozen = "frozen weights"
         if config.lora is not None and config.lora.load_in_4bit:

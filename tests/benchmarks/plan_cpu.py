@@ -1,9 +1,9 @@
 """Predicted against measured step time of CPU runs, after `nbtrain calibrate` on this machine.
 
-    python tests/benchmarks/plan_cpu.py [--calibrate 120] [--rounds 5] [--seconds 12] [--models gpt-tiny 14M]
+    python tests/benchmarks/plan_cpu.py [--calibrate 120] [--rounds 5] [--seconds 12] [--models gpt3-tiny 14M]
                                         [--layouts one dp2-zero1] [--write] [--clock cpu]
 
-Fifteen runs that calibration never sees: three models (gpt-tiny, 14M, 50M) in five layouts each: one rank,
+Fifteen runs that calibration never sees: three models (gpt3-tiny, 14M, 50M) in five layouts each: one rank,
 two data-parallel ranks with ZeRO 1, two tensor-parallel ranks, two pipeline stages, two data-parallel ranks
 with ZeRO 3 and full recomputation. Each is trained as a user trains it, under torchrun, by the trainer. All
 contenders of a model are started once and stopped (SIGSTOP); a round lets each run alone for some seconds, in
@@ -35,7 +35,7 @@ BEGIN, END = "<!-- CPU: written by tests/benchmarks/plan_cpu.py -->", "<!-- CPU 
 
 MODELS: dict[str, dict[str, Any]] = {
     # name: layers, hidden size, heads, vocabulary, sequence length, sequences of a step
-    "gpt-tiny": {"layers": 4, "hidden": 256, "heads": 4, "vocabulary": 1024, "seq": 256, "batch": 8},
+    "gpt3-tiny": {"layers": 4, "hidden": 256, "heads": 4, "vocabulary": 1024, "seq": 256, "batch": 8},
     "14M": {"layers": 6, "hidden": 384, "heads": 6, "vocabulary": 8192, "seq": 512, "batch": 8},
     "50M": {"layers": 8, "hidden": 640, "heads": 10, "vocabulary": 16_384, "seq": 512, "batch": 4},
 }

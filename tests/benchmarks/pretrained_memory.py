@@ -194,7 +194,7 @@ def measure(folder: Path, words: dict[str, Any], scratch: Path) -> list[dict[str
         "init_from": str(folder),
         **words,
     }
-    config = load("gpt-tiny", {key: value for key, value in overrides.items() if value is not None})
+    config = load("gpt3-tiny", {key: value for key, value in overrides.items() if value is not None})
     path = scratch / "run.yaml"
     path.write_text(to_yaml(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

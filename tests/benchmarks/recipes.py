@@ -90,7 +90,7 @@ class Size:
 
 _RATES = {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3), "modern": (2e-3, 4e-3, 8e-3, 16e-3)}
 SIZES = {
-    # gpt-tiny, and its text.
+    # gpt3-tiny, and its text.
     "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, 704, _RATES, 8_000_000),
     # That of docs/benchmarks.md.
     "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES, 32_000_000, takes_text=True),
@@ -99,7 +99,7 @@ ARMS = ("gpt3", "modern")
 
 
 def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
-    """What an arm sets: GPT-3's appendix B with gpt-tiny's deep decay, or the recipe. Both have one rate."""
+    """What an arm sets: GPT-3's appendix B with gpt3-tiny's deep decay, or the recipe. Both have one rate."""
     found: dict[str, Any] = {"recipe": arm, "lr_schedule.lr": lr, "lr_schedule.lr_warmup_fraction": 0.05}
     if arm == "gpt3":
         # No dropout: no text is seen twice.

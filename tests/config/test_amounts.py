@@ -71,6 +71,6 @@ def test_two_units_are_reported_with_both_lines(run_yaml):
     with pytest.raises(ConfigError) as raised:
         load(run_yaml("lr_schedule:\n  lr_warmup_steps: 10\n"))
     first, second, advice = str(raised.value).splitlines()
-    assert first.startswith("gpt-tiny.yaml:") and first.endswith(": lr_schedule.lr_warmup_tokens = 61440")
+    assert first.startswith("gpt-tiny.yaml:") and first.endswith(": lr_schedule.lr_warmup_tokens = 40960")
     assert second == "  and my-run.yaml:3: lr_schedule.lr_warmup_steps = 10"
     assert advice == "  give one amount in several units; set all but one to null."

@@ -7,7 +7,7 @@ from nbtrain.config.architectures import FIELDS, NAMES, fields_of
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.resume import is_bound
 
-CHILD = "extends: gpt-tiny\nname: child\nmodel:\n"
+CHILD = "extends: gpt-125m\nname: child\nmodel:\n"
 
 
 @pytest.fixture
@@ -25,16 +25,17 @@ def test_a_name_stands_for_its_fields(name, child):
     """In a file, as an override and in Python: the same run, which no rule refuses."""
     config = load(child(f"{CHILD}  architecture: {name}\n"))
     assert {field: getattr(config.model, field) for field in FIELDS} == fields_of(name)
-    assert load("gpt-tiny", [f"model.architecture={name}", "name=child"]) == config
-    assert load(load("gpt-tiny"), {"model": {"architecture": name}, "name": "child"}) == config
-    assert load(config, "model.architecture=gpt3") == load("gpt-tiny", "model.architecture=gpt3 name=child")
+    assert load("gpt-125m", [f"model.architecture={name}", "name=child"]) == config
+    assert load(load("gpt-125m"), {"model": {"architecture": name}, "name": "child"}) == config
+    assert load(config, "model.architecture=gpt3") == load("gpt-125m", "model.architecture=gpt3 name=child")
 
 
-def test_the_default_is_what_models_were():
+def test_the_default_is_what_models_were(child):
     """A name that nobody wrote changes nothing; gpt3, written, is the schema's defaults."""
-    assert load("gpt-tiny").model.architecture == "gpt3"
-    assert load("gpt-tiny").model.hidden_dropout == 0.0  # of its YAML
-    assert load("gpt-tiny", "model.architecture=gpt3").model.hidden_dropout == 0.1
+    path = child("extends: gpt-125m\nname: child\nmodel: {hidden_dropout: 0.0}\n")
+    assert load(path).model.architecture == "gpt3"
+    assert load(path).model.hidden_dropout == 0.0
+    assert load(path, "model.architecture=gpt3").model.hidden_dropout == 0.1
 
 
 def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):
@@ -62,15 +63,15 @@ def test_a_place_of_a_field_is_that_of_the_name(child):
     """In messages, and as_arguments says the name once."""
     path = child(f"{CHILD}  architecture: llama\n")
     assert load(path).where("model.activation") == "child.yaml:4"
-    config = load("gpt-tiny", ["model.architecture=mistral", "model.window_size=5"])
+    config = load("gpt-125m", ["model.architecture=mistral", "model.window_size=5"])
     assert config.where("model.rotary_base") == "override model.architecture=mistral"
-    assert config.as_arguments == ["gpt-tiny", "model.architecture=mistral", "model.window_size=5"]
+    assert config.as_arguments == ["gpt-125m", "model.architecture=mistral", "model.window_size=5"]
     assert load(*config.as_arguments[:1], config.as_arguments[1:]) == config
 
 
 def test_a_resolved_file_says_every_field(tmp_path):
     """It holds whatever the sets of its reader are; a new name over it is a new set."""
-    config = load("gpt-tiny", ["model.architecture=llama", "model.norm_epsilon=1e-3"])
+    config = load("gpt-125m", ["model.architecture=llama", "model.norm_epsilon=1e-3"])
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config).replace("rotary_base: 500000.0", "rotary_base: 7.0"))
     resolved = load_resolved(path)
@@ -82,7 +83,7 @@ def test_a_resolved_file_says_every_field(tmp_path):
 def test_a_parent_of_several_wins_by_its_place(child):
     child("model: {architecture: gpt3}\n", "plain")
     child("model: {architecture: llama}\n", "llama")
-    path = child("extends: [gpt-tiny, llama, plain]\nname: child\n")
+    path = child("extends: [gpt-125m, llama, plain]\nname: child\n")
     assert {field: getattr(load(path).model, field) for field in FIELDS} == fields_of("gpt3")
 
 
@@ -104,7 +105,7 @@ def test_a_parent_of_several_wins_by_its_place(child):
 )
 def test_what_is_no_architecture_is_refused(override, words):
     with pytest.raises(ConfigError) as raised:
-        load("gpt-tiny", override.split("  ") if " " in override else override)
+        load("gpt-125m", override.split("  ") if " " in override else override)
     assert words in str(raised.value)
 
 

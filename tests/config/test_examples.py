@@ -17,6 +17,7 @@ from nbtrain.planner.memory import estimate_memory
 
 from .conftest import ASCEND, EXAMPLES, LLAMA, OWN, UPSTREAM
 
+TINY = ("gpt3-tiny", "llama-tiny")
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 # name: nodes, GPUs a node, tensor, pipeline, data, ZeRO, micro, global, micro batches a step, checkpointing,
@@ -36,7 +37,7 @@ GOLDEN = {
 
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_175b_and_llamas():
     """No file is missing, and none is a base, which cannot run."""
-    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", "llama-tiny"])
+    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, *LLAMA, "gpt-tiny", "gpt-175b", *TINY])
 
 
 @pytest.mark.parametrize(
@@ -84,11 +85,16 @@ def test_fine_tuning_of_7b_fits_the_memory_that_it_is_for(name, gpus, gib):
     assert estimate_memory(config).fits and estimate_memory(config).total_bytes < gib << 30
 
 
-def test_llama_tiny_is_the_demo_with_other_layers():
-    """The parameters of gpt-tiny to 3 %, on the data that `make demo` has prepared."""
-    llama, gpt = load("llama-tiny"), load("gpt-tiny")
-    assert count_parameters(llama).total == pytest.approx(count_parameters(gpt).total, rel=0.03)
-    assert (llama.data, llama.tokenizer, llama.batch) == (gpt.data, gpt.tokenizer, gpt.batch)
+@pytest.mark.parametrize("name", TINY)
+def test_the_demo_with_other_layers(name):
+    """The parameters of gpt-tiny to 3 %, on the data that `make demo` has prepared; AdamW and a cosine."""
+    other, gpt = load(name), load("gpt-tiny")
+    assert count_parameters(other).total == pytest.approx(count_parameters(gpt).total, rel=0.03)
+    assert (other.data, other.tokenizer) == (gpt.data, gpt.tokenizer)
+    assert other.tokens_per_step == gpt.tokens_per_step
+    assert (other.train_steps, other.lr_warmup_tokens) == (600, other.train_tokens // 20)
+    assert (gpt.train_steps, gpt.lr_warmup_tokens) == (400, gpt.train_tokens // 20)
+    assert (other.optimizer.type, other.lr_schedule.lr_decay_style) == ("AdamW", "cosine")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -238,13 +244,15 @@ def test_every_example_fits_its_devices(name):
 def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
     """The demo's size and place."""
     config = load("gpt-tiny")
-    assert count_parameters(config).total == 3_487_232
+    assert count_parameters(config).total == 3_476_224
     assert (config.resources.device, config.world_size, config.data.sources[0].kind) == (
         "cpu",
         1,
         "python-docs",
     )
     assert config.model.hidden_dropout == config.model.attention_dropout == 0
+    assert (config.recipe, config.optimizer.type) == ("modern", "Muon")
+    assert count_parameters(load("gpt3-tiny")).total == 3_487_232
 
 
 def test_gpt_175b_counts_the_ramp():

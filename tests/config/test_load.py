@@ -393,7 +393,7 @@ def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
 def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):
     said = message_of(run_yaml("extends: gpt-tny\n", base=None))
     assert said.startswith("my-run.yaml:1: extends gpt-tny: no such run YAML")
-    assert " Nearest: gpt-tiny. Known are " in said
+    assert " Nearest: gpt-tiny, gpt3-tiny. Known are " in said
 
 
 def test_a_replaced_list_forgets_its_old_lines(run_yaml):
@@ -563,7 +563,7 @@ def test_the_place_of_an_override_has_no_password():
     ("run", "expected"),
     [
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
-        ("gpt-tinny", "Nearest: gpt-tiny. Known are "),
+        ("gpt-tinny", "Nearest: gpt-tiny, gpt3-tiny. Known are "),
         (".", ".: is a folder; give the path of a run YAML."),
         ("/dev/null", "/dev/null: is no regular file; give the path of a run YAML."),
         ("mine-tvo", "Nearest: mine-two, mine-one. Known are "),
@@ -650,7 +650,7 @@ def test_a_run_without_its_resolved_file(tmp_path):
 def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
     """Fields that came later take their default; each of them is a field, and no resume takes it for a
     change."""
-    config, path = load("gpt-tiny"), tmp_path / "config.yaml"
+    config, path = load("gpt3-tiny"), tmp_path / "config.yaml"
     assert set(ADDED_LATER) <= set(field_keys())
     values = config.model_dump()
     for key in sorted(ADDED_LATER - {f"lora.{name}" for name in ADDED_TO_LORA}):
@@ -694,7 +694,7 @@ def test_a_field_is_read_by_its_earlier_name(tmp_path):
 
 def test_what_an_earlier_revision_recorded_of_its_settings():
     """A checkpoint's settings and architecture have today's names, and the values that models had then."""
-    config = load("gpt-tiny")
+    config = load("gpt3-tiny")
     now = dict(flatten(config.model_dump()))
     added = {f"model.{name}" for name in ADDED_TO_MODEL} | {
         f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER

@@ -54,11 +54,12 @@ def test_modern_is_llamas_layers_with_norms_of_queries_muon_and_wsd():
     assert config.lr_wsd_decay_tokens == config.lr_decay_tokens // 5
 
 
-def test_the_default_is_a_name_that_nobody_wrote():
+def test_the_default_is_a_name_that_nobody_wrote(child):
     """gpt3, written, is the schema's defaults."""
-    assert load("gpt-tiny").recipe == "gpt3"
-    assert load("gpt-tiny").model.hidden_dropout == 0.0  # of its YAML
-    assert load("gpt-tiny", "recipe=gpt3").model.hidden_dropout == 0.1
+    path = child("extends: gpt-125m\nname: child\nmodel: {hidden_dropout: 0.0}\n")
+    assert load(path).recipe == "gpt3"
+    assert load(path).model.hidden_dropout == 0.0
+    assert load(path, "recipe=gpt3").model.hidden_dropout == 0.1
 
 
 def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):

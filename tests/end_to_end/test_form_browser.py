@@ -83,12 +83,12 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     # Fields follow the architecture.
     form.node.locator(".nbf-all > summary").click()
     form.node.get_by_role("tab", name=re.compile("^Model")).click()
-    form.field("model.architecture").locator("select").select_option("qwen3")
-    form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-06")
-    assert form.node.locator("[data-key='model.norm_epsilon'] input").input_value() == "1.0e-06"
-    form.shows(".nbf-line", '"model.architecture": "qwen3"')
     form.field("model.architecture").locator("select").select_option("gpt3")
     form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-05")
+    assert form.node.locator("[data-key='model.norm_epsilon'] input").input_value() == "1.0e-05"
+    form.shows(".nbf-line", '"model.architecture": "gpt3"')
+    form.field("model.architecture").locator("select").select_option("qwen3")
+    form.shows("[data-key='model.norm_epsilon'] .nbf-meta", "default: 1.0e-06")
     form.node.locator(".nbf-all > summary").click()
 
     # All problems at once, each at its field, counted on its tab; nothing moves.

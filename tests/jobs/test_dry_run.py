@@ -37,7 +37,7 @@ def test_the_readmes_diffs_are_what_the_engines_get(places, workspace, tmp_path)
     assert list(places) == ["plain", "laptop", "Slurm", "Kubernetes"]
     laptop, slurm, kubernetes = places["laptop"], places["Slurm"], places["Kubernetes"]
     assert changed(places["plain"], laptop) == {"backend.priority", "resources.cpus_per_node"}
-    assert {config.train_steps for config in places.values()} == {600}
+    assert {config.train_steps for config in places.values()} == {400}
     assert all(check(config).works for config in places.values())
     with pytest.raises(ConfigError, match=r"backend\.kind = local: a dry run writes what an engine is sent"):
         dry_run(laptop, tmp_path / "none")

@@ -36,7 +36,17 @@ def test_buttons_follow_the_state(job, state, asked, keys):
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(job):
-    assert actions(job.run, "QUEUED")[0]["title"] == "Take it out of the queue."
+    """It has nothing to save: a pause keeps it from the devices."""
+    stop, pause, _ = (one["title"] for one in actions(job.run, "QUEUED"))
+    assert stop == "Take it out of the queue."
+    assert pause == "Stay without devices until Resume puts it back into the queue."
+    assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and give the devices up;")
+
+
+def test_a_paused_job_goes_on_from_what_is_there(job, monkeypatch):
+    assert actions(job.run, "SUSPENDED")[0]["title"] == "Go on with this job, from its beginning."
+    monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
+    assert actions(job.run, "SUSPENDED")[0]["title"].endswith("from the checkpoint of step 1,200.")
 
 
 def test_a_snapshot_with_its_buttons(job):

@@ -48,7 +48,7 @@ def file_of(figures, machine="X", date=TODAY):
 def test_a_cpu_plan_takes_the_calibration_and_says_so(machine):
     """4 blocks of 0.15 s and 0.1 s for the ends: 0.7 s a step of 2,048 tokens."""
     file_of(CPU)
-    made = plan(load("gpt-tiny"))
+    made = plan(load("gpt3-tiny"))
     assert made.duration.step.seconds == pytest.approx(0.7)
     assert made.duration.tokens_per_second == pytest.approx(2048 / 0.7)
     assert made.duration.basis == f"calibrated on {TODAY} (X)"
@@ -56,7 +56,7 @@ def test_a_cpu_plan_takes_the_calibration_and_says_so(machine):
 
 def test_a_calibration_that_is_not_used_is_named_in_the_plan(machine):
     file_of(CPU, machine="Y")
-    basis = plan(load("gpt-tiny")).duration.basis
+    basis = plan(load("gpt3-tiny")).duration.basis
     assert basis.endswith(
         f"in the benchmarks; data/calibration.json is of another machine and is not used: Y ({TODAY}). "
         "`nbtrain calibrate` measures this machine"
@@ -65,7 +65,7 @@ def test_a_calibration_that_is_not_used_is_named_in_the_plan(machine):
 
 def test_what_was_not_measured_keeps_its_assumed_rate(machine):
     file_of(CPU)
-    basis = plan(load("gpt-tiny", {"precision.dtype": "bf16", "parallel.zero_stage": 1})).duration.basis
+    basis = plan(load("gpt3-tiny", {"precision.dtype": "bf16", "parallel.zero_stage": 1})).duration.basis
     assert basis.startswith("assumed ")
 
 
@@ -73,7 +73,7 @@ def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
     """Products of formats that the row has, memory, disk and the gathers' bus bandwidth of 8 GPUs."""
     file_of(GPU)
     device = module.find_device(H100)
-    setup = replace(setup_of(load("gpt-tiny")), on_gpu=True, device=device, dtype="bf16")
+    setup = replace(setup_of(load("gpt3-tiny")), on_gpu=True, device=device, dtype="bf16")
     planned = rates_of_device(device)
     rates = calibrated_rates(planned, setup)
     assert rates.matmul_flops["bf16"] == 700e12 and rates.memory_bytes_per_second == 3e12

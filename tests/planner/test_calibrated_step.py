@@ -84,7 +84,7 @@ def calibration():
 @pytest.fixture
 def setup(workspace, repository):
     (workspace / "examples").symlink_to(repository / "examples")
-    return setup_of(load("gpt-tiny"))
+    return setup_of(load("gpt3-tiny"))
 
 
 def test_four_models_give_the_four_unknowns_of_an_engine(calibration):

@@ -172,7 +172,7 @@ def test_an_unknown_device_has_no_time():
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
 def test_the_rate_of_cores(monkeypatch, dtype, share):
     """3 cores on each of 2 machines, of 100 GFLOP/s each; without a measurement of 166 GFLOP/s."""
-    config = load("gpt-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
+    config = load("gpt3-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)
     model = config.model
     flops = 72 * model.num_layers * model.hidden_size**2 + 12 * model.num_layers * 256 * model.hidden_size
@@ -196,7 +196,7 @@ def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
 
 def test_the_same_setup_takes_the_measured_rate():
     """As it was measured, to the last digit."""
-    config = load("gpt-tiny")
+    config = load("gpt3-tiny")
     finished(config)
     found = estimate_duration(config)
     assert found.tokens_per_second == pytest.approx(50 * 256)
@@ -207,7 +207,7 @@ def test_the_same_setup_takes_the_measured_rate():
 
 def test_a_slow_run_has_a_rate_too():
     """Half a sample a second; a job without a whole step left 0, which is none."""
-    config = load("gpt-tiny")
+    config = load("gpt3-tiny")
     finished(config, 0.5)
     assert estimate_duration(config).tokens_per_second == pytest.approx(128)
     finished(config, 0.0)
@@ -215,18 +215,18 @@ def test_a_slow_run_has_a_rate_too():
 
 
 def test_another_model_does_not_take_the_measured_rate_as_it_is():
-    """606M parameters are planned 150 times as slow as gpt-tiny: too far to carry a rate over."""
-    finished(load("gpt-tiny"))
-    large = estimate_duration(load("gpt-tiny", ["model.num_layers=48", "model.hidden_size=1024"]))
+    """606M parameters are planned 150 times as slow as gpt3-tiny: too far to carry a rate over."""
+    finished(load("gpt3-tiny"))
+    large = estimate_duration(load("gpt3-tiny", ["model.num_layers=48", "model.hidden_size=1024"]))
     assert "assumed" in large.basis
     assert large.tokens_per_second is not None and large.tokens_per_second < 100
 
 
 def test_a_near_match_is_scaled_and_says_so():
     """Twice the blocks: the measured rate times the ratio of both plans."""
-    tiny = load("gpt-tiny")
+    tiny = load("gpt3-tiny")
     finished(tiny)
-    near = load("gpt-tiny", [f"model.num_layers={2 * tiny.model.num_layers}"])
+    near = load("gpt3-tiny", [f"model.num_layers={2 * tiny.model.num_layers}"])
     both = [estimate_duration(config, use_measured=False).tokens_per_second for config in (near, tiny)]
     assert both[0] and both[1]
     found = estimate_duration(near)
@@ -240,17 +240,17 @@ def test_a_near_match_is_scaled_and_says_so():
 
 def test_adapters_are_named_by_their_section():
     """Not by the fields that the planner makes of it."""
-    finished(load("gpt-tiny"))
-    adapted = load("gpt-tiny", {"lora.rank": 8, "init_from": "a-run"})
+    finished(load("gpt3-tiny"))
+    adapted = load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     assert "this run's last job with other lora; times" in estimate_duration(adapted).basis
 
 
 @pytest.mark.parametrize("key", ["machine", "setup"])
 def test_a_rate_of_another_machine_is_not_used(key):
     """Nor one whose record is of another version of the planner."""
-    config = load("gpt-tiny")
+    config = load("gpt3-tiny")
     finished(config)
-    path = RunDir.named("gpt-tiny").summary_json
+    path = RunDir.named("gpt3-tiny").summary_json
     summary = files.read_json(path)
     summary["measured_with"][key] = "another" if key == "machine" else {"engine": "nbtrain"}
     files.write_json(path, summary)

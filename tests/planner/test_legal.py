@@ -56,7 +56,7 @@ RUNS = {
 
 def space_for(name: str) -> Space:
     general = {"batch.global_batch_size": 32, "batch.micro_batch_size": 1, "precision.dtype": "bf16"}
-    return space_of(load("gpt-tiny", {**MACHINES, **general, **RUNS[name]}, check=False))
+    return space_of(load("gpt3-tiny", {**MACHINES, **general, **RUNS[name]}, check=False))
 
 
 def any_layout(space: Space, draw: random.Random) -> Layout:

@@ -41,8 +41,8 @@ def test_only_the_weights_stay():
 
 
 def test_a_run_with_adapters_has_their_states_and_no_others():
-    """gpt-tiny: 147,456 numbers of adapters of rank 8 with 4 + 8 bytes beside 4 of each frozen weight."""
-    full, config = load("gpt-tiny"), load("gpt-tiny", {"lora.rank": 8, "init_from": "a-run"})
+    """gpt3-tiny: 147,456 numbers of adapters of rank 8 with 4 + 8 bytes beside 4 of each frozen weight."""
+    full, config = load("gpt3-tiny"), load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
     before, found = estimate_memory(full).parts, estimate_memory(config).parts
     trained = 4 * 8 * 18 * 256
     assert found["weights"] == before["weights"] + 4 * trained
@@ -60,10 +60,10 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
 
 
 def test_rows_of_tokens_are_trained_numbers_too():
-    """gpt-tiny: two rows of 256 numbers, tied; their gradient is kept in fp32 with the loss."""
+    """gpt3-tiny: two rows of 256 numbers, tied; their gradient is kept in fp32 with the loss."""
     settings = {"lora.rank": 8, "init_from": "a-run"}
-    without = estimate_memory(load("gpt-tiny", settings)).parts
-    config = load("gpt-tiny", settings | {"lora.trainable_token_indices": [1022, 1023]})
+    without = estimate_memory(load("gpt3-tiny", settings)).parts
+    config = load("gpt3-tiny", settings | {"lora.trainable_token_indices": [1022, 1023]})
     found = estimate_memory(config).parts
     more = {part: found[part] - without[part] for part in found if part != "reserve"}
     rows = 2 * 256
@@ -78,16 +78,16 @@ def test_rows_of_tokens_are_trained_numbers_too():
 
 
 def test_matrices_in_4_bits_by_hand():
-    """gpt-tiny: 4 blocks of 12 x 256 x 256 numbers; with two constants, each of four matrices has a mean."""
+    """gpt3-tiny: 4 blocks of 12 x 256 x 256 numbers; with two constants, each of four matrices has a mean."""
     settings = {"lora.rank": 8, "init_from": "a-run"}
-    in_fp32 = estimate_memory(load("gpt-tiny", settings)).parts
+    in_fp32 = estimate_memory(load("gpt3-tiny", settings)).parts
     numbers = 4 * 12 * 256**2
     for double, held in (
         (False, numbers // 2 + numbers // 16),
         (True, numbers // 2 + numbers // 64 + 4 * 192 + 4 * 16),
     ):
         more = {"lora.load_in_4bit": True, "lora.bnb_4bit_use_double_quant": double}
-        config = load("gpt-tiny", settings | more)
+        config = load("gpt3-tiny", settings | more)
         found = estimate_memory(config).parts
         assert in_fp32["weights"] - found["weights"] == 4 * numbers - held
         assert all(found[part] == in_fp32[part] for part in ("gradients", "optimizer", "activations"))
@@ -103,8 +103,8 @@ def test_matrices_in_4_bits_by_hand():
 
 
 def test_a_run_with_ia3_has_the_states_of_its_vectors():
-    """gpt-tiny: 256 numbers of keys, of values, and 1,024 of the MLP in each of 4 blocks."""
-    found = estimate_memory(load("gpt-tiny", {"lora.kind": "ia3", "init_from": "a-run"})).parts
+    """gpt3-tiny: 256 numbers of keys, of values, and 1,024 of the MLP in each of 4 blocks."""
+    found = estimate_memory(load("gpt3-tiny", {"lora.kind": "ia3", "init_from": "a-run"})).parts
     trained = 4 * (2 * 256 + 1024)
     assert found["gradients"] == 4 * trained
     assert found["optimizer"] == 8 * trained + 4 * 8

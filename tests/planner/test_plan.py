@@ -37,7 +37,7 @@ def _examples(workspace, repository):
 @pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
 def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
     """A share of this machine's matrix rate; a machine twice as fast takes half as long."""
-    config = load("gpt-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
+    config = load("gpt3-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
     assert estimate.basis == (
@@ -69,10 +69,10 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     ],
 )
 def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
-    """docs/benchmarks.md: gpt-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine
+    """docs/benchmarks.md: gpt3-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine
     counts."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
-    config = load("gpt-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
+    config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
     assert rate == pytest.approx(tokens_per_second, rel=0.02)
 
@@ -81,11 +81,11 @@ def test_a_gpu_run_measures_no_cpu(monkeypatch):
     """Neither a GPU run nor a CPU run with a rate of its own measures the cores."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
-    directory = RunDir.named("gpt-tiny")
+    directory = RunDir.named("gpt3-tiny")
     directory.path.mkdir(parents=True)
-    summary = {"samples_per_second": 50.0, "measured_with": record_of(load("gpt-tiny"))}
+    summary = {"samples_per_second": 50.0, "measured_with": record_of(load("gpt3-tiny"))}
     files.write_json(directory.summary_json, summary)
-    assert estimate_duration(load("gpt-tiny")).tokens_per_second == pytest.approx(12_800)
+    assert estimate_duration(load("gpt3-tiny")).tokens_per_second == pytest.approx(12_800)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_checkpoints_on_disk(overrides, checkpoints):
 
 def test_a_checkpoint_has_14_bytes_a_parameter():
     """16-bit weights, fp32 masters, two moments; 12 bytes with ZeRO 0, whose weights are the masters."""
-    for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt-tiny", 12 * 3_487_232)):
+    for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt3-tiny", 12 * 3_487_232)):
         config = load(name)
         assert estimate_disk(config).checkpoint_bytes == checkpoint_bytes(config)
         assert state < checkpoint_bytes(config) < state + 200_000
@@ -133,7 +133,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
 
 
 def a_dataset(tokens: int) -> None:
-    """A manifest of a prepared dataset of gpt-tiny."""
+    """A manifest of a prepared dataset of gpt3-tiny."""
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(
@@ -154,14 +154,14 @@ def a_dataset(tokens: int) -> None:
 
 def test_the_plan_of_a_prepared_dataset_counts_epochs():
     """Bytes and epochs come from the manifest if there is nothing else; a warning above four."""
-    unknown = plan(load("gpt-tiny"))
+    unknown = plan(load("gpt3-tiny"))
     assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
     a_dataset(2_000_000)
-    known = plan(load("gpt-tiny"))
+    known = plan(load("gpt3-tiny"))
     assert known.epochs == pytest.approx(1_228_800 / 1_800_000)
     assert known.disk.dataset_bytes == 4_000_000
     assert known.warnings == []
-    longer = plan(load("gpt-tiny", ["batch.train_tokens=9e6"]))
+    longer = plan(load("gpt3-tiny", ["batch.train_tokens=9e6"]))
     assert (
         "The run reads its training text 5.0 times; more than 4 add little (arXiv:2305.16264). "
         "Take more text or fewer train_tokens: 7,200,000 are 4 passes."
@@ -170,7 +170,7 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
 
 def test_epochs_are_those_of_the_idx_itself():
     """Its tokens and documents go before the manifest's; what disagrees or cannot be read is a finding."""
-    config = load("gpt-tiny", ["data.split=8,1,1"])
+    config = load("gpt3-tiny", ["data.split=8,1,1"])
     pair = dataset_of(config)
     pair.directory.mkdir(parents=True)
     with IndexedWriter(pair.prefix, 1024, 0) as writer:
@@ -202,10 +202,10 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
-    assert plan(load("gpt-tiny")).epochs is None
+    assert plan(load("gpt3-tiny")).epochs is None
 
 
-@pytest.mark.parametrize("run", ["gpt-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
+@pytest.mark.parametrize("run", ["gpt3-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_a_plan_is_text_html_and_json(run):
     """Each form has the same figures, and plan.json comes back equal from JSON."""
     result = plan(load(run))

@@ -75,8 +75,9 @@ export class FormFrame {
       this.state.mode = this.mode.value;
       this.touched();
     });
-    top.append(this.nameHelp);
-    return top;
+    const head = element("div");
+    head.append(top, this.nameHelp);
+    return head;
   }
 
   foot() {

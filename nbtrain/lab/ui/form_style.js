@@ -8,11 +8,12 @@ export const FORM_CSS = `
 .nbtrain-form fieldset:disabled{opacity:.55}
 .nbtrain-form .nbf-title{font-size:15px;font-weight:600}
 .nbtrain-form .nbf-top{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(200px,100%),1fr));
- align-items:start;gap:6px 16px;padding-bottom:6px;margin-bottom:6px;border-bottom:1px solid var(--nbt-line)}
+ align-items:start;gap:6px 16px}
 .nbtrain-form .nbf-top label{display:grid;gap:2px;font-size:11px;color:var(--nbt-dim);align-content:start}
 .nbtrain-form .nbf-top select,.nbtrain-form .nbf-top input{width:100%;max-width:none}
-.nbtrain-form .nbf-top .nbf-name-help{grid-column:1/-1;height:auto}
-.nbtrain-form .nbf-name-help:empty{display:none}
+/* A line of its own that is there before anything is wrong: the fields below do not move. */
+.nbtrain-form .nbf-name-help.nbf-error{height:auto;min-height:calc(1.35em + 6px);padding:2px 0 3px;
+ margin-bottom:6px;border-bottom:1px solid var(--nbt-line)}
 .nbtrain-form .nbf-notice{min-height:22px;display:flex;flex-wrap:wrap;align-items:center;gap:4px 8px;
  font-size:12px;color:var(--nbt-dim);margin:4px 0}
 .nbtrain-form .nbf-notice.nbf-silent{min-height:0;margin:0}

@@ -34,7 +34,7 @@ CUDA_CONTEXT_BYTES = int(0.9 * GIB)
 OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
 # The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
 NCCL_BYTES = int(1.5 * GIB)
-# A CPU rank's resident memory beside the counted parts: measured with gpt-tiny.
+# A CPU rank's resident memory beside the counted parts: measured with gpt3-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)

@@ -10,7 +10,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.time.rates import INFINITE, Link, Rates
 
 # A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
-# is that of docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in
+# is that of docs/benchmarks.md on 2 cores without AMX: gpt3-tiny in fp32, 6,000 tokens/s; 14M parameters in
 # bf16, 2,600. The matrix rate of those cores was not recorded: the shares are of a similar core. AMX makes
 # bf16 up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9

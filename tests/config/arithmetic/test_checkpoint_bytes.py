@@ -21,14 +21,14 @@ from nbtrain.config.load import load
 def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, bytes_per_parameter):
     """ZeRO 0 keeps no masters, ZeRO 3 no weights beside them."""
     overrides = {"precision.dtype": dtype, "precision.autocast": autocast, "parallel.zero_stage": zero_stage}
-    config = load("gpt-tiny", overrides)
+    config = load("gpt3-tiny", overrides)
     assert state_bytes(config) == bytes_per_parameter * count_parameters(config).total
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
-    """Four layers of 12 x 256 x 256 in gpt-tiny; ZeRO 0 and 3 keep 12 bytes of a parameter, ZeRO 1 16."""
-    config = load("gpt-tiny", {"parallel.zero_stage": zero_stage, "optimizer.type": "Muon"})
+    """Four layers of 12 x 256 x 256 in gpt3-tiny; ZeRO 0 and 3 keep 12 bytes of a parameter, ZeRO 1 16."""
+    config = load("gpt3-tiny", {"parallel.zero_stage": zero_stage, "optimizer.type": "Muon"})
     whole = (16 if zero_stage == 1 else 12) * count_parameters(config).total
     assert state_bytes(config) == whole - 4 * 4 * 12 * 256 * 256
 
@@ -37,14 +37,14 @@ def test_a_matrix_that_muon_steps_has_one_moment(zero_stage):
 def test_adapters_alone_are_written(zero_stage, each):
     """Four layers of h = 256, r = 8: queries, keys and values 3 h + 3 h, dense 2 h, the MLP twice 5 h."""
     overrides = {"parallel.zero_stage": zero_stage, "lora.rank": 8, "init_from": "a-run"}
-    assert state_bytes(load("gpt-tiny", overrides)) == each * 4 * 8 * 18 * 256
+    assert state_bytes(load("gpt3-tiny", overrides)) == each * 4 * 8 * 18 * 256
     overrides["lora.targets"] = ["dense"]
-    assert state_bytes(load("gpt-tiny", overrides)) == each * 4 * 8 * 2 * 256
+    assert state_bytes(load("gpt3-tiny", overrides)) == each * 4 * 8 * 2 * 256
     # Three rows, of the embedding and of an output layer of its own.
     overrides["lora.trainable_token_indices"] = [5, 6, 9]
-    assert state_bytes(load("gpt-tiny", overrides)) == each * (4 * 8 * 2 + 3) * 256
+    assert state_bytes(load("gpt3-tiny", overrides)) == each * (4 * 8 * 2 + 3) * 256
     overrides["model.untie_embeddings_and_output_weights"] = True
-    assert state_bytes(load("gpt-tiny", overrides)) == each * (4 * 8 * 2 + 6) * 256
+    assert state_bytes(load("gpt3-tiny", overrides)) == each * (4 * 8 * 2 + 6) * 256
 
 
 def test_tied_rows_have_moments_on_both_ends_of_a_pipeline():

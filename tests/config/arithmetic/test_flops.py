@@ -17,7 +17,7 @@ from nbtrain.config.schema import RunConfig
 def small(granularity: str = "none", backend: str = "auto") -> RunConfig:
     """L = 3, h = 4, f = 10, s = 5, V = 128 (100 padded)."""
     return load(
-        "gpt-tiny",
+        "gpt3-tiny",
         {
             "model": {
                 "num_layers": 3,

@@ -127,7 +127,7 @@ def test_inverse_square_root_without_warm_up_and_at_its_end():
 
 def test_what_a_run_asks_for_is_its_schedule():
     """Every field is taken from the run, defaults included."""
-    tiny = LrSchedule.of(load("gpt-tiny"))
+    tiny = LrSchedule.of(load("gpt3-tiny"))
     assert tiny == LrSchedule(2e-3, 1e-4, "cosine", 61_440, 1_228_800)
     assert (tiny.wsd_decay_tokens, tiny.wsd_decay_style, tiny.warmup_init) == (0, "exponential", 0.0)
     changes = {
@@ -136,7 +136,7 @@ def test_what_a_run_asks_for_is_its_schedule():
         "lr_schedule.lr_wsd_decay_style": "linear",
         "lr_schedule.lr_warmup_init": 1e-5,
     }
-    asked = LrSchedule.of(load("gpt-tiny", changes))
+    asked = LrSchedule.of(load("gpt3-tiny", changes))
     assert asked == LrSchedule(2e-3, 1e-4, "WSD", 61_440, 1_228_800, 204_800, "linear", 1e-5)
 
 

@@ -26,7 +26,7 @@ def small(**changes: object) -> RunConfig:
     vocabulary = changes.pop("vocab_size", 128)
     parallel = {key: changes.pop(key) for key in list(changes) if key.endswith("parallel_size")}
     overrides = {"model": model | changes, "tokenizer.vocab_size": vocabulary, "parallel": parallel}
-    return load("gpt-tiny", overrides, check=False)
+    return load("gpt3-tiny", overrides, check=False)
 
 
 def test_each_part_is_counted_once():

@@ -31,7 +31,7 @@ BROKEN = {
         "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 32.",
     ),
     "tasks between validations": (
-        "gpt-tiny",
+        "gpt3-tiny",
         [
             "evaluation.tasks_interval_steps=150",
             "evaluation.eval_interval_steps=100",
@@ -72,7 +72,7 @@ BROKEN = {
         "  must be a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, 32.",
     ),
     "heads that do not divide the width": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model.hidden_size=250"],
         "@: model.hidden_size = 250\n  must be a multiple of num_attention_heads(4); nearest: 248, 252.",
     ),
@@ -244,7 +244,7 @@ BROKEN = {
         "  but resources give nodes(1) * gpus_per_node(0) = 0. Set gpus_per_node: 1.",
     ),
     "CPU ranks that do not spread evenly": (
-        "gpt-tiny",
+        "gpt3-tiny",
         [
             "resources.nodes=3",
             "parallel.data_parallel_size=4",
@@ -284,7 +284,7 @@ BROKEN = {
         "  Set attention_backend: auto.",
     ),
     "efficient attention on a CPU": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model.attention_backend=efficient"],
         "@: model.attention_backend = efficient\n"
         "  cannot serve this run: a CPU has the flash and math kernels only.\n  Set attention_backend: auto.",
@@ -338,7 +338,7 @@ BROKEN = {
         "another size.",
     ),
     "groups that do not divide the heads": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model.num_query_groups=3"],
         "@: model.num_query_groups = 3\n  must divide num_attention_heads(4); nearest: 2, 4.",
     ),
@@ -362,25 +362,25 @@ BROKEN = {
         "Set another tensor_parallel_size, or an even kv_channels.",
     ),
     "a pattern of no window": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model.window_attn_skip_freq=2"],
         "@: model.window_attn_skip_freq = 2\n"
         "  is read with window_size only. Set window_size, or take it out.",
     ),
     "a pattern of other layers": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model={window_size: 64, window_attn_skip_freq: [1, 0]}"],
         "override model.window_attn_skip_freq=[1, 0]: model.window_attn_skip_freq = [1, 0]\n"
         "  has 2 entries, but num_layers is 4: a list has one for each layer.",
     ),
     "a window that every layer leaves out": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model={window_size: 64, window_attn_skip_freq: 1}"],
         "override model.window_attn_skip_freq=1: model.window_attn_skip_freq = 1\n"
         "  leaves the window out in every layer. Set window_size: null, or a number from 2 on.",
     ),
     "layers without rope that are none": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model={position_embedding_type: rope, no_rope_freq: [0, 0, 1]}"],
         "override model.no_rope_freq=[0, 0, 1]: model.no_rope_freq = [0, 0, 1]\n"
         "  has 3 entries, but num_layers is 4: a list has one for each layer.",
@@ -392,7 +392,7 @@ BROKEN = {
         "  needs attention_dropout: 0, but it is 0.1: the kernel that caps scores has no dropout.",
     ),
     "capped scores of a named kernel": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["model={attn_logit_softcapping: 50, attention_backend: math}"],
         "override model.attn_logit_softcapping=50: model.attn_logit_softcapping = 50.0\n"
         "  needs attention_backend: auto, but it is math: no kernel of torch caps scores, and nbtrain has "
@@ -500,7 +500,7 @@ BROKEN = {
         "  needs parallel.zero_stage: 3, but it is 2. Set device: none, or parallel.zero_stage: 3.",
     ),
     "an optimizer offloaded without ZeRO": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["parallel.offload_optimizer.device=cpu"],
         "@: parallel.offload_optimizer.device = cpu\n"
         "  needs parallel.zero_stage: 1, 2 or 3, but it is 0. Set device: none, or parallel.zero_stage: 1, 2 "
@@ -525,69 +525,69 @@ BROKEN = {
         "after the first checkpoint.",
     ),
     "added tokens without a tokenizer": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["tokenizer.added_tokens=[<|a|>]"],
         "@: tokenizer.added_tokens = [<|a|>]\n  are added to the tokenizer at tokenizer.path, which is null. "
         "Set path to the tokenizer of the weights (a run's is data/tokenizer/<its tokenizer.name>), and give "
         "tokenizer.name a new value.",
     ),
     "a token added twice": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["tokenizer.added_tokens=[<|a|>, <|a|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|a|>, <|a|>]\n  names <|a|> twice. Name each token once.",
     ),
     "an added end of documents": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|endoftext|>]\n  has tokenizer.eod_token(<|endoftext|>), which ends "
         "documents: a text must not hold it. Leave it out.",
     ),
     "preferences without weights": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["dpo.beta=0.1", *PAIRS],
         "override dpo.beta=0.1: dpo\n  measures answers against the weights of init_from, which is null. Set "
         "init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
     ),
     "pairs without dpo": (
-        "gpt-tiny",
+        "gpt3-tiny",
         PAIRS,
         "@: data.sources[0].kind = preference\n  is read with the section dpo only: a rejected answer would "
         "be learnt. Set dpo: {beta: 0.1}, or take another kind of source.",
     ),
     "preferences of plain text": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["dpo.beta=0.1", "init_from=a-run", "data.packing=best_fit"],
         "gpt-tiny.yaml:22: data.sources[0].kind = python-docs\n  with dpo every source has kind: preference, "
         "and there is at least one.",
     ),
     "preferences in a stream": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["dpo.beta=0.1", "init_from=a-run", PAIRS[0]],
         "gpt-tiny.yaml:20: data.packing = stream\n  with dpo must be best_fit, which puts both answers of a "
         "pair into one sequence and keeps them apart. Set packing: best_fit.",
     ),
     "preferences and Ulysses": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["dpo.beta=0.1", "init_from=a-run", *PAIRS, "parallel.ds_sequence_parallel_size=2"],
         "@: parallel.ds_sequence_parallel_size = 2\n  with dpo must be 1: the log-probability of an answer "
         "is not summed over ranks that share its sequence. Use tensor_parallel_size or "
         "pipeline_parallel_size.",
     ),
     "adapters without weights": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.rank=8"],
         "override lora.rank=8: lora\n"
         "  trains adapters beside frozen weights, and init_from names none. Set init_from to a run or to a "
         "folder of Hugging Face.",
     ),
     "adapters and Muon": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["optimizer.type=Muon", "lora.rank=8", "init_from=a-run"],
         "@: optimizer.type = Muon\n"
         "  steps whole matrices, and with lora only adapters are trained. Set optimizer.type: AdamW.",
     ),
     "two adapters of one matrix": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.targets=[dense, query_key_value, dense]", "init_from=a-run"],
         "@: lora.targets = [dense, query_key_value, dense]\n  names a matrix twice. Name each once.",
     ),
@@ -609,13 +609,13 @@ BROKEN = {
         "stand at keys, values and the MLP. Leave it out.",
     ),
     "matrices of IA3": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.kind=ia3", "lora.rank=8", "init_from=a-run"],
         "@: lora.rank = 8\n  is of lora.kind: lora, and kind is ia3, whose vectors stand at keys, values and "
         "the MLP. Leave it out.",
     ),
     "4 bits that are not asked for": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.bnb_4bit_use_double_quant=true", "init_from=a-run"],
         "@: lora.bnb_4bit_use_double_quant = true\n  is for load_in_4bit: true, but load_in_4bit is false. "
         "Set load_in_4bit: true, or leave it out.",
@@ -634,7 +634,7 @@ BROKEN = {
         "(lora.load_in_4bit) are not made. Set pipeline_parallel_size: 1, or load_in_4bit: false.",
     ),
     "4 bits and the compiler": (
-        "gpt-tiny",
+        "gpt3-tiny",
         [*FOUR_BITS, "model.compile=true"],
         "@: model.compile = true\n  reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4. Set "
         "compile: false, or load_in_4bit: false.",
@@ -899,7 +899,7 @@ BROKEN = {
         "@: batch.train_steps = 10000000000000\n  must be at most 1907348632 = 1e+15 tokens.",
     ),
     "keys of records that have none": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["data.extra_json_keys=[title]"],
         "@: data.extra_json_keys = [title]\n"
         "  are keys of records, but records of kind python-docs in data.sources have no keys by name.\n"
@@ -1009,7 +1009,7 @@ BROKEN = {
         "  goes back to a checkpoint, but mode: perf writes none. Set on_loss_spike: stop.",
     ),
     "a snapshot of no allocator": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["profile.memory_snapshot=true", "profile.enabled=true"],
         "@: profile.memory_snapshot = true\n"
         "  records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works on "
@@ -1027,7 +1027,7 @@ BROKEN = {
         "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
     ),
     "a warm-up longer than the run": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["batch.train_tokens=4096"],
         "@: lr_schedule.lr_warmup_tokens = 61440\n"
         "  must be less than train_tokens(4096); usual is 1 % of it: 40.",
@@ -1124,7 +1124,7 @@ BROKEN = {
         "the folder that keeps the blend's own index. Give the blend another name.",
     ),
     "a blend beside sources": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["data.blend=[{name: a, weight: 1}]"],
         "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that exist, and data.sources "
         "makes a dataset from text: a run has one or the other.\n"

@@ -25,10 +25,10 @@ PLAIN = {
 
 
 def problems_of(found: Pairing) -> list[str]:
-    config = load("gpt-tiny", {**PLAIN, **found.settings}, check=False)
+    config = load("gpt3-tiny", {**PLAIN, **found.settings}, check=False)
     if config.resources.device == "gpu":
         overrides = {"resources.gpus_per_node": config.world_size}
-        config = load("gpt-tiny", {**PLAIN, **found.settings, **overrides}, check=False)
+        config = load("gpt3-tiny", {**PLAIN, **found.settings, **overrides}, check=False)
     return find_problems(config)
 
 

@@ -105,7 +105,7 @@ def config_of(settings: dict):
         for key in FOLDED_FIRST:
             ranks *= given.get(f"parallel.{key}", 1)
         given["resources.gpus_per_node"] = ranks
-    return load(EXAMPLES / "gpt-tiny.yaml", given)
+    return load(EXAMPLES / "gpt3-tiny.yaml", given)
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_a_ramp_is_crossed_by_the_stop():
 
 def test_step_sizes_are_kept():
     config = load(
-        EXAMPLES / "gpt-tiny.yaml",
+        EXAMPLES / "gpt3-tiny.yaml",
         {
             "batch.global_batch_size": 64,
             "batch.step_batch_size_schedule": "0:8 100K:32 200K:64",
@@ -227,7 +227,7 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
     Whatever they are counted in.
     """
     config = load(
-        EXAMPLES / "gpt-tiny.yaml",
+        EXAMPLES / "gpt3-tiny.yaml",
         {
             "batch.train_tokens": None,
             "batch.global_batch_size": 64,
@@ -267,7 +267,7 @@ def test_examples_with_prompts_stay_such():
 def test_a_blend_is_one_of_two():
     """Its parts are named, to be prepared before."""
     config = load(
-        EXAMPLES / "gpt-tiny.yaml",
+        EXAMPLES / "gpt3-tiny.yaml",
         {
             "data.name": "mixed",
             "data.sources": [],
@@ -323,10 +323,10 @@ def test_uneven_stages_stay_uneven_and_pieces_stay_pieces():
 
 
 def test_twins_of_runs_with_long_names_have_names():
-    config = load(EXAMPLES / "gpt-tiny.yaml", {"name": "a" * 53})
+    config = load(EXAMPLES / "gpt3-tiny.yaml", {"name": "a" * 53})
     twin = make_twin(config)
     names = {twin.config.name, twin.exact.name, twin.reference.name, twin.resumed.name}
-    # gpt-tiny has fp32 and no dropout, so that its twin is exact itself.
+    # gpt3-tiny has fp32 and no dropout, so that its twin is exact itself.
     assert twin.exact is twin.config
     assert len(names) == 3 and all(valid_name(name) for name in names)
 

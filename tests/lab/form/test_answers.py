@@ -421,7 +421,7 @@ def test_an_architecture_changes_what_its_fields_have(workspace: Path) -> None:
     """Values and defaults; what was typed or given beside it stays, and the line says no more than that."""
     found = assessed(model__architecture="llama")
     assert found["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "llama"})'
-    assert found["changes"] == [["model.architecture", "gpt3", "llama", "form"]]
+    assert found["changes"] == [["model.architecture", "qwen3", "llama", "form"]]
     follow = found["following"]
     assert follow["model.normalization"] == {"base": "RMSNorm", "value": "RMSNorm", "default": "RMSNorm"}
     assert follow["model.rotary_base"]["default"] == "500000.0"
@@ -442,11 +442,11 @@ def test_an_architecture_that_is_given_is_the_base_of_its_fields(workspace: Path
     found = answer("form", {"yaml": "gpt-tiny", "overrides": "model.architecture=mistral"})
     window = at(found["fields"], "model.window_size")
     assert (window["base"], window["value"], window["default"]) == ("4096", "4096", "4096")
-    assert found["given"] == [["model.architecture", "gpt3", "mistral", "given"]]
+    assert found["given"] == [["model.architecture", "qwen3", "mistral", "given"]]
     other = assessed(overrides="model.architecture=mistral", model__architecture="qwen2")
     assert other["following"]["model.window_size"]["value"] == "null"
     assert other["line"] == 'nb.submit("gpt-tiny", {"model.architecture": "qwen2"})'
-    back = assessed(overrides="model.architecture=mistral", model__architecture="gpt3")
+    back = assessed(overrides="model.architecture=mistral", model__architecture="qwen3")
     # As the YAML has it.
     assert back["changes"] == [] and back["following"]["model.hidden_dropout"]["value"] == "0.0"
 
@@ -455,7 +455,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
     found = assessed(model__architecture="lama")
     [problem] = found["problems"]
     assert problem["key"] == "model.architecture" and "Nearest: llama." in problem["message"]
-    assert found["following"]["model.normalization"]["base"] == "LayerNorm"
+    assert found["following"]["model.normalization"]["base"] == "RMSNorm"
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [("evaluation.tasks", "evaluation.tasks.0.limit = 0: must be at least 1.")],
         ),
         (
-            {"lora": "{}", "lora__rank": "8"},
+            {"lora": "{}", "lora__rank": "8", "optimizer__type": "AdamW"},
             [
                 (
                     "lora",
@@ -500,7 +500,7 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
         ),
         ({"lora__targets": "[]"}, [("lora.targets", "Must have at least 1 item.")]),
         (
-            {"lora__kind": "ia3", "lora__rank": "8", "init_from": "base"},
+            {"lora__kind": "ia3", "lora__rank": "8", "init_from": "base", "optimizer__type": "AdamW"},
             [
                 (
                     "lora.rank",

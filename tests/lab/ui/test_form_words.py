@@ -98,6 +98,13 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
             assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (key, box)
         fields = page.locator("[aria-label='Essential fields']").bounding_box()
         assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)
+        # What is wrong with the name has its line already: nothing moves.
+        boxes = [page.get_by_label("run YAML"), page.locator("[aria-label='Essential fields']")]
+        before = [one.bounding_box() for one in boxes]
+        page.get_by_label("name", exact=True).fill("My Run")
+        page.locator(".nbf-name-help", has_text="Must be 1 to 53 lower case letters").wait_for()
+        if width == 1100:
+            assert [one.bounding_box() for one in boxes] == before
 
 
 def test_a_file_that_is_not_there_is_marked_at_its_field(

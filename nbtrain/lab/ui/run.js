@@ -209,7 +209,8 @@ class Run {
         this.setServed(true);
         this.show(value);
         // With many pages open the server asks for more time.
-        wait = value.active ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
+        const soon = value.active || value.half_read;
+        wait = soon ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
       }
     } catch (error) {
       this.polled = true;

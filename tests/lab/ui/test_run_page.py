@@ -204,8 +204,10 @@ def test_a_log_below_a_traceback_shows_its_newest_lines(job: FakeJob, browser: A
             )
 
 
-def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(job: FakeJob, browser: Any) -> None:
-    """A frame's scroll events come before its resizes: the scroll to the end is then seen in the lower log."""
+def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
+    job: FakeJob, browser: Any
+) -> None:
+    """A frame's scroll events come before its resizes: the scroll to the end is seen in the lower log."""
     job.job.log(0, 0).write_text("".join(f"step {step:5} | loss 3.0\n" for step in range(1, 201)))
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
         page.locator("pre", has_text="step   200 |").wait_for()
@@ -422,3 +424,27 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
         choice.select_option(label=names[1])
         found = [row.locator("td").nth(column).inner_text() for row in events.locator("tbody tr").all()]
         assert set(found) == {names[1]} and 0 < len(found) < every
+
+
+def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: FakeJob, browser: Any) -> None:
+    """After a second, as an active one; of a run that is read to its end after five."""
+    job.finish("SUCCEEDED", "all tokens are done and saved")
+    view, looks = RunView(job.run), []
+
+    def answered(query: dict[str, str], body: Any) -> Any:
+        looks.append(query)
+        return {**run_shown(view), "half_read": len(looks) < 3}
+
+    def seconds_to_look(page: Any) -> float:
+        before = len(looks)
+        for tenth in range(1, 100):
+            page.clock.run_for(100)
+            if len(looks) > before:
+                return tenth / 10
+        raise AssertionError("nothing was asked for")
+
+    routes = {**routes_of(job.run), "run/gpt-fake": answered}
+    with view_page(browser, routes, MOUNT, still=True) as page:
+        seconds_to_look(page)
+        assert [seconds_to_look(page) < 3, seconds_to_look(page) < 3] == [True, True]
+        assert seconds_to_look(page) >= 4.9

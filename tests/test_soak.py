@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from tests import soak
 from tests.soak import PAGE, PARTS, Result, key_of, page_text, read_page, why_not_done
 
@@ -16,6 +18,7 @@ def test_the_committed_page_is_what_its_rows_make():
     assert [name for name, found in results.items() if not found.passed] == []
 
 
+@pytest.mark.slow
 def test_a_part_is_run_if_it_failed_or_its_code_has_changed(tmp_path, monkeypatch):
     page = tmp_path / "soak.md"
     assert why_not_done(DEMO, read_page(page)) == "not run yet"

@@ -195,6 +195,7 @@ def test_a_run_asked_in_the_wrong_way(run):
         run.wait("5")
 
 
+@pytest.mark.slow
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
     """A run opens by its name, its folder and its Run, another folder by its path; all else is refused."""
     for folder in (run.directory.tensorboard, tmp_path / "other"):
@@ -217,6 +218,7 @@ def test_a_source_of_text_in_place_of_the_runs_own():
         assert config.batch.max_steps == (3 if overrides else None)
 
 
+@pytest.mark.slow
 def test_what_a_loaded_configuration_and_its_plan_show():
     """The figure of a plan and DeepSpeed's keys, without an import of the modules that make them."""
     config = nb.load("gpt-tiny")

@@ -127,6 +127,7 @@ def test_a_disk_that_takes_nothing_costs_frames_and_no_file(tmp_path: Path) -> N
     assert read.points("replica", "cpu_cores").means == [1.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_job_that_restarts_for_ever_keeps_few_files(tmp_path: Path) -> None:
     for number in range(70):
         node = Node(tmp_path, seconds=1000.0 * number)

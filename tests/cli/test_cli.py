@@ -232,6 +232,7 @@ def test_help_names_every_verb_of_checkpoint_and_data():
         assert words.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)
 
 
+@pytest.mark.slow
 def test_python_m_nbtrain_is_nbtrain():
     """With its exit codes."""
     call = [sys.executable, "-m", "nbtrain"]

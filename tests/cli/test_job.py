@@ -10,6 +10,7 @@ from nbtrain.cli import __main__ as cli
 from tests.lab.widgets.fake_run import FakeJob
 
 
+@pytest.mark.slow
 def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> None:
     """Text, JSON, YAML and a picture; an earlier job by its id."""
     job = FakeJob(RunDir.named("gpt-fake"), steps=4)

@@ -18,6 +18,7 @@ def test_search_prints_the_table(capsys):
     assert "Why number 1: " in out and "\nRefused\n" in out and "\n3  " in out and "\n4  " not in out
 
 
+@pytest.mark.slow
 def test_search_as_json_one_layouts_reasons_and_all_refusals(capsys):
     """--json, --why and --refused each print one thing."""
     assert main(["search", "1.3B", "batch.micro_batch_size=8", *ARGUMENTS, "--json"]) == 0
@@ -54,6 +55,7 @@ def test_more_gpus_than_the_batch_has_copies_for(capsys):
     )
 
 
+@pytest.mark.slow
 def test_search_draws(tmp_path, capsys):
     """--picture writes the figure."""
     path = tmp_path / "search.png"

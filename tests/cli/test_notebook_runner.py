@@ -39,6 +39,7 @@ def test_a_kernel_that_dies_before_the_first_cell_is_started_again(papermill):
     assert run_notebook(str(source), {}).notebook.is_file() and not ends
 
 
+@pytest.mark.slow
 def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
     """A cell is not run a second time."""
     source, ends = papermill

@@ -60,6 +60,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
     assert type(found) is type(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -188,6 +189,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=num_cases(150), deadline=None)
 @given(st.dictionaries(st.text(max_size=5), plain, min_size=1, max_size=3))
 def test_what_is_written_is_read_back(value):

@@ -37,6 +37,7 @@ def tolerant(*paths):
     return {"sources": [{"kind": "jsonl", "path": path, "max_broken_fraction": None} for path in paths]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers):
     """Broken records are listed in order, with their lines in the file; a dataset without any has no list."""
@@ -84,6 +85,7 @@ def test_too_many_broken_records(make_config, workspace):
     assert dataset.broken_records.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_corpus_of_broken_records_alone(make_config, workspace):
     """Broken records of a source that is extracted first are listed too."""
     prepare(make_config())

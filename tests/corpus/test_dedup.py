@@ -125,6 +125,7 @@ def test_the_estimate_is_the_similarity():
     assert 0.02 < np.std(errors) < 0.055
 
 
+@pytest.mark.slow
 def test_near_duplicates_go_and_others_stay():
     """Of 40 pairs each, all of similarity 0.95 are found, nearly all of 0.9, none of 0.6 and 0."""
     pytest.importorskip("rensa")

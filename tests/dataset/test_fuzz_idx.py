@@ -129,6 +129,7 @@ def pairs(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bits", [2, 16])
 def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations=400):
     """Hundreds of seeded mutations, with blocks that opening checks and blocks that it leaves for later."""
@@ -158,6 +159,7 @@ def no_more_memory_than(num_bytes):
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=num_cases(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -180,6 +182,7 @@ def test_any_index(tmp_path_factory, data):
     )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=num_cases(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -214,6 +214,7 @@ def keyed(make_config, workspace, name, count, keys=("title",), **data):
     return rows
 
 
+@pytest.mark.slow
 def test_every_key_is_merged(make_config, workspace, capsys):
     """Each key has its pair, document k is the same record in both; manifest and terminal name them."""
     rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)

@@ -136,6 +136,7 @@ socket.create_connection(listener.getsockname()).close()
 """
 
 
+@pytest.mark.slow
 def test_recorder_sees_connections(recorded, workspace):
     """Of the process and of its child: else the next tests would pass on nothing."""
     (workspace / "ask.py").write_text(ASK)
@@ -188,6 +189,7 @@ assert run.state == "SUCCEEDED", run.state
     }
 
 
+@pytest.mark.slow
 def test_addresses_in_the_package_are_listed():
     """Every URL in the package's files is in docs/network.md."""
     found = {
@@ -239,6 +241,7 @@ def test_lab_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         assert f"`{option}`" in PAGE
 
 
+@pytest.mark.slow
 def test_pages_of_notebooks_name_no_server(workspace):
     """An executed notebook's HTML loads nothing: pictures, styles and scripts are inside."""
     import nbformat

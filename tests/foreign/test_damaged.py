@@ -50,6 +50,7 @@ def damaged(text: str, chance: random.Random) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_refused_or_read(name, tmp_path):
     """Twenty-five damages of each file, the same ones each time."""

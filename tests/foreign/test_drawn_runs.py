@@ -44,6 +44,7 @@ def check(seed: int, tmp_path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_drawn_runs_come_back(tmp_path):
     assert sum(check(seed, tmp_path) for seed in range(6)) >= 3
 

@@ -134,6 +134,7 @@ def test_every_run_comes_back_equal(name, tmp_path):
         assert back(config, target, tmp_path) == config
 
 
+@pytest.mark.slow
 def test_pairs_of_changes_come_back_equal(tmp_path):
     """Forty pairs of the overrides above, each on an example and to a target that chance picks."""
     chance, legal = random.Random(1), 0

@@ -98,6 +98,7 @@ def test_on_a_cpu_every_step_finds_something(step, fork_server, tmp_path, monkey
     assert "passed" in outcomes.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "steps"), [(1, (memory, parity, run_ahead, offload, zeropp)), (8, (zeropp,))]
 )

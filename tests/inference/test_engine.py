@@ -63,6 +63,7 @@ def test_padded_keys_are_masked_and_the_test_would_notice_if_not(model, tokenize
     assert sum(found == expected for found, expected in zip(unmasked, alone)) < len(PROMPTS) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

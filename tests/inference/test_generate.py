@@ -46,6 +46,7 @@ def answers_to(service, *commands) -> list[dict]:
     return found
 
 
+@pytest.mark.slow
 def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
     """Requests that cannot be met are refused by themselves, and the others are answered."""
     service = generate.Service(asked(run, max_batch=3))

@@ -72,6 +72,7 @@ def test_the_disk_is_written_and_read_and_left_as_it_was(workspace):
     assert all(rate > 0 for rate in rates.values()) and list(output_root().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_verb_prints_the_table_or_json(asked, capsys, tmp_path):
     assert main(["calibrate", "--seconds", "30"]) == 0
     assert "broadcast       2,000,000 us" in capsys.readouterr().out

@@ -110,6 +110,7 @@ def test_a_restart_drops_what_is_trained_again():
         assert list(curve.steps) == [1]
 
 
+@pytest.mark.slow
 def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
     """Only the blocks with these steps; every point of a short range, as a full reader has them."""
     monkeypatch.setattr(tfevents, "BLOCK_BYTES", 4096)
@@ -183,6 +184,7 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
         metrics(view, Asked(("los",)))
 
 
+@pytest.mark.slow
 def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
     """The whole run in few points with its spike; a range of it in full."""
     view = curve_view(run_with(tmp_path, 9000))

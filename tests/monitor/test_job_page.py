@@ -327,6 +327,7 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
     assert "(None)" not in text
 
 
+@pytest.mark.slow
 def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
     """A chart for everything that was measured; a limit far above is named in the title."""
     page = job_page(failed.run)

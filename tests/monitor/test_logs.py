@@ -118,6 +118,7 @@ def test_a_log_of_a_gigabyte_costs_the_memory_of_its_end(tmp_path: Path) -> None
     assert peak_bytes(lambda: list(logs.follow(job.run)) and None) < 1 << 20
 
 
+@pytest.mark.slow
 def test_much_that_was_added_between_two_looks_comes_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_run_without_perplexity_has_no_picture_of_it(tmp_path: Path) -> None:
     job.finish("CANCELLED", "stopped")
 
 
+@pytest.mark.slow
 def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
     """A notebook gets a PNG from the figure alone, with no display and no inline backend."""
     assert training_curves(run)._repr_png_().startswith(b"\x89PNG")

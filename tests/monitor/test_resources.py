@@ -21,6 +21,7 @@ def busy_seconds(process: psutil.Process) -> float:
 BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
 
+@pytest.mark.slow
 def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
     """A parent that only waits has the CPU time of its child; this process is not in it."""
     parent = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)

@@ -14,6 +14,7 @@ MODULE = (
 )
 
 
+@pytest.mark.slow
 @PAGES
 def test_the_page_holds_for_these_sources(evidence):
     """A stale page skips this test, with the reason among pytest's last lines: measuring it takes long."""

@@ -252,6 +252,7 @@ def test_tokens_a_step_stand_as_an_equation():
     )
 
 
+@pytest.mark.slow
 def test_the_picture_shows_every_part_and_the_schedule():
     """A bar for each of the fullest stages, of all parts but empty ones; the peak rate; a PNG."""
     result = plan(load("gpt-175b"))

@@ -31,6 +31,7 @@ def test_every_miss_has_its_sentence_and_no_sentence_is_left_over():
     assert not [prefix for prefix, why in plan_speed.MISSES if why not in used]
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_these_constants():
     """`python tests/benchmarks/plan_cases.py` writes it; what plan_cpu.py measured follows at its end."""
     page = (plan_cases.DOCS / "plan-accuracy.md").read_text(encoding="utf-8")

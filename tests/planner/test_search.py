@@ -201,6 +201,7 @@ def test_table_html_json_and_picture(small, large):
     assert {str(number) for number in range(1, 4)} <= set(labels) and "A100-40GB" in labels
 
 
+@pytest.mark.slow
 def test_no_two_numbers_of_the_picture_overlap(small):
     """Each is drawn below all points, apart from its neighbours; the best layouts lie close together."""
     figure = small.picture()

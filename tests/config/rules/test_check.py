@@ -1431,6 +1431,7 @@ def test_what_is_allowed_passes(overrides):
     check_config(load("gpt-125m", overrides, check=False))
 
 
+@pytest.mark.slow
 def test_every_rule_is_broken_by_some_case():
     """Every rule has a case in this file."""
     broken = set()

@@ -107,6 +107,7 @@ def test_damage_is_named(suffix):
         )
 
 
+@pytest.mark.slow
 @packed
 def test_memory_of_a_bomb(suffix):
     """However much a file shrinks when it is packed, each step unpacks a bounded piece of it."""

@@ -87,6 +87,7 @@ def test_absent_packages_are_recorded(two_packages):
     assert versions["none"] == "absent"
 
 
+@pytest.mark.slow
 def test_real_documentation():
     """This installation gives text of several packages, with versions and licences, and imports none."""
     before = set(sys.modules)

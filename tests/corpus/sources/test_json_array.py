@@ -37,6 +37,7 @@ def source(path: str) -> JsonlSource:
     return JsonlSource(kind="jsonl", path=path)
 
 
+@pytest.mark.slow
 @settings(max_examples=num_cases(150), deadline=None)
 @given(
     st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
@@ -116,6 +117,7 @@ def test_an_element_is_bounded(monkeypatch):
         lines(b'[{"text": "' + b"a" * (1 << 20))
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_an_element(workspace):
     """An array of 20 MB takes a few megabytes of memory."""
     with (workspace / "a.jsonl").open("w") as stream:

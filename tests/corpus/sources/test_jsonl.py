@@ -187,6 +187,7 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
     assert message.endswith(f" unpacked). Copy or download it again; `{check} -t` checks it.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", list(PACK))
 @settings(max_examples=num_cases(40), deadline=None)
 @given(

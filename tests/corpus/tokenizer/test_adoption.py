@@ -400,6 +400,7 @@ def test_nothing_there(workspace):
 # --- GPT-2's two files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gpt2s_two_files(gpt2_files, workspace):
     """The EOD is the last entry; the files are copies, with their old identity and HF tokenizers' ids."""
     manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
@@ -421,12 +422,14 @@ def test_gpt2s_two_files(gpt2_files, workspace):
     assert Tokenizer.load(workspace / "gpt2").check_exact() is None
 
 
+@pytest.mark.slow
 def test_known_ids_of_gpt2(shared_data, workspace):
     manifest = adopt(shared_data / "gpt2", EOD_TOKEN, workspace / "gpt2")
     assert (manifest["vocab_size"], manifest["eod_id"]) == (50257, 50256)
     assert Tokenizer.load(workspace / "gpt2").encode("Hello world").tolist() == [15496, 995]
 
 
+@pytest.mark.slow
 def test_in_place(gpt2_files, workspace):
     """Files that were put into the tokenizer's own folder are taken over where they are."""
     folder = workspace / "mine"

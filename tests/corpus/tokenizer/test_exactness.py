@@ -156,6 +156,7 @@ def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
     assert ids.tolist() == [token for row in oracle.encode_ordinary_batch(texts) for token in row]
 
 
+@pytest.mark.slow
 def test_a_thousand_adversarial_texts(gpt2):
     """The quick part of the test below: round trips too."""
     texts = [*adversarial(1000), *exactness.HARD_TEXTS]
@@ -171,6 +172,7 @@ def test_twenty_thousand_adversarial_texts(gpt2):
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
+@pytest.mark.slow
 def test_texts_of_every_script(gpt2):
     """60 documents of made-up words of each: fastokens, HF tokenizers and tiktoken agree."""
     texts = [text for script in made.SCRIPTS for text in made.texts(script, 60)]
@@ -188,6 +190,7 @@ def test_natural_texts(gpt2, shared_data, name, count, size):
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
+@pytest.mark.slow
 def test_languages_in_short(gpt2, shared_data):
     """The beginnings of 388 languages and of 100 Chinese texts."""
     texts = natural(shared_data, "udhr-multilingual", 400, 200) + natural(

@@ -69,6 +69,7 @@ def test_reading_ends_at_train_bytes(trainer, texts):
     assert set(cut.get_vocab()) - set(train(["x"], 258, trainer).get_vocab()) == {"ab"}
 
 
+@pytest.mark.slow
 def test_one_huge_word_does_not_stall_training(trainer):
     """300 kB without a blank are cut for training, which is quadratic in a word's length."""
     word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
@@ -150,6 +151,7 @@ def test_merges_from_ranks():
     assert [vocab[left + right] for left, right in merges] == list(range(257, 263))
 
 
+@pytest.mark.slow
 def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
     """The 50,000 merges of GPT-2, and those of a made vocabulary, come back from the entries alone."""
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
@@ -196,6 +198,7 @@ def test_memory_estimate_covers_what_was_measured(trainer, train_bytes, unspaced
     assert measured_mib <= estimate <= measured_mib + 256
 
 
+@pytest.mark.slow
 def test_unspaced_fraction():
     """Of bytes, not characters; punctuation aside."""
     assert training.unspaced_fraction(["中文", "abcdef"]) == 0.5

@@ -214,6 +214,7 @@ def test_dumps_of_many_articles(workspace, encoding, siteinfo):
     assert kept == [(title, wikitext) for title, wikitext, _ in made.articles()]
 
 
+@pytest.mark.slow
 def test_samples(shared_data, monkeypatch):
     """Real dumps are read: a shortened English one, one without a header, one in UTF-16."""
     monkeypatch.setattr(dump, "READ_BYTES", 1 << 20)

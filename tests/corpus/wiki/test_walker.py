@@ -174,6 +174,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
@@ -231,6 +232,7 @@ def test_articles_of_many_parts():
     assert min(raw.values()) > 0, "each kind of markup stands in the articles"
 
 
+@pytest.mark.slow
 def test_residue_of_the_sample(shared_data):
     """100 articles of a real dump leave at most one piece of markup; these leave none."""
     found = dump.open_dump(shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2")

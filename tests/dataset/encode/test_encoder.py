@@ -557,6 +557,7 @@ def small_disk(root, tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
     """A full disk while encoding is reported with the fix; what is done is used when there is room."""

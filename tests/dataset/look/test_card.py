@@ -39,6 +39,7 @@ def test_card_of_a_run(make_config, texts):
     assert json.loads(json.dumps(card.to_dict()))["tokens"] == card.tokens
 
 
+@pytest.mark.slow
 def test_card_shows_itself(make_config):
     """Text and HTML carry the figures; HTML escapes the documents and is the same every time."""
     config = make_config(data={"split": "1,0,0"})
@@ -267,6 +268,7 @@ def test_page_stands_by_itself(make_config, texts, workspace, capsys):
         assert (workspace / "run.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_card_of_a_blend(make_config, texts):
     """Shares by weight, samples and epochs of each dataset, a warning for the one that is read too often."""
     make_dataset(make_config(), texts)
@@ -295,6 +297,7 @@ def test_card_of_a_blend(make_config, texts):
     assert card.to_page().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_card_of_packed_examples(make_config, workspace):
     """Its splits and epochs are those that training reads: cut within each source, gone through by weight."""
     for name, count in (("a", 40), ("b", 10)):

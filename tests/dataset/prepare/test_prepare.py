@@ -227,6 +227,7 @@ def test_report_shows_itself(make_config):
     )
 
 
+@pytest.mark.slow
 def test_other_settings_under_the_same_name(make_config, workspace):
     """Another source or tokenizer size is refused with both values; force makes the dataset again."""
     prepare(make_config())
@@ -252,6 +253,7 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     assert not list(data_home().rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_changed_source_file(make_config, workspace):
     """A touched file is compared by its text; a changed file is refused, not silently used or ignored."""
     config = make_config()
@@ -271,6 +273,7 @@ def test_changed_source_file(make_config, workspace):
     )
 
 
+@pytest.mark.slow
 def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     """A dataset outlives its sources: it is kept with a warning; sources that still exist are compared."""
     (workspace / "more").mkdir()
@@ -305,6 +308,7 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     (workspace / "away.jsonl").rename(workspace / "texts.jsonl")
 
 
+@pytest.mark.slow
 def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     """python-docs of other versions is kept and the versions are reported: nobody asked for other data."""
     from nbtrain.corpus.sources import python_docs

@@ -85,6 +85,7 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
     assert "unknown tokens" in card.to_html()
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_run(make_run, caplog):
     """Above tokenizer.max_unknown_fraction nothing is made; a higher limit uses the encoded parts."""
     texts = count(4, UNKNOWN)

@@ -210,6 +210,7 @@ def test_split_rules_differ_by_a_document():
     assert split_bounds("949,50,1", "megatron-core", 10) == [(0, 9), (9, 10), (10, 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "expected"), [("949,50,1", 4940), ("98,2,0", 400), ("100,0,0", 0)])
 def test_how_often_the_rules_differ(split, expected):
     """Over sizes 1 to 20,000 the two rules differ as often as upstream's two functions do."""

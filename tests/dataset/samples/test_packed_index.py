@@ -52,6 +52,7 @@ def labels_by_definition(rows) -> Counter:
     return expected
 
 
+@pytest.mark.slow
 @given(masks, st.integers(0, 20), st.sampled_from([1, 7, 1 << 22]))
 @settings(deadline=None, max_examples=num_cases(150))
 def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
@@ -82,6 +83,7 @@ def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
 weights = st.lists(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(weights, st.data())
 @settings(deadline=None, max_examples=num_cases(60))
 def test_epochs_take_each_source_in_rounds(given_weights, data):

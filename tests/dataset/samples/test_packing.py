@@ -44,6 +44,7 @@ def test_every_item_is_in_one_bin_and_no_bin_is_too_full(case):
         assert inside == sorted(inside, reverse=True)
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(deadline=None, max_examples=num_cases(200))
 def test_bins_are_as_full_as_best_fit_makes_them(case):

@@ -225,6 +225,7 @@ def test_a_dry_run_shows_files_and_commands_without_values(
     assert not RunDir.named("tiny").exists()
 
 
+@pytest.mark.slow
 def test_only_what_carries_the_jobs_marker_is_ended() -> None:
     """An agent that ignores TERM is killed; the agent of another job lives."""
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"

@@ -148,6 +148,7 @@ def test_it_waits_for_a_supervisor_that_is_not_there_yet(agent: Agent) -> None:
     assert agent._must_leave(Leaving()) == ""
 
 
+@pytest.mark.slow
 def test_a_pod_waits_for_the_next_pod_of_node_0(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as pods may take to start; without a hand-over the supervisor's silence ends it as ever."""
     now = agent_module.time.monotonic()

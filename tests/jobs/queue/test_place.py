@@ -270,6 +270,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
     assert said.partition(". ")[0] in shown and memory.partition(": ")[0] in shown
 
 
+@pytest.mark.slow
 def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):
     """If it is one of its machines; it waits for a local job that has one of them, then holds them."""
     hosts = {"backend.kind": "hosts", "resources.nodes": 2, "parallel.data_parallel_size": 4}

@@ -280,6 +280,7 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
         answer("submit", request)
 
 
+@pytest.mark.slow
 def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fields are those of the run; the line clones it; a name that is taken is refused."""
     given: list[Any] = []

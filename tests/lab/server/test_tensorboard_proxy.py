@@ -61,6 +61,7 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
     assert done.stdout == "[{'module': 'nbtrain.lab.server'}] False\n"
 
 
+@pytest.mark.slow
 def test_routes_are_loaded_without_the_schema_and_the_planner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ def runs(workspace):
     return [ended_run(output_root(), name, steps) for name, steps in (("gpt-a", 6), ("gpt-b", 3))]
 
 
+@pytest.mark.slow
 def test_nobody_watches(runs):
     """Tables and a picture: no script, no address outside."""
     shown = nb.compare(nb.runs("gpt-*", sort="name"))._repr_mimebundle_()
@@ -31,6 +32,7 @@ def test_nobody_watches(runs):
     assert any(line.split() == ["steps", "6", "/", "6", "3", "/", "3"] for line in lines)
 
 
+@pytest.mark.slow
 def test_a_person_watches(runs, monkeypatch):
     """The widget carries what to draw if no server is in reach."""
     for module in (widget, mime):
@@ -51,6 +53,7 @@ def test_a_person_watches(runs, monkeypatch):
     made[0].close()
 
 
+@pytest.mark.slow
 def test_on_the_command_line(runs, tmp_path, capsys):
     """The tables as text or JSON, the curves as a picture."""
     picture = tmp_path / "curves.svg"

@@ -66,6 +66,7 @@ def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
     assert "<b>question" not in browser.page.value
 
 
+@pytest.mark.slow
 def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
     """nb.data_card is the card with its figures, and shows itself as a widget beside the static page."""
     make_dataset(make_config(), texts)
@@ -84,6 +85,7 @@ def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
     assert data["text/html"].count("<details") == 12
 
 
+@pytest.mark.slow
 def test_a_dataset_of_a_blend_is_chosen(make_config, texts, watched):  # noqa: F811
     """The browser is that of the chosen dataset."""
     make_dataset(make_config(), texts)

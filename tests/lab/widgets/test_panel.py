@@ -141,6 +141,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
     return made
 
 
+@pytest.mark.slow
 def test_a_picture_of_an_earlier_cell_becomes_that_of_the_end(job: FakeJob, handles: list[Handle]) -> None:
     """A notebook that nobody watches: each output of the run once, and nothing after the run has ended."""
     view = RunView(job.run)

@@ -33,6 +33,7 @@ def test_a_run_of_another_root_is_named_by_its_folder(view: RunView, tmp_path: P
     assert how_to_start(RunView(elsewhere.run)) == f"Start TensorBoard with:  nbtrain tensorboard '{path}'"
 
 
+@pytest.mark.slow
 def test_static_picture_has_the_curves(view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody watches: a PNG of the curves and the command, and no widget."""
     panel = TensorBoardPanel(view)

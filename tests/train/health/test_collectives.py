@@ -89,6 +89,7 @@ def test_point_to_point_names_the_other_rank(watch):
     assert names == ["send (to rank 3)", "recv (from rank 3)", "isend (to rank 3)", "irecv (from rank 3)"]
 
 
+@pytest.mark.slow
 def test_a_compiled_function_keeps_its_graph(watch, alone):
     """A compiler follows the call to the function it knows: no break, no note inside the graph."""
 

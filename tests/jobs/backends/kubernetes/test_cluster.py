@@ -23,6 +23,7 @@ def manifest(work_with):
     return write(work_with("MPIJob"), "research")
 
 
+@pytest.mark.slow
 def test_the_same_job_is_never_there_twice(stub, cluster, manifest):
     """Created, found again, and found again when the answer was lost; another job's object is refused."""
     stub.fault("POST", "mpijobs", lose_answer=True)

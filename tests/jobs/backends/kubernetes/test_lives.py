@@ -103,6 +103,7 @@ def supervisor_writes(job, state):
     record.write(job.job_json)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
     """Pending with its reason, running, paused, resumed, killed for memory; page and log."""
@@ -198,6 +199,7 @@ def test_a_job_that_waits_is_deleted_when_it_is_cancelled(life, job, stub):
     assert backend.cancel(job, now=False) is False
 
 
+@pytest.mark.slow
 def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stub, monkeypatch, capsys):
     """Its pods are there and its supervisor is not yet; an operator that says nothing is named as such."""
     _, path, name = life("TrainJob")
@@ -378,6 +380,7 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
     assert job_page(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
 
 
+@pytest.mark.slow
 def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
     """By one thread, which a change of the object wakes; it ends with the job."""
     from nbtrain.lab.engine_watch import look_after

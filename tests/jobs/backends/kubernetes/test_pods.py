@@ -128,6 +128,7 @@ def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
     assert first.wait(600) == 0
 
 
+@pytest.mark.slow
 def test_a_job_in_the_queue_is_paused_there(fake, start, stub, monkeypatch):
     """Its pods have not started: nobody has anything to save. If the server is silent, it stays paused."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))

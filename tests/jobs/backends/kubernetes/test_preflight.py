@@ -50,6 +50,7 @@ def test_a_cluster_that_has_all_of_it(refusals, stub):
     }
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stub):
     """A claim, Secrets of three uses, a service account."""
     stub.present.clear()

@@ -665,7 +665,7 @@ def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
 
 def test_a_resolved_file_of_the_first_adapters_opens(tmp_path):
     """It trains no rows of tokens, as it did."""
-    config, path = load("gpt-tiny", "lora.rank=4 init_from=a-run"), tmp_path / "config.yaml"
+    config, path = load("gpt3-tiny", "lora.rank=4 init_from=a-run"), tmp_path / "config.yaml"
     values = config.model_dump()
     for name in ADDED_TO_LORA:
         del values["lora"][name]

@@ -592,18 +592,18 @@ BROKEN = {
         "@: lora.targets = [dense, query_key_value, dense]\n  names a matrix twice. Name each once.",
     ),
     "a row that is not there": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.trainable_token_indices=[7, 1024]", "init_from=a-run"],
         "@: lora.trainable_token_indices\n  names 1,024, and tokenizer.vocab_size(1,024) has the ids 0 to "
         "1,023. Leave it out, or set tokenizer.vocab_size: 1025.",
     ),
     "a row twice": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.trainable_token_indices=[7, 9, 7]", "init_from=a-run"],
         "@: lora.trainable_token_indices\n  names 7 twice. Name each id once.",
     ),
     "rows beside IA3": (
-        "gpt-tiny",
+        "gpt3-tiny",
         ["lora.kind=ia3", "lora.trainable_token_indices=[7]", "init_from=a-run"],
         "@: lora.trainable_token_indices = [7]\n  is of lora.kind: lora, and kind is ia3, whose vectors "
         "stand at keys, values and the MLP. Leave it out.",

@@ -44,6 +44,7 @@ SHOWS = """
 {more}- These are models of {models} million parameters on little text, with the batch of the demo. Nothing is
   said of larger models, longer runs or other batches; the best rates hold for these sizes only.
 - The gain is that of the whole recipe. Which part gives how much was not measured.
+- `gpt-tiny`, the demo, has `recipe: modern`; `gpt3-tiny` is GPT-3's recipe for the demo's size and text.
 """
 LENGTHS = """- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on,
   each with a schedule of its own.

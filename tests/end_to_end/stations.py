@@ -162,6 +162,11 @@ def form_problems(page: Any, lab: Lab) -> None:
     everything = page.locator(".nbtrain-FormView .nbf-all")
     if not everything.evaluate("node => node.open"):
         everything.locator("> summary").click()
+    # With sections that are on and off.
+    everything.get_by_role("tab", name="Model").click()
+    everything.locator(".nbf-field[data-key='lora'] input").check()
+    page.locator(".nbtrain-FormView .nbf-verdict", has_text="2 problems").wait_for()
+    everything.locator(".nbf-field[data-key='lora']").scroll_into_view_if_needed()
 
 
 def board(page: Any, lab: Lab) -> None:

@@ -48,7 +48,8 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-field.nbf-bad .nbf-help{height:5.4em}
 .nbtrain-form .nbf-error{color:var(--nbt-failed)}
 .nbtrain-form .nbf-warning{color:var(--nbt-warned)}
-.nbtrain-form .nbf-field.nbf-off{opacity:.55}
+/* What it would do is read as well as of the others. */
+.nbtrain-form .nbf-off :is(.nbf-head,.nbf-row){opacity:.55}
 .nbtrain-form .nbf-changed{border-left-color:var(--nbt-a)}
 .nbtrain-form .nbf-also{border-left-color:var(--nbt-b)}
 .nbtrain-form .nbf-field.nbf-bad{border-left-color:var(--nbt-bad)}

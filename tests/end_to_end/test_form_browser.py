@@ -152,8 +152,8 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
 
     # Another kernel: the server answers on, and the form says that the cells do not hear it.
     lab.restart_kernels()
-    form.type("batch.max_steps", "78")
     form.shows(".nbf-kernel", "The kernel that made this form is gone")
+    form.type("batch.max_steps", "78")
     form.shows(".nbf-line", '"batch.max_steps": 78')
     assert form.button("Submit").is_enabled()
     page.reload()

@@ -344,6 +344,10 @@ class Form extends FormHeld {
       this.onLive = () => this.look();
       this.model.on("change:held", this.onHeld);
       this.model.on("comm_live_update", this.onLive);
+      // Restarted from elsewhere: the new one knows no model.
+      this.onStatus = (_, status) => /starting/.test(status) && this.look();
+      this.statuses = (this.model.widget_manager || {}).kernel?.statusChanged;
+      if (this.statuses) this.statuses.connect(this.onStatus);
       this.look();
       const held = this.model.get("held");
       if (held && held.seq !== undefined) this.state = { ...this.state, ...held };
@@ -402,6 +406,7 @@ class Form extends FormHeld {
     if (this.model) {
       this.model.off("change:held", this.onHeld);
       this.model.off("comm_live_update", this.onLive);
+      if (this.statuses) this.statuses.disconnect(this.onStatus);
     }
     this.asks.dispose();
     this.answer.leave();

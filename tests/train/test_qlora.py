@@ -116,7 +116,7 @@ def test_the_loss_goes_down_and_no_bit_of_the_base_moves(double):
     """Sixty steps on one batch; of the blocks' matrices only 4 bits are there."""
     torch.manual_seed(0)
     config = GPTConfig.of(
-        load("gpt-tiny", {"init_from": "a-run", "lora.load_in_4bit": True}
+        load("gpt3-tiny", {"init_from": "a-run", "lora.load_in_4bit": True}
              | {"lora.bnb_4bit_use_double_quant": double, "model.num_layers": 2})
     )  # fmt: skip
     init = Initializer(3, 0.02, 2)

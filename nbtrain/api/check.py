@@ -75,6 +75,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     """
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+    from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.jobs.queue.needs import more_than_is_here
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
@@ -89,7 +90,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     try:
         config = load_config(run, overrides)
         here = [*findings_of_hostfile(config), *more_than_is_here(config)]
-        return Checked(config.name, [*here, *plan(config).findings])
+        return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
     except ConfigError as error:
         problems = [finding_of_problem(problem) for problem in split_problems(str(error))]
         return Checked(str(getattr(run, "name", run)), problems, error)

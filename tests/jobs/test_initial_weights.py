@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import nbtrain as nb
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError
 from nbtrain.base.rundir import RunDir
@@ -16,6 +17,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.delete import delete
 from nbtrain.jobs.initial_weights import initial_weights_fit, record_initial, with_new_tokens
 from nbtrain.jobs.machine import this_machine
+from nbtrain.lab.form.draft import Draft
 from nbtrain.pretrained.start import identity_of, open_start
 
 
@@ -227,6 +229,18 @@ def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
         run.config_yaml, to_yaml(starting(tiny, **{"lora.trainable_token_indices": [9]}, **grown))
     )
     assert ids(**{"lora.rank": 2}, **grown) == [9]
+
+
+def test_plan_and_form_count_the_new_rows(tiny, base):
+    """As the run that is submitted has them."""
+    rows = base_rows(base)
+    grown = {"tokenizer.vocab_size": rows + 3, "lora.rank": 2}
+    none = nb.plan(starting(tiny, **grown, **{"lora.trainable_token_indices": []}))
+    config = starting(tiny, **grown)
+    planned, held = nb.plan(config).memory, Draft("tiny.yaml", config.as_arguments[1:]).assess().plan.memory
+    moments = 3 * config.model.hidden_size * 8
+    assert planned.parts["optimizer"] == none.memory.parts["optimizer"] + moments
+    assert held.parts == planned.parts
 
 
 @pytest.mark.parametrize(

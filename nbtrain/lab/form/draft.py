@@ -194,6 +194,7 @@ class Draft:
 
     def assess(self) -> Assessment:
         """Load, check, plan and look at this machine: some 20 ms."""
+        from nbtrain.jobs.initial_weights import with_new_tokens
         from nbtrain.jobs.preflight import preflight
         from nbtrain.planner.plan import plan
 
@@ -206,7 +207,7 @@ class Draft:
         problems = [*unreadable, *find_problems(config)]
         if problems:
             return Assessment(config, problems, [], None)
-        return Assessment(config, [], preflight(config), plan(config))
+        return Assessment(config, [], preflight(config), plan(with_new_tokens(config)))
 
     def _beside(self, misfits: list[str]) -> list[str]:
         """The broken rules of the values that the schema takes: all problems are said at once."""

@@ -45,6 +45,7 @@ class CheckHandler(NbtrainHandler):
 
 def _check(request: dict[str, Any]) -> dict[str, Any]:
     from nbtrain.config.load import load
+    from nbtrain.jobs.initial_weights import with_new_tokens
     from nbtrain.lab.form.answers import overrides_of, run_of
     from nbtrain.planner.findings import finding_of_problem, split_problems, stops
     from nbtrain.planner.plan import plan
@@ -52,7 +53,7 @@ def _check(request: dict[str, Any]) -> dict[str, Any]:
     run = run_of(request, anywhere=False)
     try:
         config = load(run, overrides_of(request))
-        what, findings, refused = config.name, plan(config).findings, False
+        what, findings, refused = config.name, plan(with_new_tokens(config)).findings, False
     except ConfigError as error:
         what, refused = run, True
         findings = [finding_of_problem(problem) for problem in split_problems(str(error))]

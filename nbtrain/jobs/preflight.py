@@ -26,6 +26,7 @@ from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.prepare.inputs import check_same_settings
 from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
@@ -262,6 +263,7 @@ def _existing(path: Path) -> Path:
 
 # Its command is for a run whose name is not known there.
 MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
+NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
@@ -277,11 +279,14 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     try:
         dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
+        if config.data.sources and manifest.settings:
+            check_same_settings(config, dataset, manifest)
         check_contents(dataset)
     except DataError as error:
-        # Damaged data is not missing: its message says how it is made again, with --force.
+        # Only what is missing is made: of other data, such as damaged files, the message says the way out.
         said = str(error).replace(MAKE_IT, "")
-        yield data_problem(said, "" if "--force" in said else prepare)
+        make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
+        yield data_problem(said, "" if said == str(error) else make_it)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield mistake(
             f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = "

@@ -508,6 +508,33 @@ def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
     config = tiny(**{"tokenizer.vocab_size": 300})
     problems = found(config)
     assert any("tokenizer.vocab_size = 300" in message for _, message in problems)
+    # Nothing is missing, and a prepare would make nothing.
+    assert not any("nbtrain prepare" in message for _, message in problems)
+
+
+def test_data_of_other_settings(tiny, own_data):
+    """A run is not trained on text that its YAML does not ask for; names and weights may differ."""
+    config = tiny(**{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
+    [(kind, message)] = found(config)
+    assert kind == "data"
+    assert "data/dataset/mock: made with other settings: data.sources[0].num_documents = " in message
+    assert message.endswith(
+        " there, 77 in override data.sources.0.num_documents=77. Runs may refer to it: give data.name "
+        "another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+    )
+    assert not found(tiny(**{"data.sources.0.name": "other"}))
+    assert not found(tiny(**{"data.sources": []}))
+
+
+def test_missing_data_without_sources(tiny, own_data):
+    """No prepare makes it: a run that takes brought files is told to copy them."""
+    shutil.rmtree(own_data / "dataset")
+    [(kind, message)] = found(tiny(**{"data.sources": []}))
+    assert kind == "data"
+    assert message.endswith(
+        "data/dataset/mock/text_document.bin: no such file. Copy the dataset there; or name text in "
+        "data.sources, and `nbtrain prepare` makes it."
+    )
 
 
 def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):

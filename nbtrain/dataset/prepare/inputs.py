@@ -74,17 +74,21 @@ def _is_gone(path: Path) -> bool:
         return False
 
 
-def check_same_inputs(
-    config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
-) -> tuple[DatasetManifest, str]:
-    """The manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
-    wanted = settings(config)
-    changed = differences(with_defaults(manifest.settings), wanted, "data")
+def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest) -> None:
+    """What a run asks of its data is what it was made with; reads no source. DataError if it is not."""
+    changed = differences(with_defaults(manifest.settings), settings(config), "data")
     if changed:
         raise DataError(
             f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. "
             f"Runs may refer to it: give data.name another value, or {FORCE}."
         )
+
+
+def check_same_inputs(
+    config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
+) -> tuple[DatasetManifest, str]:
+    """The manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
+    check_same_settings(config, dataset, manifest)
     then = [source["fingerprint"] for source in manifest.sources]
     now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
     if corpus.gone:

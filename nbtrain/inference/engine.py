@@ -136,10 +136,10 @@ class Engine:
             )
         slides = request.slides and generation.num_beams == 1 and not request.wants_prompt
         if not slides and len(prompt) + generation.max_new_tokens > limit:
+            room = f" or ask for at most {limit - len(prompt):,}" if len(prompt) < limit else ""
             raise ConfigError(
                 f"the prompt has {counted(len(prompt), 'token')}, and {generation.max_new_tokens:,} more are "
-                f"asked for: the model has {limit:,} positions. Shorten the prompt or ask for at most "
-                f"{max(limit - len(prompt), 0):,}."
+                f"asked for: the model has {limit:,} positions. Shorten the prompt{room}."
             )
 
     def _check_tokens(self, prompt: list[int]) -> None:

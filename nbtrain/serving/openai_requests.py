@@ -28,6 +28,11 @@ MOST_PROMPTS = 128
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, if max_tokens is not given."""
 
+UNIONS = {
+    "prompt": "must be a text, a list of texts, a list of token ids from 0 on, or a list of such lists",
+    "stop": "must be a text or a list of texts",
+}
+"""Fields of several kinds, of which the schema would name but the first."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -153,7 +158,11 @@ class ChatMessage(BaseModel):
         """{"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
         if self.tool_calls or self.function_call:
             raise not_supported(f"messages[{number}].tool_calls", "the model calls no tools")
-        content = self.content if self.content is not None else ""
+        # OpenAI lets an assistant's message alone have none.
+        if self.content is None and self.role != "assistant":
+            where = f"messages[{number}].content"
+            raise Refusal(400, f"{where} is missing: give the text.", "messages", "invalid_value")
+        content = self.content or ""
         if not isinstance(content, str):
             for part in content:
                 if part.type != "text":
@@ -231,6 +240,8 @@ def read(kind: type[Common], body: Any) -> Any:
         where = ".".join(
             str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))
         )
+        if name in UNIONS and first["type"] != "missing":
+            raise Refusal(400, f"{name}: {UNIONS[name]}.", name, "invalid_value") from None
         if first["type"] == "extra_forbidden":
             raise not_supported(str(name), "no such field is known here") from None
         words = first["msg"][0].lower() + first["msg"][1:]

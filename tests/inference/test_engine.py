@@ -221,6 +221,12 @@ def test_a_cancelled_request_gives_its_slots_back(model, tokenizer, alone):
             "the prompt has 80 tokens, and 20 more are asked for: the model has 96 positions. Shorten the "
             "prompt or ask for at most 16.",
         ),
+        (
+            [1] * 96,
+            {},
+            "the prompt has 96 tokens, and 20 more are asked for: the model has 96 positions. Shorten the "
+            "prompt.",
+        ),
         ([1], {"logit_bias": ((400, 1.0),)}, "logit_bias of token 400: must be from 0 to 319."),
         ([1], {"num_beams": 5}, "num_beams = 5 must be at most 4, the slots of the batch."),
     ],

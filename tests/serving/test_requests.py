@@ -8,7 +8,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.serving import megatron
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
-from nbtrain.serving.openai_requests import ChatRequest, CompletionRequest, read
+from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.refusals import Refusal
 from nbtrain.serving.tokens import VARIABLE, TokenRequired, token_of
@@ -36,6 +36,9 @@ def test_openais_defaults_and_vllms_names():
         ({}, "prompt: field required.", "prompt"),
         ({"prompt": []}, "prompt has 0 entries: must be from 1 to 128.", "prompt"),
         ({"prompt": ["a"] * 129}, "prompt has 129 entries: must be from 1 to 128.", "prompt"),
+        ({"prompt": [1, -1]}, f"prompt: {UNIONS['prompt']}.", "prompt"),
+        ({"prompt": {"text": "a"}}, f"prompt: {UNIONS['prompt']}.", "prompt"),
+        ({"prompt": "a", "stop": ["b", 3]}, "stop: must be a text or a list of texts.", "stop"),
         ({"prompt": "a", "temperature": "1"}, "temperature: input should be a valid number.", "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut).", "top_p"),
         ({"prompt": "a", "colour": 1}, "colour is not supported: no such field is known here.", "colour"),
@@ -47,6 +50,19 @@ def test_refusals_name_the_field(body, message, param):
         asked.prompts()
         asked.generation(1)
     assert (refused.value.status, refused.value.message, refused.value.param) == (400, message, param)
+
+
+def test_a_message_without_its_text_is_refused():
+    """An assistant's may have none, as with OpenAI."""
+    asked = read(ChatRequest, {"messages": [{"role": "assistant"}, {"role": "user", "content": ""}]})
+    texts = [message.as_text(number)["content"] for number, message in enumerate(asked.messages)]
+    assert texts == ["", ""]
+    for message in ({"role": "user"}, {"role": "system", "content": None}):
+        asked = read(ChatRequest, {"messages": [{"role": "user", "content": "a"}, message]})
+        with pytest.raises(Refusal) as refused:
+            asked.messages[1].as_text(1)
+        assert (refused.value.status, refused.value.param) == (400, "messages")
+        assert refused.value.message == "messages[1].content is missing: give the text."
 
 
 @pytest.mark.parametrize(

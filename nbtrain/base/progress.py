@@ -85,7 +85,11 @@ class Progress:
         rate = self.done / seconds if seconds > 0 else 0.0
         unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
         amount = count_of(self.done, self.total) if self.total else count(self.done)
-        parts = [f"{amount}{unit}", f"{count(round(rate, 1))}{unit}/s"]
+        if self.unit == "B":  # a billion bytes are 1GB
+            amount, speed = amount.replace("B", "G"), count(round(rate, 1)).replace("B", "G")
+        else:
+            speed = count(round(rate, 1))
+        parts = [f"{amount}{unit}", f"{speed}{unit}/s"]
         if self.total and not final:
             parts[0] += f" ({self.done / self.total:.0%})"
         if final:

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
@@ -61,7 +62,7 @@ def unknown_keys(located: Located) -> list[str]:
                 section = prefix.rstrip(".") or "a run"
                 # What holds keys was meant to be a section, if there is one like it.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
-                near = near or _nearest(dotted, known)
+                near = _numbered(dotted, inner) or near or _nearest(dotted, known)
                 problems.append(
                     f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`.{near}"
                 )
@@ -70,6 +71,16 @@ def unknown_keys(located: Located) -> list[str]:
 
     walk(located.value, "")
     return problems
+
+
+def _numbered(dotted: str, inner: Any) -> str:
+    """How a key with an entry in brackets, as messages name it, is given: a[0].path as a.0.path."""
+    keys = dotted
+    while isinstance(inner, Mapping) and len(inner) == 1:
+        ((key, inner),) = inner.items()
+        keys += f".{key}"
+    numbered = re.sub(r"\[(\d+)\]", r".\1", keys)
+    return "" if numbered == keys else f" Nearest: {numbered}."
 
 
 def _nearest(dotted: str, known: Iterable[str]) -> str:

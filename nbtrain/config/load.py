@@ -277,7 +277,9 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
             yield from flatten(value, f"{dotted}.")
         else:
-            yield dotted, dict(value) if isinstance(value, Mapping) else value
+            # Python's other sequences are lists in a YAML.
+            plain = list(value) if isinstance(value, tuple | range) else value
+            yield dotted, dict(value) if isinstance(value, Mapping) else plain
 
 
 def validate(located: Located, label: str) -> RunConfig:

@@ -37,6 +37,11 @@ def test_bytes_are_written_as_people_write_them(monkeypatch):
     with progress.Progress("join", 2e6, "B", stream) as bar:
         bar.done = 2e6
     assert stream.getvalue() == "join: 2/2MB, 200kB/s, 10 s in all\n"
+    clock = iter([0.0, 1.0])
+    stream = io.StringIO()
+    with progress.Progress("join", 2e9, "B", stream) as bar:
+        bar.done = 2e9
+    assert stream.getvalue() == "join: 2/2GB, 2GB/s, 1 s in all\n"
 
 
 def test_a_painter_shows_the_bar_in_place_of_lines(monkeypatch):

@@ -425,7 +425,7 @@ def test_every_spelling_of_an_override_is_the_same_run():
             "batch.micro_batch_size": 4,
             "batch.global_batch_size": 8,
             "lr_schedule.lr": 1e-3,
-            "data.sources": [{"kind": "mock"}],
+            "data.sources": ({"kind": "mock"},),
         },
         {
             "batch": {"micro_batch_size": 4, "global_batch_size": 8},
@@ -449,6 +449,10 @@ def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
     assert load(config, {"data": {"sources": {"1": {"path": "c"}}}}).data.sources[1].path == "c"
     expected = "override data.sources.2.path=x: data.sources = {'2': {path: x}}: must be a list."
     assert message_of(path, ["data.sources.2.path=x"]) == expected
+    typed = message_of(path, ["data.sources[1].path=b"])
+    assert typed == (
+        "override data.sources[1].path=b: data has no key `sources[1]`. Nearest: data.sources.1.path."
+    )
     wrong = "override data.sources.0.seed=x: data.sources.0.seed = x: must be a whole number."
     assert message_of(path, ["data.sources.0.seed=x"]) == wrong
 

@@ -39,8 +39,8 @@ NUM_DOCUMENTS = 400
 
 LEARNING_RATE = 1e-3
 
-# Twins of all runs share a tokenizer, and datasets by what they hold.
-TOKENIZER = "twin"
+# Twins share tokenizers and datasets by what these are made of: none depends on the twins before it.
+SHARED = "twin"
 
 # What the made-up words of a twin do not go through.
 MADE_OF_TEXT = ("cleaning", "extra_json_keys", "split_sentences")
@@ -297,19 +297,25 @@ def small_data(
     kept += ["inter_document_masking", "eod_mask_loss"]
     small: dict[str, Any] = {key: getattr(data, key) for key in kept}
     small |= {"split": "90,5,5", "num_prepare_workers": 1, "num_workers": min(data.num_workers, 1)}
-    sources, datasets = _sources(config, folder), []
+    sources, datasets = [] if data.blend else _sources(config, folder), []
+    tokenizer = _shared_name(sources)
     if data.blend:
-        sources, small["blend"] = [], []
+        small["blend"] = []
         for letter, entry in zip("ab", data.blend):
             mock = {"kind": "mock", "num_documents": NUM_DOCUMENTS, "seed": ord(letter)}
-            part = {"name": f"{TOKENIZER}-{letter}", "sources": [mock], "num_prepare_workers": 1}
+            part = {"name": f"{tokenizer}-{letter}", "sources": [mock], "num_prepare_workers": 1}
             datasets.append({"data": part})
             small["blend"].append({"name": part["name"], "weight": entry.weight})
-    # What is made of other sources must have another name; twins of the same kind share one.
-    made_of = json.dumps([sources, small.get("blend")], sort_keys=True).encode()
-    name = f"{TOKENIZER}-{hashlib.sha256(made_of).hexdigest()[:8]}"
+    values["tokenizer"] = {"name": tokenizer, "vocab_size": VOCAB_SIZE}
+    name = _shared_name([tokenizer, small.get("blend")])
     values["data"] = {**small, "name": name, "sources": sources}
     return datasets
+
+
+def _shared_name(made_of: list[Any]) -> str:
+    """Another name for what is made of something else."""
+    text = json.dumps(made_of, sort_keys=True)
+    return f"{SHARED}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:

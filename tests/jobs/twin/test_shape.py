@@ -251,6 +251,14 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
 # --- data and model -------------------------------------------------------------------------------
 
 
+def test_a_tokenizer_is_shared_by_what_it_is_made_of():
+    """Of two kinds of twins the first would else have made the words of both."""
+    of = {name: make_twin(load(name)).config for name in ("gpt-tiny", "gpt-125m", "gpt-tiny-instructions")}
+    documents, same, prompts = ((one.tokenizer.name, one.data.name) for one in of.values())
+    assert documents == same
+    assert not set(documents) & set(prompts)
+
+
 def test_examples_with_prompts_stay_such():
     """Packed fine-tuning: prompts and completions by weight; their files lie where the caller says."""
     twin = make_twin(load(EXAMPLES.parent / "finetuning" / "gpt-tiny-instructions.yaml"), folder="somewhere")

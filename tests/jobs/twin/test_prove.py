@@ -203,7 +203,7 @@ def test_the_twins_here_are_examples():
 def test_every_shape_goes_the_whole_way(home, fork_server, run):
     """Data, steps, checkpoint, resume, another layout, export."""
     settings = {"name": f"own-{run}", "batch.global_batch_size": 64, **OWN[run]} if run in OWN else {}
-    config = load("gpt-tiny" if run in OWN else run, settings)
+    config = load("gpt3-tiny" if run in OWN else run, settings)
     report = run_twin(config, server=fork_server)
     assert report.passed, str(report)
     names = [check.name for check in report.checks]

@@ -1,10 +1,14 @@
 """Runs of one small model in any layout, each trained to half of its steps once, by forked ranks."""
 
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
@@ -130,3 +134,36 @@ def assert_same(one: Path, other: Path, most_rows: int = 1 << 30, step: int = HA
             assert torch.equal(ours[:rows], theirs[:rows]), (name, state)
             assert state == "fp32" or not ours[rows:].any()
         assert now.step(name) == before.step(name) == step
+
+
+def beside_weights(
+    place: Place, make: Callable[[RunDir, str], RunDir]
+) -> Callable[[str], tuple[RunDir, RunDir]]:
+    """of(kind of layers) -> (a run with the weights, what make(that run, words) trains in one process).
+
+    Each is trained once.
+    """
+
+    @functools.cache
+    def of(kind: str) -> tuple[RunDir, RunDir]:
+        words = f"z0 fp32 {kind}".strip()
+        base = place.source(words)
+        run = make(base, words)
+        place.train(run, 1)
+        return base, run
+
+    return of
+
+
+def assert_resumes(place: Place, forked: Any, words: str, make: Callable[[str], RunDir]) -> None:
+    """A run that is stopped halfway and resumed is the whole one, bit for bit; make(name) makes it."""
+    ranks = layout(words)[0]
+    whole, cut = make("whole"), make("cut")
+    place.train(whole, ranks)
+    # Several ranks agree on a stop a step later.
+    assert forked.stop_at(cut, HALF, ranks) in (HALF, HALF + 1)
+    launch.new_job(cut)
+    place.train(cut, ranks)
+    assert launch.trace(cut) == launch.trace(whole)
+    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
+    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)

@@ -17,7 +17,7 @@ from nbtrain.monitor.run_view import RunView
 from tests.dataset.dataset_maker import make_tokenizer
 from tests.evaluation import made
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, layout
+from tests.train.layouts import HALF, STEPS, Place, beside_weights, layout
 from tests.train.test_tasks import expected
 
 pytestmark = pytest.mark.slow
@@ -54,17 +54,7 @@ def preferring(place, base, words, name="dpo", **overrides):
 @pytest.fixture(scope="module")
 def one(place):
     """{kind of layers: (the run with the weights, the run of one process)}, each trained once."""
-    made = {}
-
-    def trained(kind):
-        if kind not in made:
-            base = place.source(f"z0 fp32 {kind}".strip())
-            run = preferring(place, base, f"z0 fp32 {kind}".strip())
-            place.train(run, 1)
-            made[kind] = base, run
-        return made[kind]
-
-    return trained
+    return beside_weights(place, lambda base, words: preferring(place, base, words))
 
 
 def index(place):

@@ -16,7 +16,7 @@ from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.peft import adapter_problems
 from tests.pretrained import made
 from tests.train import launch
-from tests.train.layouts import STEPS, Place, layout
+from tests.train.layouts import STEPS, Place, beside_weights, layout
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,17 +40,7 @@ def adapted(place, base, words):
 @pytest.fixture(scope="module")
 def one(place):
     """{kind of layers: (the run with the weights, vectors trained in one process)}, each trained once."""
-    known = {}
-
-    def trained(kind):
-        if kind not in known:
-            base = place.source(f"z0 fp32 {kind}".strip())
-            run = adapted(place, base, f"z0 fp32 {kind}".strip())
-            place.train(run, 1)
-            known[kind] = base, run
-        return known[kind]
-
-    return trained
+    return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import shutil
 import pytest
 import torch
 
-from nbtrain.base.records import ResumeCertificate
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved
@@ -14,7 +13,7 @@ from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, adapters_of, is_adapter
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+from tests.train.layouts import HALF, STEPS, Place, assert_resumes, assert_same, beside_weights, layout
 
 pytestmark = pytest.mark.slow
 LORA = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2, "lr_schedule.lr_warmup_tokens": 256}
@@ -35,17 +34,7 @@ def adapted(place, base, words, name="lora", **overrides):
 @pytest.fixture(scope="module")
 def one(place):
     """{kind of layers: (the run with the weights, adapters trained in one process)}, each trained once."""
-    made = {}
-
-    def trained(kind):
-        if kind not in made:
-            base = place.source(f"z0 fp32 {kind}".strip())
-            run = adapted(place, base, f"z0 fp32 {kind}".strip())
-            place.train(run, 1)
-            made[kind] = base, run
-        return made[kind]
-
-    return trained
+    return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
 # More layouts are trained, with rows of tokens beside the adapters, in test_trained_rows.py.
@@ -112,16 +101,7 @@ PARTS = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "m
 def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
     base, _ = one("")
     dropped = {"lora.dropout": 0.2, "lora.use_rslora": True}
-    whole = adapted(place, base, words, name="whole", **dropped)
-    place.train(whole, layout(words)[0])
-    cut = adapted(place, base, words, name="cut", **dropped)
-    # Several ranks agree on a stop a step later.
-    assert forked.stop_at(cut, HALF, layout(words)[0]) in (HALF, HALF + 1)
-    launch.new_job(cut)
-    place.train(cut, layout(words)[0])
-    assert launch.trace(cut) == launch.trace(whole)
-    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
-    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)
+    assert_resumes(place, forked, words, lambda name: adapted(place, base, words, name, **dropped))
 
 
 def test_a_checkpoint_of_adapters_is_read_by_another_layout(place, one):

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from nbtrain.base.records import ResumeCertificate
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
@@ -23,7 +22,7 @@ from tests.parity.cases import Case
 from tests.planner.test_states_allocated import wrong_layouts
 from tests.pretrained import made
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+from tests.train.layouts import HALF, STEPS, Place, assert_resumes, layout
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (extra qlora)")
 # Of transformers, called by peft.
@@ -100,15 +99,7 @@ def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one
 def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
     base, _ = one("")
     more = {"lora.dropout": 0.2, **DOUBLE}
-    whole = adapted(place, base, words, name="whole", **more)
-    place.train(whole, layout(words)[0])
-    cut = adapted(place, base, words, name="cut", **more)
-    assert forked.stop_at(cut, HALF, layout(words)[0]) in (HALF, HALF + 1)
-    launch.new_job(cut)
-    place.train(cut, layout(words)[0])
-    assert launch.trace(cut) == launch.trace(whole)
-    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
-    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)
+    assert_resumes(place, forked, words, lambda name: adapted(place, base, words, name, **more))
 
 
 @pytest.mark.parametrize("double", [False, True])

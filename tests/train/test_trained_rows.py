@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 
-from nbtrain.base.records import ResumeCertificate
 from nbtrain.checkpoint.opened import RunWeights, open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved
@@ -15,7 +14,7 @@ from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, is_adapter, trained_rows_of
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+from tests.train.layouts import HALF, STEPS, Place, assert_resumes, assert_same, beside_weights, layout
 
 pytestmark = pytest.mark.slow
 GROWN = launch.VOCAB_SIZE + 3
@@ -46,17 +45,7 @@ def adapted(place, base, words, name="rows", **overrides):
 @pytest.fixture(scope="module")
 def one(place):
     """{kind of layers: (the run with the weights, what one process trains)}, each trained once."""
-    made = {}
-
-    def trained(kind):
-        if kind not in made:
-            base = place.source(f"z0 fp32 {kind}".strip())
-            run = adapted(place, base, f"z0 fp32 {kind}".strip())
-            place.train(run, 1)
-            made[kind] = base, run
-        return made[kind]
-
-    return trained
+    return beside_weights(place, lambda base, words: adapted(place, base, words))
 
 
 # llama has an output layer of its own.
@@ -123,16 +112,7 @@ def test_no_other_row_moves(kind, place, one):
 )
 def test_a_resume_goes_on_bit_for_bit(words, place, one, forked):
     base, _ = one("llama" if words.endswith("llama") else "")
-    whole = adapted(place, base, words, name="whole")
-    place.train(whole, layout(words)[0])
-    cut = adapted(place, base, words, name="cut")
-    # Several ranks agree on a stop a step later.
-    assert forked.stop_at(cut, HALF, layout(words)[0]) in (HALF, HALF + 1)
-    launch.new_job(cut)
-    place.train(cut, layout(words)[0])
-    assert launch.trace(cut) == launch.trace(whole)
-    assert ResumeCertificate.read(cut.newest_job().resume_json).kind == "bit-exact"
-    assert_same(whole.checkpoint(STEPS), cut.checkpoint(STEPS), step=STEPS)
+    assert_resumes(place, forked, words, lambda name: adapted(place, base, words, name))
 
 
 @pytest.mark.parametrize(

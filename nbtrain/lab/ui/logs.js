@@ -59,7 +59,8 @@ export class Logs {
     this.pre.tabIndex = 0;
     this.pre.setAttribute("aria-label", "log");
     this.atEnd = true;
-    // A scroll that comes with another size is the browser's, and of one frame with the observer's call after it.
+    // A frame's scroll events come before its resizes: in a log of another size the distance to the end says
+    // nothing of the reader, and the observer below is called next.
     this.pre.addEventListener("scroll", () => this.size === this.sizeNow && this.noteEnd());
     // A lower or narrower log, such as one below a traceback, shows the newest line still.
     new ResizeObserver(() => {

@@ -1,6 +1,7 @@
 """Two recipes on equal text with equally many parameters: GPT-3's and the modern one (docs/recipes.md).
 
     nice -n 15 python -m tests.benchmarks.recipes [--size tiny 14m] [--folder build/recipes] [--text FILE]
+    python -m tests.benchmarks.recipes --device gpu --precision bf16 --jobs 14     all runs on one GPU
     python -m tests.benchmarks.recipes --page      docs/recipes.{json,md,png} out of the records
     python -m tests.benchmarks.recipes --speed     CPU seconds a token of both, alternating
 
@@ -22,7 +23,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,16 +51,16 @@ name: recipes
 model: {{num_layers: {layers}, hidden_size: {hidden}, num_attention_heads: {heads}, seq_length: {seq},
         hidden_dropout: 0.0, attention_dropout: 0.0, init_method_std: {std}}}
 tokenizer: {{name: "{data}", vocab_size: {vocab}}}
-data: {{name: "{data}", split: "900,70,30", index_samples: {samples}, sources: [{source}]}}
+data: {{name: "{data}", split: "{split}", index_samples: {samples}, sources: [{sources}]}}
 batch: {{micro_batch_size: {batch}, global_batch_size: {batch}, train_tokens: {tokens}}}
 optimizer: {{adam_beta1: 0.9, adam_beta2: 0.95, weight_decay: 0.1, clip_grad: 1.0}}
 lr_schedule: {{lr: 1.0e-3}}
-precision: {{dtype: fp32}}
-parallel: {{zero_stage: 0}}
+precision: {{dtype: {precision}}}
+parallel: {{zero_stage: {zero_stage}}}
 evaluation: {{eval_iters: 16}}
 checkpoint: {{keep_last: 1}}
 logging: {{log_interval_steps: 20}}
-resources: {{device: cpu, cpus_per_node: 1}}
+resources: {{{resources}}}
 """
 
 
@@ -80,6 +82,7 @@ class Size:
     """Learning rates of the search, by arm."""
     text_bytes: int
     """Of Python's documentation, if there is no other text."""
+    split: str = "900,70,30"
     takes_text: bool = False
     """Whether it is trained on --text."""
 
@@ -89,11 +92,13 @@ class Size:
 
 
 _RATES = {"gpt3": (1e-3, 2e-3, 4e-3, 8e-3), "modern": (2e-3, 4e-3, 8e-3, 16e-3)}
+_RATES_14M = {"gpt3": (5e-4, 1e-3, 2e-3, 4e-3), "modern": (1e-3, 2e-3, 4e-3, 8e-3)}
+RESOURCES = {"cpu": "device: cpu, cpus_per_node: 1", "gpu": "device: gpu, gpus_per_node: 1"}
 SIZES = {
     # gpt3-tiny, and its text.
     "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, 704, _RATES, 8_000_000),
     # That of docs/benchmarks.md.
-    "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES, 32_000_000, takes_text=True),
+    "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES_14M, 32_000_000, "970,20,10", True),
 }
 ARMS = ("gpt3", "modern")
 
@@ -126,9 +131,18 @@ class Trial:
 class Bench:
     """The records of a folder, and the runs that make them."""
 
-    def __init__(self, folder: Path, text: Path | None):
-        self.folder, self.text = folder, text
+    def __init__(
+        self, folder: Path, text: Path | None, device: str = "cpu", precision: str = "fp32", jobs: int = 1
+    ):
+        self.folder, self.text, self.device, self.precision, self.jobs = folder, text, device, precision, jobs
         folder.mkdir(parents=True, exist_ok=True)
+
+    def run_all(self, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+        """The records of trials, `jobs` of which are trained at once."""
+        if self.jobs == 1:
+            return [self.run(trial) for trial in trials]
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(self.run, trials))
 
     def record(self, trial: Trial) -> dict[str, Any] | None:
         path = self.folder / f"{trial.name}.json"
@@ -164,8 +178,8 @@ class Bench:
                 f"{trial.name} was stopped at step {reached} of {steps}; the same command goes on."
             )
         losses = list(found["validation"].values())
-        text = f"{self.text.name}" if SIZES[trial.size].takes_text and self.text else "Python's documentation"
-        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids()), "text": text}
+        found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids())}
+        found |= {"text": self._text_of(trial.size), "device": self.device, "precision": self.precision}
         files.write_json(self.folder / f"{trial.name}.json", found)
         shutil.rmtree(run.path)
         print(f"{time.strftime('%H:%M:%S')}  {trial.name}  loss {found['loss']:.4f}", flush=True)
@@ -181,10 +195,14 @@ class Bench:
             "model.seed": trial.seed,
             "batch.train_tokens": trial.tokens,
             "evaluation.eval_interval_steps": steps // VALIDATIONS,
-            "checkpoint.save_interval_steps": steps // VALIDATIONS,
+            # A GPU is done within minutes.
+            "checkpoint.save_interval_steps": steps // VALIDATIONS if self.device == "cpu" else steps,
             **settings_of(trial.arm, size, trial.lr),
         }
         return launch.make_run(self.folder, overrides, trial.name, str(self.yaml(trial.size)), trace=False)
+
+    def _text_of(self, size: str) -> str:
+        return self.text.name if SIZES[size].takes_text and self.text else "Python's documentation"
 
     def records(self) -> list[dict[str, Any]]:
         """Of all trials and speeds so far."""
@@ -195,12 +213,13 @@ class Bench:
         size, path = SIZES[name], self.folder / f"{name}.yaml"
         with_text = size.takes_text and self.text is not None
         data = f"{'text' if with_text else 'python-docs'}-{size.vocab}"
-        source = f"{{kind: python-docs, max_bytes: {size.text_bytes}}}"
+        sources = f"{{kind: python-docs, max_bytes: {size.text_bytes}}}"
         if with_text:
-            source = f'{{kind: jsonl, paths: ["{self.text}"]}}'
+            sources = f'{{kind: jsonl, path: "{self.text}"}}'
         content = BASE.format(
-            **vars(size), data=data, source=source, std=(3 * size.hidden) ** -0.5,
-            samples=size.tokens // size.seq,
+            **vars(size), data=data, sources=sources, std=(3 * size.hidden) ** -0.5,
+            samples=size.tokens // size.seq, precision=self.precision,
+            zero_stage=0 if self.precision == "fp32" else 1, resources=RESOURCES[self.device],
         )  # fmt: skip
         if not path.exists() or path.read_text() != content:
             path.write_text(content)
@@ -213,37 +232,38 @@ class Bench:
         subprocess.run(command, check=True, env=environment)
 
 
-def searched(bench: Bench, size: str, arm: str) -> dict[float, float]:
-    """{rate: loss} with one seed: the size's rates, and more while the best one is at an end."""
-    tokens = SIZES[size].tokens
-    losses: dict[float, float] = {}
-    rates = list(SIZES[size].rates[arm])
+def search(bench: Bench, size: str) -> dict[str, float]:
+    """Each arm's best rate with one seed: of the size's, and of more while the best one is at an end."""
+    losses: dict[str, dict[float, float]] = {arm: {} for arm in ARMS}
+    wanted = {arm: list(SIZES[size].rates[arm]) for arm in ARMS}
     for _ in range(WIDENINGS):
-        for rate in rates:
-            losses.setdefault(rate, bench.run(Trial(size, arm, rate, SEEDS[0], tokens))["loss"])
-        best = min(losses, key=losses.__getitem__)
-        if best == max(losses):
-            rates = [2 * best]
-        elif best == min(losses):
-            rates = [best / 2]
-        else:
+        trials = [
+            Trial(size, arm, rate, SEEDS[0], SIZES[size].tokens) for arm in ARMS for rate in wanted[arm]
+        ]
+        for trial, record in zip(trials, bench.run_all(trials), strict=True):
+            losses[trial.arm][trial.lr] = record["loss"]
+        wanted = {arm: beyond(losses[arm]) for arm in ARMS}
+        if not any(wanted.values()):
             break
-    return losses
+    return {arm: min(losses[arm], key=losses[arm].__getitem__) for arm in ARMS}
 
 
-def all_trials(bench: Bench, size: str) -> Iterator[Trial]:
-    """Searches first, then the best rates with other seeds, then the modern one's shorter runs."""
-    best = {}
-    for arm in reversed(ARMS):
-        losses = searched(bench, size, arm)
-        best[arm] = min(losses, key=losses.__getitem__)
+def beyond(losses: dict[float, float]) -> list[float]:
+    """The next rate if the best one is the lowest or the highest; [] if it lies between."""
+    best = min(losses, key=losses.__getitem__)
+    if best == max(losses):
+        return [2 * best]
+    return [best / 2] if best == min(losses) else []
+
+
+def further(size: str, best: dict[str, float]) -> list[Trial]:
+    """The best rates with other seeds, then the modern one's shorter runs."""
     tokens, step = SIZES[size].tokens, SIZES[size].tokens_per_step
-    for seed in SEEDS[1:]:
-        for arm in ARMS:
-            yield Trial(size, arm, best[arm], seed, tokens)
-    for seed in SEEDS:
-        for share in SHARES:
-            yield Trial(size, "modern", best["modern"], seed, int(tokens * share) // step * step)
+    whole = [Trial(size, arm, best[arm], seed, tokens) for seed in SEEDS[1:] for arm in ARMS]
+    lengths = [int(tokens * share) // step * step for share in SHARES]
+    return whole + [
+        Trial(size, "modern", best["modern"], seed, length) for seed in SEEDS for length in lengths
+    ]
 
 
 def measure_speed(bench: Bench, size: str) -> None:
@@ -324,22 +344,28 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "recipes")
     parser.add_argument("--text", type=Path, help="JSON lines with `text`, for the larger size")
+    parser.add_argument("--device", choices=RESOURCES, default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once; default %(default)s")
+    parser.add_argument(
+        "--prepared", action="store_true", help="the dataset is there; its text is not needed"
+    )
     parser.add_argument("--speed", action="store_true", help="measure CPU seconds a token, and end")
     parser.add_argument("--page", action="store_true", help="write the page of the records, and end")
     options = parser.parse_args()
-    bench = Bench(options.folder.resolve(), options.text)
+    bench = Bench(options.folder.resolve(), options.text, options.device, options.precision, options.jobs)
     if options.page:
         from tests.benchmarks import recipes_page
 
         recipes_page.write(bench, REPOSITORY / "docs")
         return
     for size in options.size:
-        bench.prepare(size)
+        if not options.prepared:
+            bench.prepare(size)
         if options.speed:
             measure_speed(bench, size)
             continue
-        for trial in all_trials(bench, size):
-            bench.run(trial)
+        bench.run_all(further(size, search(bench, size)))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
         "prescale_gradients": parallel.prescale_gradients,
         "steps_per_print": parallel.steps_per_print or _NEVER,
         "wall_clock_breakdown": parallel.wall_clock_breakdown,
+        # DeepSpeed's own throughput waits for the device before and after every micro batch.
+        "timers": {"throughput": {"enabled": parallel.steps_per_print is not None}},
         "communication_data_type": parallel.communication_data_type,
         "zero_force_ds_cpu_optimizer": False,
         # DeepSpeed knows AdamW by its class, and our Muon is another one.
@@ -107,10 +109,12 @@ def _zero_optimization(config: RunConfig) -> dict[str, Any]:
     parallel = config.parallel
     zero: dict[str, Any] = {
         "stage": parallel.zero_stage,
-        # The pipeline engine reduces after its last micro batch, and warns if it is asked to overlap.
+        # The pipeline engine reduces after its last micro batch, and warns if it is asked to overlap. A rank
+        # alone on the data axis has nothing to send, but would pay a second buffer and waits for the device.
         "overlap_comm": parallel.overlap_comm
         and parallel.zero_stage > 0
-        and parallel.pipeline_parallel_size == 1,
+        and parallel.pipeline_parallel_size == 1
+        and parallel.data_axis_size > 1,
         "contiguous_gradients": parallel.contiguous_gradients,
         "reduce_scatter": parallel.reduce_scatter,
         "reduce_bucket_size": bucket_elements(config, parallel.reduce_bucket_size),

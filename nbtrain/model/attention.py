@@ -17,7 +17,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -277,9 +277,13 @@ def _varlen_attention(
     assert kernel is not None
     # The kernel counts the tokens before the query.
     sight = (-1 if window is None else window - 1, 0)
-    attended = kernel(
-        query, key, value, cu_seqlens, cu_seqlens, longest, longest, window_size=sight, enable_gqa=grouped
-    )
+    arguments: dict[str, Any] = {"window_size": sight}
+    if grouped and "enable_gqa" in inspect.signature(kernel).parameters:
+        arguments["enable_gqa"] = True
+    elif grouped:
+        # torch 2.11's kernel wants a key and a value for each head.
+        key, value = (tensor.repeat_interleave(heads // tensor.shape[1], dim=1) for tensor in (key, value))
+    attended = kernel(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
     return attended.unflatten(0, (batch, tokens)).transpose(1, 2)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -93,6 +94,9 @@ def prepare_deepspeed(device: str) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    elif architectures := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        # DeepSpeed's builder takes numbers alone; a GPU of "9.0a" runs what is compiled for 9.0.
+        os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d)[a-z]", r"\1", architectures)
     import deepspeed
     from deepspeed.utils import logger as deepspeed_logger
 

@@ -119,6 +119,14 @@ DERIVED = {
         },
     ),
     "no pipeline, no block for it": ({}, {"pipeline": None, "zero_optimization.overlap_comm": True}),
+    "one rank has nothing to send": (
+        {"parallel.data_parallel_size": 1},
+        {"zero_optimization.overlap_comm": False},
+    ),
+    "DeepSpeed's throughput, which waits for the device, is off": (
+        {},
+        {"timers.throughput": {"enabled": False}},
+    ),
     "nothing is offloaded unless asked": (
         {},
         {
@@ -189,7 +197,7 @@ DERIVED = {
     ),
     "DeepSpeed's own reports": (
         {"parallel.wall_clock_breakdown": True, "parallel.steps_per_print": 10},
-        {"wall_clock_breakdown": True, "steps_per_print": 10},
+        {"wall_clock_breakdown": True, "steps_per_print": 10, "timers.throughput": {"enabled": True}},
     ),
     "a fixed loss scale": (
         {"precision.fp16.loss_scale": 128.0},

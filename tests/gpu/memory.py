@@ -6,7 +6,7 @@ the process; all within 10 %. Where the plan says that a run does not fit, it mu
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory.states import is_bf16_optimizer
+from nbtrain.planner.setup import setup_of
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
 from tests.gpu.trained import OUT_OF_MEMORY, TrainingFailed, Trainings
 
@@ -60,6 +62,7 @@ class Planned:
     """The plan's bytes of one rank."""
 
     states: int
+    """What stays from one step to the next."""
     allocated: int
     """What torch counts."""
     device: int
@@ -71,9 +74,24 @@ def planned(config: RunConfig) -> Planned:
     """Of the fullest rank."""
     found = estimate_memory(config)
     parts = found.parts
-    states = sum(parts.get(part, 0) for part in ("weights", "gradients", "master_copy", "optimizer"))
     outside = sum(parts.get(part, 0) for part in ("runtime", "reserve"))
-    return Planned(states, found.total_bytes - outside, found.total_bytes, found.fits)
+    return Planned(between_steps(config, parts), found.total_bytes - outside, found.total_bytes, found.fits)
+
+
+def between_steps(config: RunConfig, parts: Mapping[str, int]) -> int:
+    """Of the model states of one rank. The plan has those of a step, with all of its gradients.
+
+    DeepSpeed's BF16_Optimizer keeps its fp32 sums, and ZeRO 3 its part of them; autocast's copies are gone.
+    """
+    precision, zero_stage = config.precision, config.parallel.zero_stage
+    weights = parts["master_copy"] if precision.autocast else parts["weights"]
+    kept = weights + parts["master_copy"] + parts["optimizer"]
+    if zero_stage == 3:
+        kept += parts["gradients"]
+    elif is_bf16_optimizer(setup_of(config)):
+        # 4 bytes for a parameter, beside 2 of the last micro batch.
+        kept += parts["gradients"] * 4 // 6
+    return kept
 
 
 def cases(place: Place) -> Iterator[Case]:

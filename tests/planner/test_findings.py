@@ -694,11 +694,11 @@ def full_card(micro: int, *more: str) -> list[str]:
 
 def test_fragmentation_is_named_before_it_ends_a_run():
     """With the reserve the run fits at 90 % of its card; 15 % of what torch reserves is more."""
-    found = finding("gpt-125m", full_card(48), "fragmentation_leaves_room")
+    found = finding("gpt-125m", full_card(49), "fragmentation_leaves_room")
     assert (found.level, found.key) == ("note", "backend.env")
     assert found.message == (
         "May run out because of fragmentation: with 15 % of torch's memory in pieces too small to use, the "
-        "average of eight models (arXiv:2401.08156), one rank needs 39.9 GiB, and A100-40GB has 39.6 GiB."
+        "average of eight models (arXiv:2401.08156), one rank needs 40.3 GiB, and A100-40GB has 39.6 GiB."
     )
     assert found.fix == (
         "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, with which the allocator "
@@ -709,7 +709,7 @@ def test_fragmentation_is_named_before_it_ends_a_run():
 
 def test_the_fix_of_fragmentation_keeps_what_the_allocator_was_told():
     env = "backend.env={PYTORCH_ALLOC_CONF: 'max_split_size_mb:512,expandable_segments:False'}"
-    found = finding("gpt-125m", full_card(48, env), "fragmentation_leaves_room")
+    found = finding("gpt-125m", full_card(49, env), "fragmentation_leaves_room")
     assert found.fix.startswith(
         "Set PYTORCH_ALLOC_CONF: max_split_size_mb:512,expandable_segments:True in backend"
     )
@@ -718,11 +718,11 @@ def test_the_fix_of_fragmentation_keeps_what_the_allocator_was_told():
 @pytest.mark.parametrize(
     "overrides",
     [
-        full_card(47),
+        full_card(48),
         # Does not fit at all: another rule's finding.
-        full_card(54),
-        full_card(48, "backend.env={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"),
-        full_card(48, "backend.env={PYTORCH_ALLOC_CONF: 'max_split_size_mb:512,expandable_segments:true'}"),
+        full_card(56),
+        full_card(49, "backend.env={PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}"),
+        full_card(49, "backend.env={PYTORCH_ALLOC_CONF: 'max_split_size_mb:512,expandable_segments:true'}"),
     ],
 )
 def test_no_word_of_fragmentation_where_there_is_room_or_the_fix(overrides):

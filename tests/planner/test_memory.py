@@ -340,7 +340,11 @@ def test_13b_does_not_fit_without_checkpointing_or_a_cut():
 @pytest.mark.parametrize(("overlap", "buffers"), [("false", 1), ("true", 2)])
 def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, buffers):
     """5e8 elements of fp32 would be 1.9 GiB a buffer; 125M's parameters, in whole 2**20, are 0.5."""
-    overrides = ["parallel.zero_stage=1", f"parallel.overlap_comm={overlap}"]
+    overrides = [
+        "parallel={zero_stage: 1, data_parallel_size: 2}",
+        "resources.nodes=2",
+        f"parallel.overlap_comm={overlap}",
+    ]
     small, tiny = (
         stage_memory(load("gpt-125m", [*overrides, *bucket]), 0)["communication"]
         for bucket in ([], ["parallel.reduce_bucket_size=1000000"])

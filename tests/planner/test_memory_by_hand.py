@@ -224,15 +224,17 @@ def test_logits(overrides, held):
         # DeepSpeed's BF16_Optimizer reduces the sums whole.
         ([], 0),
         (["parallel.zero_stage=0", "precision.dtype=fp32"], 0),
-        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap.
-        (["precision.dtype=fp16"], 2 * 4 * BUCKET),
-        (["precision.dtype=fp16", "parallel.overlap_comm=false"], 4 * BUCKET),
+        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap, which needs
+        # another rank.
+        (["precision.dtype=fp16", "parallel.data_parallel_size=2"], 2 * 4 * BUCKET),
+        (["precision.dtype=fp16"], 4 * BUCKET),
+        (["precision.dtype=fp16", "parallel={data_parallel_size: 2, overlap_comm: false}"], 4 * BUCKET),
         (["precision.dtype=fp16", "parallel.contiguous_gradients=false"], 0),
-        (["precision.dtype=fp16", "parallel.reduce_bucket_size=1000"], 2 * 4 * 1000),
+        (["precision.dtype=fp16", "parallel.reduce_bucket_size=1000"], 4 * 1000),
         (["parallel={zero_stage: 2, data_parallel_size: 2}"], 2 * 2 * BUCKET),
-        (["parallel={zero_stage: 2, offload_optimizer: {device: cpu}}"], 2 * 2 * BUCKET),
+        (["parallel={zero_stage: 2, offload_optimizer: {device: cpu}}"], 2 * BUCKET),
         # bf16 with stage 1 and an offloaded optimizer is no BF16_Optimizer.
-        (["parallel={zero_stage: 1, offload_optimizer: {device: cpu}}"], 2 * 4 * BUCKET),
+        (["parallel={zero_stage: 1, offload_optimizer: {device: cpu}}"], 4 * BUCKET),
         (["parallel.zero_stage=3"], 2 * N + 2 * BUCKET),
         (["parallel={zero_stage: 3, stage3_max_live_parameters: 100}"], 2 * 100 + 2 * BUCKET),
         # ZeRO++: int8 copies of what is gathered ahead, int4 halves of the bucket.
@@ -272,8 +274,8 @@ def test_the_workspace_is_what_the_activations_do_not_leave():
 @pytest.mark.parametrize(
     ("overrides", "buffers"),
     [
-        (["precision.dtype=fp32", "parallel.zero_stage=1"], 2 * 4 * N),
-        (["precision.dtype=fp32", "parallel={zero_stage: 1, reduce_bucket_size: 1000}"], 2 * 4 * 1000),
+        (["precision.dtype=fp32", "parallel.zero_stage=1"], 4 * N),
+        (["precision.dtype=fp32", "parallel={zero_stage: 1, reduce_bucket_size: 1000}"], 4 * 1000),
         (["precision.dtype=fp32", "parallel.zero_stage=3"], 2 * 4 * N),
         (["precision.dtype=fp32", "parallel={zero_stage: 3, reduce_bucket_size: 1000}"], 4 * (N + 1000)),
     ],

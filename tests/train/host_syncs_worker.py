@@ -31,7 +31,14 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.training_step import TrainingStep
 
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
+# masked_fill_ with a tensor reads its number on the host.
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::equal",
+    "aten::masked_select",
+    "aten::masked_fill_.Tensor",
+}
 # The packages' own folders: a clone, with its environment in it, may be called as one of them.
 PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (nbtrain, deepspeed))
 

@@ -144,8 +144,9 @@ def _of_deepspeed(setup: Setup, stage: Stage) -> int:
     bucket = asked if setup.on_gpu else min(asked, count)
     element, found = weight_element(setup), 0
     if zero in (1, 2) and not is_bf16_optimizer(setup) and setup.contiguous_gradients:
-        # Stage 1 reduces the fp32 sums. A pipeline reduces after the last micro batch: nothing overlaps.
-        two = setup.overlap_comm and setup.pipeline_parallel_size == 1
+        # Stage 1 reduces the fp32 sums. A pipeline reduces after the last micro batch, and one rank reduces
+        # nothing: nothing overlaps.
+        two = setup.overlap_comm and setup.pipeline_parallel_size == 1 and setup.data_axis_size > 1
         found += (4 if zero == 1 else element) * bucket * (2 if two else 1)
     if zero == 3:
         found += element * (min(count, setup.max_live_elements) + bucket)

@@ -1,7 +1,8 @@
 """Lets the host run ahead of a GPU: DeepSpeed's optimizer step does not wait for the device.
 
 In every step DeepSpeed's ZeRO 1 and 2 check on the host whether the gradients' norm is finite, to skip the
-step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Each check waits for the
+step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both write -1 in place of
+a norm that is NaN or Inf, from a tensor, which torch reads on the host. Each of these waits for the
 whole backward pass, and then the device waits for the host to launch the rest. StepGuard (stability.py)
 checks loss and norm anyway, from a copy and one step later. If its policy is to stop or to go back,
 DeepSpeed's checks decide nothing: the weights after a bad step are never saved. The checks stay for fp16,
@@ -13,7 +14,7 @@ The arithmetic is bit for bit the same: gradients that need no clipping are mult
 from typing import Any
 
 import torch
-from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime import bf16_optimizer, utils
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
@@ -42,6 +43,8 @@ def let_run_ahead(engine: Any) -> None:
             replaced(bf16_optimizer, "is_invalid_grad_norm", _unseen),
             replaced(stage_1_and_2, "is_invalid_grad_norm", _unseen),
             replaced(bf16_optimizer, "clip_tensors_by_global_norm", _clip),
+            replaced(stage_1_and_2, "mask_nan_or_inf_with_val_inplace", _mask),
+            replaced(utils, "mask_nan_or_inf_with_val_inplace", _mask),
         ):
             return step(*arguments, **named)
 
@@ -50,6 +53,11 @@ def let_run_ahead(engine: Any) -> None:
 
 def _unseen(norm: torch.Tensor | float) -> bool:
     return False
+
+
+def _mask(input: torch.Tensor, device: Any = None, val: float = -1.0) -> None:
+    """deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace, with a number that lies on the host."""
+    input.masked_fill_(input.isfinite().logical_not(), val)
 
 
 def _clip(

@@ -52,13 +52,16 @@ class DurationEstimate:
     """Where save_seconds is from, in a few words."""
 
 
-def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
+def estimate_duration(
+    config: RunConfig, use_measured: bool = True, engine: str = "nbtrain"
+) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
     `use_measured` takes the rate of the run's last job, scaled if that had another setup, else that of this
-    machine's cores for a CPU run. Without it the answer is the same on every machine.
+    machine's cores for a CPU run. Without it the answer is the same on every machine. `engine` is the program
+    that trains, a key of engines.py.
     """
-    setup = setup_of(config)
+    setup = replace(setup_of(config), engine=engine)
     found = measured_rate(config) if use_measured else None
     rates = rates_of_run(config, use_measured, measure_cores=found is None)
     step = estimate_step(setup, rates) if rates else None

@@ -68,7 +68,7 @@ CONSTANTS = (
     share("Blackwell", "low", 0.4, 0.76),
     kernel("ODD_HEAD_SLOWDOWN", 2, 8),
     kernel("SCORE_PRODUCTS_SHARE", 0.3, 0.7),
-    trait("nbtrain", "traffic", 3, 25),
+    trait("upstream", "traffic", 3, 25),
     trait("megatron-lm", "traffic", 2, 8),
     trait("megatron-core", "traffic", 2, 10),
     trait("megatron-core", "launch_seconds", 1e-3, 8e-3),

@@ -38,7 +38,9 @@ PACKED = 1_500
 
 def upstream(name: str, *overrides: str) -> DurationEstimate:
     """The plan of one of the upstream example's runs, the same on every machine."""
-    return estimate_duration(load(str(RUNS / f"{name}.yaml"), list(overrides)), use_measured=False)
+    return estimate_duration(
+        load(str(RUNS / f"{name}.yaml"), list(overrides)), use_measured=False, engine="upstream"
+    )
 
 
 def falcon(micro_batch_size: int = 4) -> Setup:

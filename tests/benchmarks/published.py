@@ -86,7 +86,7 @@ SOURCES = (
     Source("zerooffload", "Others", "megatron-deepspeed", "test"),
     Source("colossal", "Others", "colossalai", "test"),
     Source("ascend", "Ascend", "megatron-deepspeed", "test"),
-    Source("seed", "Upstream, A100", "nbtrain", "train"),
+    Source("seed", "Upstream, A100", "upstream", "train"),
 )
 
 # The program of a source that SOURCES does not know, by the first pattern that its text has.

@@ -122,6 +122,7 @@ PROGRAMS: dict[str, MemoryHabits] = {
         "optimizer",
     ),
     "megatron-deepspeed": _DEEPSPEED,
+    "upstream": _DEEPSPEED,
     "gpt-neox": _DEEPSPEED,
     "transformers": _DEEPSPEED,
     "composer": replace(

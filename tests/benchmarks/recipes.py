@@ -34,6 +34,7 @@ import psutil
 from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.rundir import RunDir
+from tests.gpu.machine import look
 from tests.train import launch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def settings_of(arm: str, size: Size, lr: float) -> dict[str, Any]:
     """What an arm sets: GPT-3's appendix B with gpt3-tiny's deep decay, or the recipe. Both have one rate."""
     found: dict[str, Any] = {"recipe": arm, "lr_schedule.lr": lr, "lr_schedule.lr_warmup_fraction": 0.05}
     if arm == "gpt3":
-        # No dropout: no text is seen twice.
+        # No dropout: no text is seen more than 1.3 times.
         off = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
         return {**found, **off, "lr_schedule.min_lr": lr / 20}
     return {**found, "lr_schedule.min_lr": 0.0, "model.ffn_hidden_size": size.ffn_hidden_size}
@@ -179,7 +180,8 @@ class Bench:
             )
         losses = list(found["validation"].values())
         found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids())}
-        found |= {"text": self._text_of(trial.size), "device": self.device, "precision": self.precision}
+        name = look().gpu_name if self.device == "gpu" else "CPU"
+        found |= {"text": self._text_of(trial.size), "device": name, "precision": self.precision}
         files.write_json(self.folder / f"{trial.name}.json", found)
         shutil.rmtree(run.path)
         print(f"{time.strftime('%H:%M:%S')}  {trial.name}  loss {found['loss']:.4f}", flush=True)

@@ -14,7 +14,8 @@ from nbtrain.config.load import load
 from tests.benchmarks.recipes import ARMS, SEEDS, SIZES, Bench, settings_of
 
 Record = dict[str, Any]
-COMMAND = "nice -n 15 python -m tests.benchmarks.recipes"
+NICE = "nice -n 15 "
+COMMAND = "python -m tests.benchmarks.recipes"
 TITLES = {"gpt3": "`recipe: gpt3`", "modern": "`recipe: modern`"}
 COLORS = {"gpt3": "#7f7f7f", "modern": "#1f77b4"}
 
@@ -68,16 +69,33 @@ def write(bench: Bench, to: Path) -> None:
     records = bench.records()
     (to / "recipes.json").write_text(json.dumps(records, indent=1) + "\n")
     sizes = [size for size in SIZES if any(one["size"] == size and "loss" in one for one in records)]
-    command = f"{COMMAND} --size {' '.join(sizes)}"
-    if any("cpu_seconds_per_token" in one for one in records):
-        command += f"\n{command} --speed"
-    parts = [HEAD.format(command=command), "![loss against tokens](recipes.png)\n"]
+    commands = [line for size in sizes for line in commands_of(size, _of(records, size))]
+    parts = [HEAD.format(command="\n".join(commands)), "![loss against tokens](recipes.png)\n"]
     parts += [part for size in sizes for part in _section(bench, size, _of(records, size))]
     parts.append(_shows({size: _of(records, size) for size in sizes}))
     (to / "recipes.md").write_text("\n".join(part.strip("\n") + "\n" for part in parts))
     _picture({size: _of(records, size) for size in sizes}).savefig(
         to / "recipes.png", dpi=110, metadata={"Software": None}
     )
+
+
+def commands_of(size: str, records: Sequence[Record]) -> list[str]:
+    """What made the records of a size."""
+    runs = [one for one in records if "loss" in one]
+    where = "".join(
+        f" --device gpu --precision {one['precision']} --jobs 8" for one in runs[:1] if on_gpu(one)
+    )
+    texts = [one.get("text", "") for one in runs]
+    text = next((f" --text {name}" for name in texts if name.endswith((".jsonl", ".gz"))), "")
+    commands = [f"{'' if where else NICE}{COMMAND} --size {size}{where}{text}"]
+    if any("cpu_seconds_per_token" in one for one in records):
+        commands.append(f"{NICE}{COMMAND} --size {size}{text} --speed")
+    return commands
+
+
+def on_gpu(record: Record) -> bool:
+    """Whether a run was trained on a GPU; records of before that was possible do not say."""
+    return record.get("device", "CPU") != "CPU"
 
 
 def _shows(by_size: dict[str, list[Record]]) -> str:
@@ -89,7 +107,9 @@ def _shows(by_size: dict[str, list[Record]]) -> str:
     )
     more += SPEED * any("cpu_seconds_per_token" in one for one in found)
     models = " and ".join({"tiny": "3.5", "14m": "14"}[size] for size in by_size)
-    return SHOWS.format(validation=", ".join(_held_out(size) for size in by_size), more=more, models=models)
+    return SHOWS.format(
+        validation=" and ".join(_held_out(size) for size in by_size), more=more, models=models
+    )
 
 
 def unfinished(size: str, records: Sequence[Record]) -> str:
@@ -159,11 +179,16 @@ def _section(bench: Bench, size: str, records: list[Record]) -> list[str]:
         config = load(str(bench.yaml(size)), settings_of(arm, sizes, 1e-3))
         counts.append(f"{count_parameters(config).total:,}")
     text = next((one["text"] for one in records if "text" in one), "Python's documentation")
+    where = {
+        f"{one.get('precision', 'fp32')} on one {one['device'] if on_gpu(one) else 'thread of a CPU'}"
+        for one in records
+        if "loss" in one
+    }
     parts = [
         f"## {amounts.count(float(counts[0].replace(',', '')))} parameters\n\n"
         f"{counts[0]} and {counts[1]} parameters; {sizes.layers} layers of {sizes.hidden}; {text} in a "
         f"vocabulary of {sizes.vocab:,}; {amounts.count(sizes.tokens)} tokens in steps of "
-        f"{sizes.tokens_per_step:,}; fp32, one thread.",
+        f"{sizes.tokens_per_step:,}; {', '.join(sorted(where))}.",
         _search(records),
     ]
     found = {arm: at_best(records, arm) for arm in ARMS if whole(records, arm)}

@@ -4,7 +4,8 @@
     python -m tests.gpu --list                 what is to be run; runs nothing
     python -m tests.gpu --smoke --to DIR       every step with tiny sizes on this machine's CPU
 
-Each step is one process of at most nine minutes; each case is written down as soon as it is done, so that a
+Each step is one process of at most nine minutes. Those that compare numbers run together, then those that
+measure the GPU, each alone. Each case is written down as soon as it is done, so that a
 call that was stopped, by --minutes or by a signal, goes on where it was. A case is tried again if it failed
 or if the code that it rests on has changed. No network is needed: the steps make their data, and --wheels
 installs packages from a folder. Ends with 1 if a case failed or there is no GPU, with 2 if a package is
@@ -13,15 +14,18 @@ missing.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,9 @@ class Call:
     found: Machine
     deadline: float
     command: str
+    at_once: int = 1
+    """Steps that run at the moment."""
+    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def label(self) -> str:
@@ -61,6 +68,10 @@ class Call:
 
     def add(self, step: Step, rows: Sequence[dict[str, Any]], complete: bool = False) -> None:
         """Write rows down at once; read again before, because another call may have written meanwhile."""
+        with self._writing:
+            self._add(step, rows, complete)
+
+    def _add(self, step: Step, rows: Sequence[dict[str, Any]], complete: bool) -> None:
         known = self.results()
         own = known[self.label]
         by_case = own.rows.setdefault(step.name, {})
@@ -112,6 +123,25 @@ def why_to_run(call: Call, step: Step) -> str:
     if rows:
         return f"{len(rows)} cases done, the others are left"
     return "the code has changed" if own.rows.get(step.name) else "not run yet"
+
+
+def run_all(call: Call, steps: Sequence[Step]) -> None:
+    """Those that may run together at once, then the others; on a CPU one after the other."""
+    together = [step for step in steps if not step.alone and not call.options.smoke]
+    if together:
+        print(f"running: {', '.join(step.name for step in together)}", flush=True)
+        call.at_once = len(together)
+        with ThreadPoolExecutor(len(together)) as pool:
+            list(pool.map(functools.partial(run, call), together))
+    call.at_once = 1
+    for step in steps:
+        if step in together:
+            continue
+        if now() > call.deadline:
+            print(f"{step.name}: no time is left in this call", flush=True)
+        else:
+            print(f"running: {step.name}", flush=True)
+            run(call, step)
 
 
 def run(call: Call, step: Step) -> None:
@@ -180,6 +210,7 @@ def _process(call: Call, step: Step, done: set[str], deadline: float) -> tuple[s
 def _order(process: subprocess.Popen, call: Call, step: Step, done: set[str]) -> None:
     order = {
         "device": "cpu" if call.options.smoke else "gpu",
+        "at_once": call.at_once,
         "gpus": call.found.gpus,
         "gpu_name": call.found.gpu_name,
         "folder": str(WORK / step.name),
@@ -278,15 +309,13 @@ def main(arguments: Sequence[str]) -> int:
     for words in machine.left_out():
         print(words)
     print(found.words, flush=True)
+    left = []
     for step in chosen(options):
         reason = why_to_run(call, step)
-        if options.list or not reason:
-            print(f"{step.name}: {reason or 'done'}", flush=True)
-        elif now() > call.deadline:
-            print(f"{step.name}: {reason}; no time is left in this call", flush=True)
-        else:
-            print(f"{step.name}: {reason}; running", flush=True)
-            run(call, step)
+        print(f"{step.name}: {reason or 'done'}", flush=True)
+        left += [step] if reason else []
+    if not options.list:
+        run_all(call, left)
     rows = [row for step in chosen(options) for row in rows_of(call, step).values()]
     failed = sum(row["outcome"] == "failed" for row in rows)
     print(f"{len(rows)} cases, {failed} failed; {options.to / 'gpu.md'}", flush=True)

@@ -32,6 +32,8 @@ class Place:
     """As torch reports it."""
     folder: Path = Path("build/gpu")
     """For runs, data and logs of the step."""
+    at_once: int = 1
+    """Steps that share the cores and the GPU."""
 
     @property
     def on_gpu(self) -> bool:

@@ -1,4 +1,7 @@
-"""The steps of `make gpu`, in the order of their value: what each shows, how long it may take, its code."""
+"""The steps of `make gpu`, in the order of their value: what each shows, how long it may take, its code.
+
+Steps that compare numbers run at the same time, and before those that measure the GPU, which run one by one.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,8 @@ class Step:
     minutes: float
     """After which it is stopped; its next call goes on with the cases that are left."""
     evidence: Evidence
+    alone: bool = False
+    """It measures the GPU, or its memory: no other step may run beside it."""
 
     @property
     def module(self) -> str:
@@ -35,9 +40,10 @@ def _step(
     minutes: float,
     entry_points: tuple[str, ...] = TRAINER,
     tests: tuple[str, ...] = TRAINED,
+    alone: bool = False,
 ) -> Step:
     own = f"tests/gpu/{name.replace('-', '_')}.py"
-    return Step(name, shows, columns, minutes, Evidence(PAGE, "make gpu", entry_points, (own, *tests)))
+    return Step(name, shows, columns, minutes, Evidence(PAGE, "make gpu", entry_points, (own, *tests)), alone)
 
 
 STEPS = (
@@ -48,6 +54,7 @@ STEPS = (
         ("states GiB", "planned", "allocated GiB", "planned", "of the device GiB", "planned"),
         9,
         (*TRAINER, "nbtrain.planner.plan"),
+        alone=True,
     ),
     _step(
         "parity",
@@ -63,6 +70,7 @@ STEPS = (
         9,
         (*TRAINER, "nbtrain.planner.plan"),
         (*TRAINED, "tests/benchmarks/train_gpu.py"),
+        alone=True,
     ),
     _step(
         "flash",
@@ -100,6 +108,13 @@ STEPS = (
         3,
         tests=(*TRAINED, "tests/gpu/tolerance.py"),
     ),
-    _step("calibrate", "`nbtrain calibrate`: the rates of this machine", (), 4, ("nbtrain.cli.__main__",)),
+    _step(
+        "calibrate",
+        "`nbtrain calibrate`: the rates of this machine",
+        (),
+        4,
+        ("nbtrain.cli.__main__",),
+        alone=True,
+    ),
 )
 BY_NAME = {step.name: step for step in STEPS}

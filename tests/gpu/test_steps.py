@@ -4,7 +4,9 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +103,27 @@ def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
     monkeypatch.setattr(gpu, "key_of", lambda step: "other")
     assert gpu.why_to_run(call, MADE) == "the code has changed"
     assert call.try_("good") == {"good": "passed"}
+
+
+def test_steps_that_measure_the_gpu_run_alone(call, monkeypatch):
+    """The others meet each other, and end before the first of those begins; with --smoke each runs alone."""
+    steps = [replace(MADE, name=name, alone=name == "alone") for name in ("alone", "first", "second")]
+    meeting, ran = threading.Barrier(2), []
+
+    def run(call, step):
+        if not step.alone:
+            meeting.wait(30)
+        ran.append((step.name, call.at_once))
+
+    monkeypatch.setattr(gpu, "run", run)
+    gpu.run_all(call, steps)
+    assert sorted(ran[:2]) == [("first", 2), ("second", 2)] and ran[2:] == [("alone", 1)]
+    ran.clear()
+    meeting.abort()
+    call.options.smoke = True
+    monkeypatch.setattr(gpu, "run", lambda call, step: ran.append((step.name, call.at_once)))
+    gpu.run_all(call, steps)
+    assert ran == [("alone", 1), ("first", 1), ("second", 1)]
 
 
 def test_a_step_that_cannot_start_says_so(call, monkeypatch):

@@ -169,7 +169,7 @@ class Trainings:
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            "OMP_NUM_THREADS": str(max(1, min(8, len(os.sched_getaffinity(0)) // 2))),
+            "OMP_NUM_THREADS": str(max(1, min(8, len(os.sched_getaffinity(0)) // 2 // self.place.at_once))),
         }
 
 

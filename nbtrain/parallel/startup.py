@@ -83,8 +83,22 @@ def quiet() -> Iterator[None]:
 def finish() -> None:
     """Leave the process group in step with the others: else gloo's threads abort some exits (SIGABRT)."""
     if dist.is_initialized():
-        dist.barrier()
+        wait_for_all()
         dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """A barrier of all ranks; none of a GPU alone, which has no device bound to it, of which NCCL warns."""
+    if dist.get_world_size() > 1 or dist.get_backend() != "nccl":
+        dist.barrier()
+
+
+def without_letters(architectures: str) -> str:
+    """TORCH_CUDA_ARCH_LIST as DeepSpeed's builder can read it: a GPU of "9.0a" runs what is made for 9.0.
+
+    At the letter the builder ends with a ValueError (ops/op_builder/builder.py, 0.19.8).
+    """
+    return re.sub(r"(\d)[a-z]", r"\1", architectures)
 
 
 def prepare_deepspeed(device: str) -> None:
@@ -95,8 +109,7 @@ def prepare_deepspeed(device: str) -> None:
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     elif architectures := os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        # DeepSpeed's builder takes numbers alone; a GPU of "9.0a" runs what is compiled for 9.0.
-        os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d)[a-z]", r"\1", architectures)
+        os.environ["TORCH_CUDA_ARCH_LIST"] = without_letters(architectures)
     import deepspeed
     from deepspeed.utils import logger as deepspeed_logger
 

@@ -37,7 +37,7 @@ from nbtrain.model.initialization import Zeros
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
-from nbtrain.parallel.startup import World, quiet
+from nbtrain.parallel.startup import World, quiet, wait_for_all
 from nbtrain.train.attempt import find_job, this_attempt_number
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import bind_optimizer, build_optimizer
@@ -266,8 +266,8 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
 def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:
     # Rank 0 fills the index cache, the others read it.
     if world.rank != 0:
-        dist.barrier()
+        wait_for_all()
     datasets = build_datasets(config, index_samples, skipped)
     if world.rank == 0:
-        dist.barrier()
+        wait_for_all()
     return datasets

@@ -126,7 +126,7 @@ def _on_nodes(run: "RunDir") -> str:
         ]
         if not any((root / f"global_step{save.step}").is_dir() for root in roots):
             older = newest_checkpoint_step(run)
-            start = "starts from the beginning" if older is None else f"goes on from step {older}"
+            start = "starts from the beginning" if older is None else f"goes on from step {older:,}"
             others = "" if len(save.hosts) == 1 else ", unless the other hosts have it whole"
             return (
                 f"Step {save.step} was saved on the disks of {', '.join(save.hosts)} alone "
@@ -234,7 +234,7 @@ def verify(options: argparse.Namespace) -> None:
     if options.step is not None:
         steps = [step for step in steps if step == options.step]
     if not steps:
-        which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step}"
+        which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
         raise CheckpointError(f"{display(run.model)}: holds {which}.")
     problems = {step: checkpoint_problem(run.checkpoint(step)) for step in steps}
     described = {step: _manifest(run, step)["files"] for step, problem in problems.items() if problem is None}

@@ -397,7 +397,7 @@ def _write_job(
         autotune.write_files(job, config)
         events = EventWriter(job, "submit")
         step, schedule = newest_saved_step(run), config.batch_schedule
-        start = f"from the checkpoint of step {step}" if step else "from the beginning"
+        start = f"from the checkpoint of step {step:,}" if step else "from the beginning"
         if only_on_nodes(run):
             start += ", if the nodes that hold it are here again"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)

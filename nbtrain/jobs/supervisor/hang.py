@@ -121,7 +121,7 @@ def report(ranks: Iterable[Standstill]) -> str:
         text += f"; and {len(guilty) - 4} more"
     places: dict[tuple[bool, str], list[int]] = {}
     for one in others:
-        where = f"in phase {one.beat.phase} after step {one.beat.step}" if one.beat else "silent"
+        where = f"in phase {one.beat.phase} after step {one.beat.step:,}" if one.beat else "silent"
         where = f"in {_call(one.collective)}" if one.collective else where
         places.setdefault((one.collective is not None, where), []).append(one.rank)
     for (waiting, where), there in places.items():
@@ -138,7 +138,9 @@ def whereabouts(one: Standstill) -> str:
     """
     if one.beat is None:
         return f"never heard of, for {one.still_seconds:.0f} s"
-    text = f"last heard of at step {one.beat.step}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
+    text = (
+        f"last heard of at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
+    )
     last: Collective | None = one.beat.collective
     if last is not None:
         text += f", in {_call(last)}" if last.waiting else f", outside any collective (last: {_call(last)})"

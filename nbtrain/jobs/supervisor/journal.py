@@ -274,7 +274,7 @@ class Journal:
         tokens = self._tokens_between(saved, reached)
         lost = amounts.counted(max(0, reached - saved), "step")
         verb = "is" if reached - saved == 1 else "are"
-        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved}{on_nodes} {verb} lost"
+        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved:,}{on_nodes} {verb} lost"
         if not saved:
             text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
         self.event(

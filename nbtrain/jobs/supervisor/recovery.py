@@ -104,13 +104,13 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
 
 def starting_point(rollback: Rollback) -> str:
     """ "step 4", or "the start" if there was no checkpoint."""
-    return f"step {rollback.checkpoint_step}" if rollback.checkpoint_step else "the start"
+    return f"step {rollback.checkpoint_step:,}" if rollback.checkpoint_step else "the start"
 
 
 def saved_words(job: JobDir) -> str:
     """What is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
-    said = "nothing is saved yet" if step is None else f"saved at step {step}"
+    said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 

@@ -182,7 +182,7 @@ def _kept(around: Circumstances, step: int | None) -> str:
         return "saved"
     if around.saved_step is None:
         return "no checkpoint was saved"
-    return f"not saved; the newest checkpoint is of step {around.saved_step}"
+    return f"not saved; the newest checkpoint is of step {around.saved_step:,}"
 
 
 def _stop_out_of_order(
@@ -194,14 +194,14 @@ def _stop_out_of_order(
     how = f" (rank {first.rank}: {first.message})" if first else ""
     if not around.trained and around.mode == "full":
         failed = how if first and first.outcome == "failed" else ""
-        on = f"; a resume takes the checkpoint of step {kept}" if kept else ""
+        on = f"; a resume takes the checkpoint of step {kept:,}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
         return f"stopped on request {early}{failed}{on}"
     reached = around.reached_step if step is None else step
     if kept is not None and reached is not None and kept >= reached:
         later = " (its processes had to be killed later)" if killed else how
         return f"stopped on request{_at(kept)}; {saved}{later}"
-    newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept}"
+    newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept:,}"
     if not killed:
         return f"stopped on request before it could save{_at(step)}{how}; {newest}"
     # A rank that hangs after its save says nothing: only the checkpoint is known.
@@ -366,7 +366,7 @@ def _bad(records: Mapping[int, ExitRecord]) -> list[ExitRecord]:
 
 
 def _at(step: int | None) -> str:
-    return f" at step {step}" if step is not None else ""
+    return f" at step {step:,}" if step is not None else ""
 
 
 def _ranks(ranks: list[int]) -> str:

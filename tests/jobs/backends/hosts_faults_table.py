@@ -334,7 +334,7 @@ def cancelled_beside_another(scene: Scene) -> Row:
         assert end_job.marked(scene.job.job_id) == {}
         at = time.time()
         scene.until(lambda: all(when > at + 2 for when in alive()), "the other job's ranks")
-    words = re.sub(r"step \d+", "step 12", cause)
+    words = re.sub(r"step [\d,]+", "step 12", cause)
     return Row(
         f"CANCELLED: {words}", "", "the other job's ranks run on, on both hosts; `nbtrain resume` goes on"
     )

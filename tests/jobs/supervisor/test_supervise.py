@@ -188,7 +188,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     assert time.monotonic() - began < 150
     step = max(job.run.checkpoint_steps())
     assert state == "CANCELLED"
-    assert re.fullmatch(r"stopped on request at step \d+; saved", cause)
+    assert re.fullmatch(r"stopped on request at step [\d,]+; saved", cause)
     assert processes.marked_pids([job.job_id]) == []
     assert temporaries(job.run) == []
     with job.run.locked(blocking=False) as taken:
@@ -391,7 +391,7 @@ def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
     state, cause = control.pause(job)
     assert state == "SUSPENDED"
-    assert re.fullmatch(r"paused on request at step (\d+); saved; `nbtrain resume tiny` goes on", cause)
+    assert re.fullmatch(r"paused on request at step ([\d,]+); saved; `nbtrain resume tiny` goes on", cause)
     supervisor = JobRecord.read(job.job_json).supervisor
     assert supervisor.alive() and processes.marked_pids([job.job_id]) == []
     with pytest.raises(JobError, match="is paused; it has saved already"):

@@ -67,7 +67,7 @@ def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
     state, cause = pause(job)
     assert state == SUSPENDED
-    assert re.fullmatch(r"paused on request at step \d+; saved; `nbtrain resume tiny` goes on", cause)
+    assert re.fullmatch(r"paused on request at step [\d,]+; saved; `nbtrain resume tiny` goes on", cause)
     wait_until(lambda: cluster.call("squeue", "-h") == "", "an empty queue", END_SECONDS)
     assert resume(job.run).job_id == job.job_id
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING again", END_SECONDS)

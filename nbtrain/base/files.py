@@ -113,6 +113,8 @@ def read_json(path: Path) -> Any | None:
     except json.JSONDecodeError as error:
         what = f"{error.msg.removesuffix(' at')} (column {error.colno})"
         raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
+    except RecursionError as error:
+        raise RecordError(f"{path}:1: not JSON: objects and lists are too deep in each other") from error
 
 
 def not_allowed(error: OSError) -> str:

@@ -205,6 +205,11 @@ def _folder_of(source: str | Path) -> Path:
         raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:
         return _fetch(found[1], found[2])
+    if str(source).startswith("hf:"):
+        raise ConfigError(
+            f"{source}: is no address of the Hub, which is hf://ORGANISATION/MODEL or "
+            "hf://ORGANISATION/MODEL@REVISION."
+        )
     typed = Path(source).expanduser()
     folder = typed.absolute() if typed.exists() else resolve(source)
     if not folder.exists() and HUB_ID.fullmatch(str(source)):
@@ -247,7 +252,7 @@ class FoundTokenizer:
 def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokenizer:
     """The tokenizer in a model's folder, unless `given` (overrides of the section tokenizer) names another.
 
-    Raises DataError if it has more entries than the model has rows.
+    Raises DataError if it has more entries than the model has rows, ConfigError if `given` has too few.
     """
     folder = model.path
     name = given.get("name")
@@ -256,9 +261,16 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
         return FoundTokenizer(None)
     entries = entries_of(folder)
     rows = given.get("vocab_size") or model.described.vocab_size
-    if entries and max(entries.values()) >= rows:
+    highest = max(entries.values(), default=-1)
+    if rows <= highest < model.described.vocab_size:
+        raise ConfigError(
+            f"tokenizer.vocab_size = {rows:,}: the tokenizer in {display(folder)} has ids up to {highest:,}, "
+            f"which need rows of their own. Set at least {highest + 1}, or name another tokenizer "
+            "(tokenizer.path=...)."
+        )
+    if highest >= rows:
         raise DataError(
-            f"{display(folder)}: its tokenizer has ids up to {max(entries.values()):,}, and the model has "
+            f"{display(folder)}: its tokenizer has ids up to {highest:,}, and the model has "
             f"{rows:,} rows: it is the tokenizer of another model. Put the right one there, or name another "
             "(tokenizer.path=...)."
         )

@@ -194,44 +194,56 @@ def _biases(family: Family, keys: Keys) -> bool:
 def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
     """rotary_base and rope_scaling, from rope_parameters or the earlier rope_theta and rope_scaling."""
     new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
-    base = new.number("rope_theta") if "rope_theta" in new else keys.number("rope_theta", family.rotary_base)
     for place in (keys, new, old):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
             raise place.refused("partial_rotary_factor", "models of this family turn whole heads here")
-    scaling = new if "rope_type" in new else old
-    # The earlier form called it `type`.
-    kind = scaling.text("rope_type" if "rope_type" in scaling else "type", "default")
-    found: dict[str, Any] = {"rotary_base": base, "rope_scaling": None}
-    if kind == "default":
-        return found
-    if kind not in ("linear", "llama3", "yarn"):
-        key = "rope_type" if "rope_type" in scaling else "type"
-        raise scaling.refused(
-            key, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
+    base = keys.number("rope_theta", family.rotary_base)
+    found = [
+        {"rotary_base": place.number("rope_theta", base), "rope_scaling": _scaling(place, positions)}
+        for place in (new, old)
+        if place.values
+    ]
+    if found[1:] and found[0] != found[1]:
+        # transformers 5 takes rope_scaling alone then; readers of rope_parameters do not.
+        raise keys.refused(
+            "rope_scaling",
+            "gives other angles than rope_parameters, and readers differ in which one they take; keep the "
+            "one that the model was trained with",
         )
-    factor = scaling.number("factor")
-    found["rope_scaling"] = {"kind": kind, "factor": factor}
+    return found[0] if found else {"rotary_base": base, "rope_scaling": None}
+
+
+def _scaling(place: Keys, positions: int) -> dict[str, Any] | None:
+    """The fields of model.rope_scaling; None if the angles are as they are."""
+    # The earlier form called it `type`.
+    called = "rope_type" if "rope_type" in place else "type"
+    kind = place.text(called, "default")
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise place.refused(
+            called, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
+        )
+    factor = place.number("factor")
+    found: dict[str, Any] = {"kind": kind, "factor": factor}
     if kind == "llama3":
-        keys_of_kind = ("low_freq_factor", "high_freq_factor")
-        found["rope_scaling"] |= {key: scaling.number(key) for key in keys_of_kind}
-        original = scaling.whole("original_max_position_embeddings")
-        found["rope_scaling"]["original_max_position_embeddings"] = original
+        found |= {key: place.number(key) for key in ("low_freq_factor", "high_freq_factor")}
+        found["original_max_position_embeddings"] = place.whole("original_max_position_embeddings")
     elif kind == "yarn":
         for key in ("mscale", "mscale_all_dim"):
-            if key in scaling:
-                raise scaling.refused(
+            if key in place:
+                raise place.refused(
                     key, "yarn has no such factor here; queries and keys get 0.1 ln(factor) + 1"
                 )
         usual = 0.1 * math.log(factor) + 1.0
-        if not math.isclose(scaling.number("attention_factor", usual), usual, rel_tol=1e-6):
-            raise scaling.refused("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} here")
-        scaling.must_be("truncate", True, True, "the ramp's bounds are rounded to whole pairs here")
+        if not math.isclose(place.number("attention_factor", usual), usual, rel_tol=1e-6):
+            raise place.refused("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} here")
+        place.must_be("truncate", True, True, "the ramp's bounds are rounded to whole pairs here")
         # As transformers does without the key.
-        original = scaling.whole("original_max_position_embeddings", positions)
-        found["rope_scaling"] |= {
-            "original_max_position_embeddings": original,
-            "beta_fast": scaling.number("beta_fast", 32.0),
-            "beta_slow": scaling.number("beta_slow", 1.0),
+        found |= {
+            "original_max_position_embeddings": place.whole("original_max_position_embeddings", positions),
+            "beta_fast": place.number("beta_fast", 32.0),
+            "beta_slow": place.number("beta_slow", 1.0),
         }
     return found
 
@@ -242,21 +254,32 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
     if family.windows == "all":
         window = None if "sliding_window" in keys.values and "sliding_window" not in keys else WINDOW
         return {**none, "window_size": window and keys.whole("sliding_window", WINDOW)}
-    if family.windows != "some" or not keys.flag("use_sliding_window", False):
-        return none
-    if family.has_no_rope_layers and "sliding_window" not in keys:  # SmolLM3 has no default
+    if family.windows != "some":
         return none
     kinds = keys.values.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or len(kinds) != layers or any(kind not in LAYER_TYPES for kind in kinds)
+    ):
+        raise keys.refused("layer_types", f"must name {' or '.join(LAYER_TYPES)} for each of {layers} layers")
+    # SmolLM3's window has no default.
+    has_window = keys.flag("use_sliding_window", False) and (
+        not family.has_no_rope_layers or "sliding_window" in keys
+    )
+    if not has_window:
+        if kinds is not None and "sliding_attention" in kinds:
+            raise keys.refused(
+                "layer_types",
+                "names windows, and there is none without use_sliding_window and sliding_window",
+            )
+        return none
     if kinds is None:
         if family.has_no_rope_layers:
             turning = no_rope_pattern(_layers_without_rope(keys, layers), layers)
             has = [bool(without) for without in turning]
         else:
             has = [index >= keys.whole("max_window_layers", 28) for index in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= set(LAYER_TYPES):
-        has = [kind == "sliding_attention" for kind in kinds]
     else:
-        raise keys.refused("layer_types", f"must name {' or '.join(LAYER_TYPES)} for each of {layers} layers")
+        has = [kind == "sliding_attention" for kind in kinds]
     if not any(has):
         return none
     pattern = None if all(has) else [int(one) for one in has]

@@ -164,8 +164,10 @@ def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], byt
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{display(path)}: cannot be read as JSON: {error}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{display(path)}: cannot be read as JSON: {error}. Download the folder again."
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{display(path)}: is no JSON object.")
     return value

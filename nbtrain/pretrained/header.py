@@ -76,7 +76,7 @@ def read_header(path: Path) -> Header:
         described = json.loads(content)
         metadata = described.pop(METADATA, None) or {}
         tensors = {name: _tensor(path, name, entry, 8 + count) for name, entry in described.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise _damaged(path, "is no safetensors file: its head is not the JSON of one") from None
     _check_data(path, list(tensors.values()), 8 + count, length)
     return Header(tensors, metadata, content)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
@@ -58,4 +59,9 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text('{"a": ')
     with pytest.raises(ValueError, match=r"broken\.json:1: not JSON"):
+        files.read_json(broken)
+    broken.write_text("[" * 100_000)
+    with pytest.raises(
+        RecordError, match=r"broken\.json:1: not JSON: objects and lists are too deep in each"
+    ):
         files.read_json(broken)

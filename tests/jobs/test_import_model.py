@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError, RecordError
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
@@ -130,6 +130,12 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
     assert smaller.notes[-1] == (
         "the vocabulary shrinks from 20 to 12 (tokenizer.vocab_size): the last 8 rows are left out."
     )
+    with pytest.raises(ConfigError) as refused:
+        import_model("models/small", "few", ["tokenizer.vocab_size=11"])
+    assert str(refused.value) == (
+        "tokenizer.vocab_size = 11: the tokenizer in models/small has ids up to 11, which need rows of their "
+        "own. Set at least 12, or name another tokenizer (tokenizer.path=...)."
+    )
     # Rows that the tokenizer does not name stay.
     assert import_model("models/small", "same").config.tokenizer.vocab_size == 20
 
@@ -159,6 +165,11 @@ BAD = {
         DataError,
         "models/small: its tokenizer has ids up to 39, and the model has 20 rows: it is the tokenizer of "
         "another model. Put the right one there, or name another (tokenizer.path=...).",
+    ),
+    "a tokenizer_config.json of nothing": (
+        lambda folder: (folder / "tokenizer_config.json").write_text("[" * 100_000),
+        RecordError,
+        "tokenizer_config.json:1: not JSON: objects and lists are too deep in each other",
     ),
     "a tokenizer.json of nothing": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
@@ -242,6 +253,12 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     assert str(refused.value) == (
         "someone/small: no such folder. If it is a model of the Hub, hf://someone/small fetches it with "
         "huggingface_hub; nothing else is downloaded."
+    )
+    with pytest.raises(ConfigError) as wrong:
+        import_model("hf://small", "mine")
+    assert str(wrong.value) == (
+        "hf://small: is no address of the Hub, which is hf://ORGANISATION/MODEL or "
+        "hf://ORGANISATION/MODEL@REVISION."
     )
     asked = {}
 

@@ -258,6 +258,28 @@ CONFIGS = [
         "m/config.json: partial_rotary_factor = 0.5: models of this family turn",
     ),
     (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives other angles than "
+        "rope_parameters, and readers differ in which one they take; keep the one that the model was trained",
+    ),
+    (
+        {"rope_scaling": {"type": "default", "rope_theta": 3e4}},
+        "m/config.json: rope_scaling = {'type': 'default', 'rope_theta': 30000.0}: gives other angles",
+    ),
+    (
+        {"model_type": "qwen3", "layer_types": ["full_attention"]},
+        "m/config.json: layer_types = ['full_attention']: must name full_attention or sliding_attention for",
+    ),
+    (
+        {"model_type": "qwen3", "layer_types": ["chunked_attention", [1]]},
+        "m/config.json: layer_types = ['chunked_attention', [1]]: must name full_attention or",
+    ),
+    (
+        {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
+        "m/config.json: layer_types = ['full_attention', 'sliding_attention']: names windows, and there is "
+        "none without use_sliding_window and sliding_window.",
+    ),
+    (
         {"hidden_act": "gelu"},
         "m/config.json: hidden_act = 'gelu': a model of this kind has silu, the gate of",
     ),
@@ -278,7 +300,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("changes, said", CONFIGS, ids=[next(iter(changes)) for changes, _ in CONFIGS])
+@pytest.mark.parametrize("changes, said", CONFIGS, ids=[list(changes)[-1] for changes, _ in CONFIGS])
 def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
     change_config(folder, **changes)
     assert said in message(folder)
@@ -297,12 +319,15 @@ def test_paths_that_are_no_folder(folder, tmp_path):
     assert message(folder) == "m/config.json: is no JSON object."
     (folder / "config.json").write_text("{")
     assert message(folder).startswith("m/config.json: cannot be read as JSON: ")
+    (folder / "config.json").write_text("[" * 100_000)
+    assert message(folder).startswith("m/config.json: cannot be read as JSON: maximum recursion depth")
+    assert message(folder).endswith(". Download the folder again.")
     (folder / "config.json").unlink()
     assert "m: holds no config.json" in message(folder)
 
 
 def test_the_earlier_form_of_rotary_positions_is_read(folder):
-    """rope_theta and rope_scaling at the top; rope_parameters wins if both are there."""
+    """rope_theta and rope_scaling at the top; also beside rope_parameters that say the same."""
     scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 8192
     change_config(folder, rope_parameters=..., rope_theta=5e5, rope_scaling=scaling)
@@ -315,9 +340,9 @@ def test_the_earlier_form_of_rotary_positions_is_read(folder):
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    change_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    fields = open_model(folder).described.fields
-    assert fields["rotary_base"] == 1e6 and fields["rope_scaling"] is None
+    both = {**scaling, "rope_type": "llama3", "rope_theta": 5e5}
+    change_config(folder, rope_parameters=both)
+    assert open_model(folder).described.fields == fields
 
 
 def test_yarn_without_an_original_length_takes_the_model_s(folder):

@@ -150,7 +150,8 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
         return
     head = model.resolved_kv_channels
     if model.rotary_size % 2 or not model.rotary_size:
-        near = join(size for size in (model.rotary_size - 1, model.rotary_size + 1) if 0 < size <= head)
+        around = (model.rotary_size - 1, model.rotary_size + 1) if model.rotary_size else (2,)
+        near = join(size for size in around if 0 < size <= head)
         yield (
             f"{found(config, 'model.rotary_percent')}\n"
             f"  turns {model.rotary_size} numbers of each head of {head}, and must turn an even number, "

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nbtrain.config.fields import ConfigModel
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 
@@ -18,7 +19,10 @@ def value_of(config: RunConfig, key: str) -> Any:
 
 def found(config: RunConfig, key: str) -> str:
     """ "gpt.yaml:22: batch.global_batch_size = 250"."""
-    return f"{config.where(key)}: {key} = {show(value_of(config, key))}"
+    value = value_of(config, key)
+    # A section is shown by what is set in it, as a YAML has it.
+    shown = value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value
+    return f"{config.where(key)}: {key} = {show(shown)}"
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:

@@ -289,7 +289,10 @@ def test_rotary_positions_that_fit(overrides):
     [
         (["model.rotary_percent=0.4"], "turns 25 numbers of each head of 64, and must turn an even number"),
         (["model.rotary_percent=0.4"], "nearest: 24, 26."),
-        (["model.rotary_percent=0.001"], "turns 0 numbers of each head of 64"),
+        (
+            ["model.rotary_percent=0.001"],
+            "turns 0 numbers of each head of 64, and must turn an even number, in pairs; nearest: 2.",
+        ),
         (["parallel.fpdt_chunk_tokens=512"], "turns no queries, and model.position_embedding_type is rope."),
         ([LLAMA_3, "model.rope_scaling.beta_fast=16"], "is not read with kind: llama3, which has factor, "),
         (["model.rope_scaling={kind: yarn, factor: 4}"], "original_max_position_embeddings is missing"),
@@ -309,3 +312,4 @@ def test_rotary_positions_that_do_not(overrides, words):
 def test_rotary_fields_are_read_with_rope_alone(override):
     (found,) = messages("rotary_positions_fit", override)
     assert "is read with position_embedding_type: rope only, and that is learned_absolute." in found
+    assert "RopeScalingConfig" not in found

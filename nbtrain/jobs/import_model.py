@@ -8,6 +8,7 @@ the folder (`init_from`), and the ranks read it at the first start.
 """
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def _import(
         raise ConfigError(f"{config.where(key)}: {key} {words}.")
     _read_all(model)
     notes = [*notes, *model.described.notes, *found.notes]
+    own = tokenizer_dir(config.tokenizer.name)
+    is_new = not own.exists()
     if tokenizer.folder is not None:
         take_over(config, tokenizer.folder)
     elif not section:
@@ -152,6 +155,8 @@ def _import(
     try:
         files.write_output(target, text)
     except OSError as error:
+        if is_new:
+            shutil.rmtree(own, ignore_errors=True)
         raise not_written(target, error) from None
     return ImportedModel(config, target, text, model.title, model.count, tuple(notes))
 

@@ -20,11 +20,8 @@ def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[
     It is removed if anything goes wrong. Raises CheckpointError if `to` exists, or if its disk has less than
     `needed_bytes` free.
     """
-    if to.exists() or to.is_symlink():
-        raise CheckpointError(
-            f"{display(to)}: is there already, and is not written over. Name another place."
-        )
     try:
+        _must_be_free(to)
         to.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(to.parent).free
         if free < needed_bytes + SPARE_BYTES:
@@ -42,12 +39,23 @@ def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[
     held = flock_folder(made, blocking=False)
     try:
         yield made
+        # Another export to this place may have ended meanwhile; a file would be replaced without an error.
+        _must_be_free(to)
         (made if file is None else made / file).rename(to)
         files.fsync_directory(to.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
         if held is not None:
             os.close(held)
+
+
+def _must_be_free(to: Path) -> None:
+    """Raises CheckpointError if something has the name."""
+    # lexists calls a name that is too long free.
+    if os.path.lexists(to):
+        raise CheckpointError(
+            f"{display(to)}: is there already, and is not written over. Name another place."
+        )
 
 
 def _remove_leftovers(to: Path) -> None:

@@ -4,6 +4,7 @@ A file is written only if every rule of the run holds, if reading it gives exact
 overwritten without being asked to.
 """
 
+import errno
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,10 @@ def path_of(path: object) -> Path:
 
 def not_written(path: Path, error: OSError) -> ConfigError:
     """The error for a file that the system does not write."""
-    return ConfigError(
-        f"{path}: cannot be written ({error.strerror}): name a file in a folder that exists and is yours."
-    )
+    what_helps = "name a file in a folder that exists and is yours"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what_helps = "free space, or name a file on another disk"
+    return ConfigError(f"{path}: cannot be written ({error.strerror}): {what_helps}.")
 
 
 def run_text(config: RunConfig, path: Path, note: str = "") -> str:

@@ -1,5 +1,6 @@
 """`nbtrain import-model`: a run YAML, its tokenizer, and what is refused with nothing written."""
 
+import errno
 import json
 import os
 import sys
@@ -220,6 +221,21 @@ def test_another_tokenizer_of_the_name_is_not_replaced(folder, workspace):
     with pytest.raises(DataError, match="holds another tokenizer"):
         import_model("models/small", "mine", path="again.yaml")
     assert not (workspace / "again.yaml").exists()
+
+
+def test_a_yaml_that_cannot_be_written_leaves_no_tokenizer(folder, workspace, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_output", full)
+    before = tree(workspace)
+    with pytest.raises(ConfigError) as refused:
+        import_model("models/small", "mine")
+    assert str(refused.value) == (
+        f"{workspace / 'mine.yaml'}: cannot be written (No space left on device): free space, or name a file "
+        "on another disk."
+    )
+    assert tree(workspace) == before
 
 
 def test_paths_and_names(folder, workspace):

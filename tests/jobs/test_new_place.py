@@ -1,0 +1,28 @@
+"""A folder or file of models appears whole, and takes the place of nothing."""
+
+import pytest
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.jobs.new_place import new_place
+
+
+@pytest.mark.parametrize("file", [None, "model.gguf"])
+def test_what_appears_meanwhile_is_kept(tmp_path, monkeypatch, file):
+    """Of two exports to one place the second to end is refused, as it would have been at its start."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    to = tmp_path / "out"
+    with pytest.raises(CheckpointError) as refused, new_place(to, 0, file) as late:
+        (late / "model.gguf").write_text("late")
+        with new_place(to, 0, file) as early:
+            (early / "model.gguf").write_text("early")
+    assert str(refused.value) == "out: is there already, and is not written over. Name another place."
+    assert (to / "model.gguf" if file is None else to).read_text() == "early"
+    assert list(tmp_path.iterdir()) == [to]
+
+
+def test_a_name_that_no_disk_takes(tmp_path):
+    to = tmp_path / ("o" * 300)
+    said = r"cannot be written: File name too long\. Name another place"
+    with pytest.raises(CheckpointError, match=said), new_place(to, 0):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -13,13 +13,16 @@ from typing import Protocol
 
 import orjson
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource
 from nbtrain.corpus.sources.chat import ROLES
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
-from nbtrain.corpus.tokenizer.folder import ONE_FILE
+from nbtrain.corpus.tokenizer.exported import CONFIG as SETTINGS
+from nbtrain.corpus.tokenizer.exported import token_text
+from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
 ASSISTANT = "assistant"
@@ -111,6 +114,9 @@ class JinjaTemplate:
         except TemplateError as error:
             raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
         self._eod_token = eod_token
+        # Of a tokenizer that was taken over from a model's folder; one that was trained here has none.
+        settings = files.read_json(tokenizer / KEPT / SETTINGS) or {}
+        self._bos_token = token_text(settings.get("bos_token")) or ""
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
@@ -120,7 +126,7 @@ class JinjaTemplate:
             text = self._template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
-                bos_token="",
+                bos_token=self._bos_token,
                 eos_token=self._eod_token,
                 tools=None,
             )

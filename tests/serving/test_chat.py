@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat import ChatReader
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT
-from nbtrain.corpus.tokenizer.folder import ONE_FILE
+from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.chat import JinjaTemplate, RunTemplate, Suffix, template_of
 from nbtrain.serving.refusals import Refusal
 
@@ -97,6 +97,19 @@ def test_jinja_and_special_tokens(tmp_path):
     reaching = JinjaTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", tmp_path, "", "file")
     with pytest.raises(Refusal, match="refuses"):
         reaching.prompt([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize("written", ["<s>", {"content": "<s>", "special": True}, None])
+def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
+    """Llama 3's and Mistral's templates begin with bos_token; a tokenizer that was trained here has none."""
+    special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
+    (tmp_path / ONE_FILE).write_bytes(orjson.dumps(special))
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    assert JinjaTemplate(template, tmp_path, "<eod>", "file").prompt(TALK[:1]).pieces[0] != 1
+    (tmp_path / KEPT).mkdir()
+    (tmp_path / KEPT / "tokenizer_config.json").write_bytes(orjson.dumps({"bos_token": written}))
+    pieces = JinjaTemplate(template, tmp_path, "<eod>", "file").prompt(TALK[:1]).pieces
+    assert pieces == [*([1] if written else []), TALK[0]["content"] + "<eod>"]
 
 
 def test_what_follows_an_answer_is_taken_off():

@@ -34,6 +34,7 @@ from nbtrain.pretrained.values import check_values
 
 # What the Hub's own address of a model looks like: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]*://")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # What of a model on the Hub is fetched: no pickles, no other programs' weights.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -103,7 +104,14 @@ def import_model(
     """
     check_name(name, "name")
     target = _target(Path(f"{name}.yaml") if path is None else path_of(path), overwrite)
-    folder, layer = _folder_of(source), override_layer(overrides)
+    layer = override_layer(overrides)
+    for key, given_by in (("name", "NAME"), ("init_from", "DIR")):
+        if key in layer.value:
+            raise ConfigError(
+                f"override {key}={layer.value[key]}: {key} is what {given_by} says. Take the override out, "
+                f"or give another {given_by}."
+            )
+    folder = _folder_of(source)
     section = layer.value.get("tokenizer") or {}
     tree = find_tree(folder)
     if tree is None:
@@ -210,10 +218,10 @@ def _folder_of(source: str | Path) -> Path:
         raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:
         return _fetch(found[1], found[2])
-    if str(source).startswith("hf:"):
+    if ADDRESS.match(str(source)):
         raise ConfigError(
-            f"{source}: is no address of the Hub, which is hf://ORGANISATION/MODEL or "
-            "hf://ORGANISATION/MODEL@REVISION."
+            f"{source}: is no address that is fetched. One of the Hub is hf://ORGANISATION/MODEL or "
+            "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
         )
     typed = Path(source).expanduser()
     folder = typed.absolute() if typed.exists() else resolve(source)

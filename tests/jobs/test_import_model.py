@@ -253,6 +253,19 @@ def test_paths_and_names(folder, workspace):
         import_model("models/small/config.json", "mine", path="x.yaml")
 
 
+@pytest.mark.parametrize(("override", "word"), [("name=other", "NAME"), ("init_from=other", "DIR")])
+def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, word):
+    """The YAML would name another model than the one that was checked."""
+    before = tree(workspace)
+    with pytest.raises(ConfigError) as refused:
+        import_model("models/small", "mine", [override])
+    assert str(refused.value) == (
+        f"override {override}: {override.partition('=')[0]} is what {word} says. Take the override out, or "
+        f"give another {word}."
+    )
+    assert tree(workspace) == before
+
+
 def test_a_folder_without_a_tokenizer(folder, workspace):
     """Token ids that were brought need none; text needs one by name."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -270,12 +283,13 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         "someone/small: no such folder. If it is a model of the Hub, hf://someone/small fetches it with "
         "huggingface_hub; nothing else is downloaded."
     )
-    with pytest.raises(ConfigError) as wrong:
-        import_model("hf://small", "mine")
-    assert str(wrong.value) == (
-        "hf://small: is no address of the Hub, which is hf://ORGANISATION/MODEL or "
-        "hf://ORGANISATION/MODEL@REVISION."
-    )
+    for address in ("hf://small", "hf:someone/small", "https://huggingface.co/someone/small"):
+        with pytest.raises(ConfigError) as wrong:
+            import_model(address, "mine")
+        assert str(wrong.value) == (
+            f"{address}: is no address that is fetched. One of the Hub is hf://ORGANISATION/MODEL or "
+            "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
+        )
     asked = {}
 
     def snapshot_download(model, revision, allow_patterns, local_dir):

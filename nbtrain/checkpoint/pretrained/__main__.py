@@ -12,6 +12,7 @@ answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
           {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
 
+import errno
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.answers import answer_request
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display
 from nbtrain.checkpoint.merged import MergedWeights
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
 from nbtrain.checkpoint.pretrained.compare import compare
@@ -45,6 +48,18 @@ def main() -> int:
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Everything one request is answered with."""
+    try:
+        yield from _answers(request)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CheckpointError(
+            f"{display(Path(request['to']).parent)}: {error.strerror}, after the export had begun. Free "
+            "space, or name a place on another disk."
+        ) from None
+
+
+def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if request["target"] == "megatron":
         tree = find_tree(Path(request["tree"]))
         assert tree is not None, "the asking side has found it"

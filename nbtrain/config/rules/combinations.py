@@ -209,9 +209,10 @@ fpdt | tensor pipeline zero3 | such a run has not been compared with one without
     fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes
     minutes on a host's cores | Set offload_optimizer.device: none, or optimizer.type: AdamW.
-muon | offload_param_nvme qwz qgz | such a run has not been compared with one process yet | Set
-    offload_param.device: cpu, zero_quantized_weights: false and zero_quantized_gradients: false, or
-    optimizer.type: AdamW.
+muon | offload_param_nvme | such a run has not been compared with one process yet | Set
+    offload_param.device: cpu, or optimizer.type: AdamW.
+muon | qwz qgz | such a run has not been compared with one process yet | Set zero_quantized_weights: false and
+    zero_quantized_gradients: false, or optimizer.type: AdamW.
 fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
 compile | zero3 | torch's compiler cannot follow parameters that are cut and gathered again between their uses
     | Set compile: false, or zero_stage: 2.

@@ -1,6 +1,8 @@
 """Exported folders: transformers loads them, with our logits and our greedy text, from any layout."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -229,6 +231,25 @@ def test_nothing_is_written_over(place, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="cannot be written: "):
         export_model(run, tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("code, kind", [(errno.ENOSPC, CheckpointError), (errno.EIO, OSError)])
+def test_a_disk_that_gets_full_meanwhile(code, kind, place, tmp_path, monkeypatch):
+    """A sentence for a full disk; what is no one's to mend keeps its traceback."""
+
+    def fails(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    monkeypatch.setattr(gpu_side, "write_consolidated", fails)
+    request = {"target": "consolidated", "run_dir": str(place.source("d2 z3 llama").path), "step": None}
+    with pytest.raises(kind) as refused:
+        list(gpu_side.answers({**request, "dtype": "fp32", "to": str(tmp_path / "disk" / ".x.tmp")}))
+    if kind is CheckpointError:
+        assert str(refused.value) == (
+            "disk: No space left on device, after the export had begun. Free space, or name a place on "
+            "another disk."
+        )
 
 
 def test_what_a_killed_export_left_is_removed(place, tmp_path):

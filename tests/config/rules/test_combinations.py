@@ -87,3 +87,12 @@ def test_what_the_reference_measured_as_right_is_allowed():
 
 def test_every_refusal_is_of_known_kinds():
     assert {name for refusal in REFUSALS for name in (refusal.kind, *refusal.others)} <= set(BY_NAME)
+
+
+def test_a_fix_names_what_is_refused_alone():
+    """Quantized ZeRO++ beside Muon is no reason to offload parameters, and NVMe none to unquantize."""
+    fixes = {refusal.others: refusal.fix for refusal in REFUSALS if refusal.kind == "muon"}
+    assert fixes[("qwz", "qgz")] == (
+        "Set zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW."
+    )
+    assert fixes[("offload_param_nvme",)] == "Set offload_param.device: cpu, or optimizer.type: AdamW."

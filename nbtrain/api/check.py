@@ -69,13 +69,15 @@ class Checked:
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
     """What stands against a run, or against manifests, scripts and JSONs of other programs; needs no data.
 
+    What `init_from` names is opened if it is there: that it fits is checked as a submit does.
+
     A run is named as for nb.plan; of files, several may be given, `overrides` say what they do not, and
     `program` is that of their flags ("megatron-lm@040eac94"). Nothing is raised for a run that is refused:
     its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
     from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
-    from nbtrain.jobs.initial_weights import with_new_tokens
+    from nbtrain.jobs.initial_weights import findings_of_weights, with_new_tokens
     from nbtrain.jobs.queue.needs import more_than_is_here
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
@@ -89,7 +91,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        here = [*findings_of_hostfile(config), *more_than_is_here(config)]
+        here = [*findings_of_hostfile(config), *more_than_is_here(config), *findings_of_weights(config)]
         return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
     except ConfigError as error:
         problems = [finding_of_problem(problem) for problem in split_problems(str(error))]

@@ -26,6 +26,7 @@ from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer, token
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.jobs.from_megatron import converted
+from nbtrain.jobs.initial_weights import other_ids
 from nbtrain.planner.run_file import not_written, path_of, run_text
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.megatron import find_tree
@@ -147,6 +148,13 @@ def _import(
     if found.problems:
         key, words = found.problems[0]
         raise ConfigError(f"{config.where(key)}: {key} {words}.")
+    if tokenizer.folder is None and (difference := other_ids(model, config)):
+        key, chosen = "tokenizer.name", config.tokenizer.name
+        raise ConfigError(
+            f"{config.where(key)}: {key} = {chosen}: {difference}. Ids would mean other text than the "
+            f"weights have learnt. Name a tokenizer that has them, or leave {key} out: the folder's is taken "
+            "over then."
+        )
     _read_all(model)
     notes = [*notes, *model.described.notes, *found.notes]
     own = tokenizer_dir(config.tokenizer.name)

@@ -4,6 +4,7 @@ A run that has a checkpoint goes on from it: what init_from names is not looked 
 there. A run with adapters needs the weights beside them at every start; its first submit wrote down which.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from nbtrain.base import files
@@ -17,9 +18,10 @@ from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
+from nbtrain.planner.findings import Cost, Finding, finding_of_problem
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.peft import adapter_problems
-from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start, vocab_size_of
+from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
 
 
 def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Obstacles:
@@ -42,12 +44,23 @@ def initial_weights_fit(config: RunConfig, machine: Machine | None = None) -> Ob
             else "`nbtrain import-model` writes a run YAML that fits its folder."
         )
         yield mistake(f"{config.where(key)}: {key} {words}: the weights do not fit.", fix)
-    if difference := _other_ids(start, config):
+    if difference := other_ids(start, config):
         yield mistake(
             f"{config.where('tokenizer.name')}: tokenizer.name = {config.tokenizer.name}: {difference}.",
             "Ids would mean other text than the weights have learnt. Name the tokenizer of the weights, or "
             "one that has all its tokens with their ids.",
         )
+
+
+def findings_of_weights(config: RunConfig) -> list[Finding]:
+    """What stands against init_from, for `nbtrain check`; of what is not there yet, a warning.
+
+    A run may be checked before the run that it starts from is trained.
+    """
+    found = [finding_of_problem(str(problem)) for problem in initial_weights_fit(config)]
+    if not found or is_there(config):
+        return found
+    return [replace(one, level="warning", cost=Cost()) for one in found]
 
 
 def _adapters_fit(config: RunConfig) -> Obstacles:
@@ -64,7 +77,7 @@ def _adapters_fit(config: RunConfig) -> Obstacles:
         yield mistake(f"{where}: {lora.init_from}: {words}.", "Make the section lora that of the adapters.")
 
 
-def _other_ids(start: Start, config: RunConfig) -> str:
+def other_ids(start: Start, config: RunConfig) -> str:
     """In which ids the run's tokenizer differs from that of the weights; "" if it has them all."""
     ours = tokenizer_dir(config.tokenizer.name)
     try:

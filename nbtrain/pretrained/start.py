@@ -105,6 +105,13 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
     return _checkpoint_of(other, known.get("step") or config.init_step)
 
 
+def is_there(config: RunConfig) -> bool:
+    """Whether what `init_from` names exists, or never will under this name."""
+    said = config.init_from
+    assert said is not None
+    return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())
+
+
 def names_run(config: RunConfig) -> bool:
     """Whether `init_from` names a run. Raises CheckpointError if it may mean a run or a folder."""
     return config.init_from is not None and _other_run(config, output_root()) is not None
@@ -114,6 +121,11 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
     """The run that `init_from` names; None if it is a folder or a file, there or not."""
     said = config.init_from
     assert said is not None
+    if "://" in said:
+        raise CheckpointError(
+            f"{said} is an address, and init_from names a run or a folder. `nbtrain import-model {said}` "
+            "fetches a model of the Hub (hf://ORGANISATION/MODEL) and writes a run YAML that starts from it."
+        )
     path = resolve(said)
     if (path / "run.json").is_file():
         return _not_itself(config, RunDir(path))

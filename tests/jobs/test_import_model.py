@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -316,6 +317,26 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="the package huggingface_hub fetches it and is not installed"):
         import_model("hf://someone/other", "other")
+
+
+def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
+    """Nothing is written: its text would mean other tokens than the weights have learnt."""
+    shutil.copytree(folder, workspace / "models" / "second")
+    path = workspace / "models" / "second" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    first, last = list(vocab)[4], list(vocab)[5]
+    vocab[first], vocab[last] = vocab[last], vocab[first]
+    path.write_text(json.dumps(content))
+    import_model("models/second", "second")
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.name = second: .*Ids would mean other text"
+    ) as refused:
+        import_model("models/small", "third", {"tokenizer.name": "second"})
+    assert str(refused.value).endswith(
+        "Name a tokenizer that has them, or leave tokenizer.name out: the folder's is taken over then."
+    )
+    assert not (workspace / "third.yaml").exists()
 
 
 def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):

@@ -92,6 +92,25 @@ def test_a_name_that_is_no_run(tiny, base, workspace):
     assert said(starting(tiny, init_from="output/tiny")) == []
 
 
+def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
+    """What a submit would refuse is an error; a run that is not trained yet is none of the run's faults."""
+    assert nb.check(starting(tiny)).works
+    wrong = nb.check(starting(tiny, init_step=5))
+    (finding,) = [one for one in wrong.findings if one.key == "init_from"]
+    assert (finding.level, wrong.works) == ("error", False)
+    assert finding.message.endswith("there is no such checkpoint. Checkpoints there: 4, 8, 12.")
+    later = nb.check(starting(tiny, init_from="tinny"))
+    (finding,) = [one for one in later.findings if one.key == "init_from"]
+    assert (finding.level, later.works) == ("warning", True) and "train that one first" in finding.message
+    address = nb.check(starting(tiny, init_from="hf://a/b"))
+    assert not address.works
+    assert said(starting(tiny, init_from="hf://a/b")) == [
+        "override init_from=hf://a/b: init_from: hf://a/b is an address, and init_from names a run or a "
+        "folder. `nbtrain import-model hf://a/b` fetches a model of the Hub (hf://ORGANISATION/MODEL) and "
+        "writes a run YAML that starts from it."
+    ]
+
+
 def test_a_run_does_not_start_from_itself(tiny, base, workspace):
     shutil.copytree(base.path, workspace / "output" / "second")
     shutil.rmtree(workspace / "output" / "second" / "model")

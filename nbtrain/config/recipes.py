@@ -82,7 +82,10 @@ def _missing(layer: Located, fields: dict[str, Any]) -> Iterator[tuple[str, Any]
         if isinstance(values, dict)
         for name, value in values.items()
     }
-    amount_is_given = any(key in written for key in WSD_DECAY)
+    # Another amount, or a schedule that has none, is written beside the name.
+    schedule = layer.value.get("lr_schedule")
+    style = schedule.get("lr_decay_style", "WSD") if isinstance(schedule, dict) else "WSD"
+    amount_is_given = style != "WSD" or any(key in written for key in WSD_DECAY)
     for key, value in fields.items():
         section = key.partition(".")[0]
         if key in written or not isinstance(layer.value.get(section, {}), dict):

@@ -75,6 +75,8 @@ def test_what_is_written_beside_or_over_the_name_goes_over_the_set(child):
     assert config.lr_schedule.lr_wsd_decay_fraction is None
     assert config.lr_wsd_decay_tokens == 1000 * config.tokens_per_step
     assert load("gpt-125m", ["recipe=modern", "optimizer.type=AdamW"]).optimizer.type == "AdamW"
+    cosine = load("gpt-125m", ["recipe=modern", "lr_schedule.lr_decay_style=cosine"]).lr_schedule
+    assert (cosine.lr_decay_style, cosine.lr_wsd_decay_fraction) == ("cosine", None)
     over = load("gpt-125m", ["recipe=modern", "model.qk_layernorm=false", "model.norm_epsilon=1e-3"])
     assert (over.model.qk_layernorm, over.model.norm_epsilon, over.model.activation) == (
         False,

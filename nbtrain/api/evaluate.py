@@ -226,7 +226,7 @@ class _Engine:
 
 
 def _refuse_without_template(template: "ChatTemplate") -> None:
-    """Raises ConfigError if a run was not trained on conversations."""
+    """Raises ConfigError if a run has no template for conversations."""
     from nbtrain.serving.refusals import Refusal
 
     try:
@@ -234,7 +234,8 @@ def _refuse_without_template(template: "ChatTemplate") -> None:
     except Refusal:
         raise ConfigError(
             "judge_questions need a model that answers: the data.sources of this run hold no conversations "
-            "(kind: chat or alpaca), so there is no template for a question."
+            "(kind: chat or alpaca), and its tokenizer came without a chat template, so there is no template "
+            "for a question."
         ) from None
 
 

@@ -153,7 +153,7 @@ def _add_serve(under: Any) -> None:
         default = getattr(plain, name)
         said = text if default is None else f"{text} (default {default:g})"
         one.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=said)
-    text = "of a chat, as in a run YAML or in Jinja; default: that of the run's data"
+    text = "of a chat, as in a run YAML or in Jinja; default: that of the run's data, else of its tokenizer"
     one.add_argument("--chat-template", metavar="FILE", help=text)
 
 
@@ -183,6 +183,7 @@ def serve(options: argparse.Namespace) -> int:
                 f"{ready.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}: "
                 f"{facts['max_batch']} texts at once, of {facts['positions']:,} tokens at most"
             )
+            print(f"chat template: {facts['chat_template']}")
         if token is None:
             print(f"listening on {ready.url}", flush=True)
             return

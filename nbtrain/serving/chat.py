@@ -1,27 +1,31 @@
 """A conversation as the model was trained on it: the prompt that the next answer follows.
 
-The template is that of the run's `data.sources` (kind: chat, or alpaca for a single question), or a file's:
-text with {role} and {content}, as in a run YAML, or Jinja as in Hugging Face's chat_template. What was learnt
-in training is encoded apart from what was not (docs/finetuning-data.md), and so are earlier answers here.
+The template is, of the first that there is: a file's, which is text with {role} and {content}, as in a run
+YAML, or Jinja as in Hugging Face's chat_template; that of the run's `data.sources` (kind: chat, or alpaca for
+a single question); that which came with the tokenizer of an imported model. What was learnt in training is
+encoded apart from what was not (docs/finetuning-data.md), and so are earlier answers here.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource
 from nbtrain.corpus.sources.chat import ROLES
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
 from nbtrain.corpus.tokenizer.exported import CONFIG as SETTINGS
-from nbtrain.corpus.tokenizer.exported import token_text
+from nbtrain.corpus.tokenizer.exported import chat_template, token_text
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
@@ -47,11 +51,16 @@ class ChatPrompt:
 class ChatTemplate(Protocol):
     """Makes the prompt of a conversation. Raises Refusal for messages that it has no place for."""
 
+    origin: str
+    """Where it was found, in words."""
+
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt: ...
 
 
 class RunTemplate:
     """The template of a run's chat data."""
+
+    origin = "of the run's data"
 
     def __init__(self, template: str, learn_roles: Sequence[str] = (ASSISTANT,), names: Sequence[str] = ()):
         header, content, rest = template.partition("{content}")
@@ -83,6 +92,8 @@ class RunTemplate:
 class AlpacaTemplate:
     """Alpaca's prompt for a single question."""
 
+    origin = "of the run's data (kind: alpaca)"
+
     def __init__(self, template: str | None):
         self._template = Template(template or ALPACA_WITHOUT_INPUT, ("instruction", "input"))
 
@@ -101,22 +112,15 @@ class JinjaTemplate:
 
     def __init__(self, source: str, tokenizer: Path, eod_token: str, where: str):
         from jinja2.exceptions import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
-        self._error = TemplateError
+        self.origin = where
         try:
-            self._template = environment.from_string(source)
+            self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
         self._eod_token = eod_token
         # Of a tokenizer that was taken over from a model's folder; one that was trained here has none.
-        settings = files.read_json(tokenizer / KEPT / SETTINGS) or {}
-        self._bos_token = token_text(settings.get("bos_token")) or ""
+        self._bos_token = _own_token(tokenizer, "bos_token") or ""
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
@@ -130,7 +134,7 @@ class JinjaTemplate:
                 eos_token=self._eod_token,
                 tools=None,
             )
-        except (self._error, TypeError, ValueError) as error:
+        except Exception as error:  # whatever the template's own code raises
             raise Refusal(400, f"the chat template refuses these messages: {error}", "messages") from None
         if not self._special:
             return ChatPrompt([text])
@@ -140,20 +144,65 @@ class JinjaTemplate:
         return ChatPrompt(pieces)
 
 
+def _environment() -> Any:
+    """Jinja as transformers sets it up for chat templates."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %}, which marks the answers for training; here it is what it holds."""
+
+        tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def as_json(value: Any, indent: int | None = None, **how: Any) -> str:
+        # Jinja's own escapes what means something in HTML.
+        return json.dumps(value, indent=indent, **{"ensure_ascii": False, **how})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _own_token(tokenizer: Path, name: str) -> str | None:
+    """bos_token or eos_token of a tokenizer that was taken over, as its own settings name it."""
+    return token_text((files.read_json(tokenizer / KEPT / SETTINGS) or {}).get(name))
+
+
 class NoTemplate:
-    """Of a run that has seen no conversation."""
+    """Of a run that has seen no conversation, and whose tokenizer brought no template that can be used."""
+
+    def __init__(self, broken: str | None = None):
+        self.origin = "none" if broken is None else f"none ({broken.removesuffix('.')})"
+        self._why = broken or "its data.sources hold no conversations, and its tokenizer came without one."
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         raise Refusal(
             400,
-            "this run has no chat template: its data.sources hold no conversations. Use /v1/completions, or "
-            "serve it with --chat-template FILE.",
+            f"this run has no chat template: {self._why} Use /v1/completions, or serve it with "
+            "--chat-template FILE.",
             code="no_chat_template",
         )
 
 
 def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
-    """The template of a file, or else of a run's data. Raises ConfigError for a file that is none."""
+    """The template of a file, else of a run's data, else of its tokenizer.
+
+    Raises ConfigError for a file that is none. What came with a tokenizer and is none stops no server.
+    """
     if file is not None:
         try:
             source = Path(file).read_text(encoding="utf-8")
@@ -167,14 +216,32 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
                 f"--chat-template {file}: has no {{content}}. Write it as in a run YAML, for example "
                 "<|{role}|>\\n{content}\\n with its line ends, or in Jinja."
             )
-        return RunTemplate(source)
+        template = RunTemplate(source)
+        template.origin = f"--chat-template {file}"
+        return template
     for chat in config.data.sources:
         if isinstance(chat, ChatSource | PreferenceSource):
             return RunTemplate(chat.template, chat.learn_roles, [*chat.roles.values()])
     for alpaca in config.data.sources:
         if isinstance(alpaca, AlpacaSource):
             return AlpacaTemplate(alpaca.template)
-    return NoTemplate()
+    return _template_of_tokenizer(tokenizer, eod_token)
+
+
+def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
+    try:
+        if (found := chat_template(tokenizer)) is None:
+            return NoTemplate()
+        source, path = found
+        template = JinjaTemplate(
+            source, tokenizer, _own_token(tokenizer, "eos_token") or eod_token, display(path)
+        )
+    except ConfigError as error:
+        return NoTemplate(str(error))
+    except ValueError as error:
+        return NoTemplate(f"{display(tokenizer / KEPT)}: its chat template cannot be read ({error}).")
+    template.origin = f"of the tokenizer, {display(path)}"
+    return template
 
 
 class Suffix:

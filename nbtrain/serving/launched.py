@@ -143,6 +143,7 @@ class Server:
             ("base_url", self.base_url),
             ("api_key", self.token),
             ("at once", f"{facts['max_batch']} texts of {facts['positions']:,} tokens at most"),
+            ("chat template", facts["chat_template"]),
             ("a page to try it", f"{self.url}/?token={self.token}"),
         ]
 

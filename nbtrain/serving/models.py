@@ -32,7 +32,7 @@ class Served:
     dispatcher: Dispatcher
     template: ChatTemplate
     ready: dict[str, Any]
-    """What its process says of it: positions, max_batch, dtype, device."""
+    """What its process says of it: positions, max_batch, dtype, device; chat_template: where it was found."""
     used: float = field(default_factory=time.monotonic)
     """When it was last asked for."""
 
@@ -132,6 +132,7 @@ class Models:
         except (NbtrainError, asyncio.CancelledError):
             await dispatcher.close()
             raise
+        ready = {**ready, "chat_template": template.origin}
         for note in dispatcher.notes:
             self._say(f"warning: {note}")
         self.loaded = Served(run.name, ready["step"], dispatcher, template, ready)

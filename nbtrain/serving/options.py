@@ -46,7 +46,7 @@ class ServeOptions:
     idle_seconds: float = 600.0
     """With any run: a model that nobody asks for is unloaded after so long."""
     chat_template: str | None = None
-    """A file with the template of a chat; None: that of the run's fine-tuning data."""
+    """A file with the template of a chat; None: that of the run's fine-tuning data, else of its tokenizer."""
 
     def __post_init__(self) -> None:
         rules: tuple[tuple[str, Any, bool, str], ...] = (

@@ -46,7 +46,7 @@ class Ready:
     name: str | None
     """Of the run; None: any run."""
     facts: dict[str, Any]
-    """Of the model: step, dtype, device, max_batch, positions."""
+    """Of the model: step, dtype, device, max_batch, positions, chat_template."""
 
 
 def serve(

@@ -55,15 +55,22 @@ def test_alpacas_prompt_is_for_one_question():
         template.prompt(TALK)
 
 
-def test_a_run_without_conversations_says_so():
-    with pytest.raises(Refusal, match=r"has no chat template: its data\.sources hold no conversations"):
-        template_of(config_of({"kind": "mock"}), None, None, "").prompt(TALK)
+def test_a_run_without_conversations_says_so(tmp_path):
+    template = template_of(config_of({"kind": "mock"}), None, tmp_path, "")
+    assert template.origin == "none"
+    with pytest.raises(Refusal) as refused:
+        template.prompt(TALK)
+    assert refused.value.message == (
+        "this run has no chat template: its data.sources hold no conversations, and its tokenizer came "
+        "without one. Use /v1/completions, or serve it with --chat-template FILE."
+    )
 
 
 def test_a_file_of_either_kind(tmp_path):
     file = tmp_path / "template"
     file.write_text("{role}: {content}\n")
     config = config_of({"kind": "mock"})
+    assert template_of(config, str(file), tmp_path, "").origin == f"--chat-template {file}"
     assert template_of(config, str(file), tmp_path, "").prompt(TALK[:1]).pieces == [
         "user: a {content} <|user|>\nassistant: "
     ]
@@ -110,6 +117,86 @@ def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
     (tmp_path / KEPT / "tokenizer_config.json").write_bytes(orjson.dumps({"bos_token": written}))
     pieces = JinjaTemplate(template, tmp_path, "<eod>", "file").prompt(TALK[:1]).pieces
     assert pieces == [*([1] if written else []), TALK[0]["content"] + "<eod>"]
+
+
+def imported(folder, settings: dict, jinja: str | None = None):
+    """A tokenizer's folder as it is taken over, with these settings beside it."""
+    (folder / KEPT).mkdir(parents=True)
+    special = {"added_tokens": [{"content": "<s>", "id": 1, "special": True}]}
+    (folder / ONE_FILE).write_bytes(orjson.dumps(special))
+    (folder / KEPT / "tokenizer_config.json").write_bytes(orjson.dumps(settings))
+    if jinja is not None:
+        (folder / KEPT / "chat_template.jinja").write_text(jinja, encoding="utf-8")
+    return folder
+
+
+def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
+    """A file goes before the run's data, which go before what came with the tokenizer."""
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
+    own = "{{ bos_token }}own {{ messages[0].content }}{{ eos_token }}"
+    folder = imported(tmp_path / "mine", settings, own)
+    text = config_of({"kind": "mock"})
+    template = template_of(text, None, folder, "<eod>")
+    assert template.prompt(TALK[1:2]).pieces == [1, "own b</s>"]
+    assert template.origin == f"of the tokenizer, {folder / KEPT / 'chat_template.jinja'}"
+    talks = template_of(config_of({"kind": "chat", "path": "x.jsonl"}), None, folder, "<eod>")
+    assert talks.prompt(TALK[2:]).pieces == ["<|user|>\nc\n<|assistant|>\n"]
+    assert talks.origin == "of the run's data"
+    file = tmp_path / "file"
+    file.write_text("{{ bos_token }}file")
+    given = template_of(config_of({"kind": "chat", "path": "x.jsonl"}), str(file), folder, "<eod>")
+    assert given.prompt(TALK).pieces == [1, "file"] and given.origin == f"--chat-template {file}"
+
+
+@pytest.mark.parametrize(
+    ("written", "pieces"),
+    [
+        ("text", ["text"]),
+        ([{"name": "rag", "template": "no"}, {"name": "default", "template": "named"}], ["named"]),
+        ([{"name": "rag", "template": "no"}], None),
+        (None, None),
+    ],
+)
+def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
+    """As one text, or the default of several; chat_template.jinja goes before it, as in transformers."""
+    folder = imported(tmp_path / "mine", {"chat_template": written})
+    template = template_of(config_of({"kind": "mock"}), None, folder, "")
+    if pieces is None:
+        assert template.origin == "none"
+    else:
+        assert template.prompt(TALK).pieces == pieces
+        assert template.origin == f"of the tokenizer, {folder / KEPT / 'tokenizer_config.json'}"
+    folder = imported(tmp_path / "other", {"chat_template": written}, "file")
+    assert template_of(config_of({"kind": "mock"}), None, folder, "").prompt(TALK).pieces == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("jinja", "said"),
+    [(b"{% if", "chat_template.jinja: is no Jinja template"), (b"\xff", "its chat template cannot be read")],
+)
+def test_an_imported_template_that_is_none_stops_no_server(tmp_path, jinja, said):
+    """Texts can be continued without it; a chat is told why it is refused."""
+    folder = imported(tmp_path / "mine", {}, "")
+    (folder / KEPT / "chat_template.jinja").write_bytes(jinja)
+    template = template_of(config_of({"kind": "mock"}), None, folder, "")
+    assert template.origin.startswith("none (") and said in template.origin
+    with pytest.raises(Refusal, match=said):
+        template.prompt(TALK)
+
+
+def test_jinja_has_what_transformers_gives_it(tmp_path):
+    """Marks of what is learnt, breaks of loops, JSON without HTML's escapes, the date."""
+    source = (
+        "{{ strftime_now('%Y') | length }} {% for m in messages %}{% generation %}{{ m | tojson }}"
+        "{% endgeneration %}{% break %}{% endfor %}{{ messages[0].none.none }}"
+    )
+    folder = imported(tmp_path / "mine", {}, source[: source.index("{{ messages[0]")])
+    template = template_of(config_of({"kind": "mock"}), None, folder, "")
+    assert template.prompt([{"role": "user", "content": "<ü>"}] * 2).pieces == [
+        '4 {"role": "user", "content": "<ü>"}'
+    ]
+    with pytest.raises(Refusal, match=r"the chat template refuses these messages: .*has no attribute 'none'"):
+        JinjaTemplate(source, folder, "", "file").prompt(TALK)
 
 
 def test_what_follows_an_answer_is_taken_off():

@@ -19,6 +19,7 @@ from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, KEPT, ONE_FILE, read_
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
 
 
@@ -84,6 +85,21 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 def token_text(value: Any) -> str | None:
     """A token of tokenizer_config.json, which writes it as text or as an object with its content."""
     return value.get("content") if isinstance(value, dict) else value
+
+
+def chat_template(directory: Path) -> tuple[str, Path] | None:
+    """(chat template, the file it is in) that came with a tokenizer, as transformers looks for it; None.
+
+    Raises ValueError if the file is no text or no JSON.
+    """
+    kept = directory / KEPT
+    if (kept / CHAT_TEMPLATE).is_file():
+        return (kept / CHAT_TEMPLATE).read_text(encoding="utf-8"), kept / CHAT_TEMPLATE
+    found = (files.read_json(kept / CONFIG) or {}).get("chat_template")
+    if isinstance(found, list):
+        # Several that have names.
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    return (found, kept / CONFIG) if isinstance(found, str) else None
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:

@@ -198,23 +198,28 @@ def test_who_keeps_the_scores():
 @pytest.mark.parametrize(
     ("overrides", "held"),
     [
-        ([], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
-        (["model.cross_entropy_chunk_tokens=10"], 10 * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
-        (["model.cross_entropy_chunk_tokens=0"], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        ([], TOKENS * 128 * 10 + WORD_GRADIENT + 4 * UNIT),
+        (["model.cross_entropy_chunk_tokens=10"], 10 * 128 * 10 + WORD_GRADIENT + 4 * UNIT),
+        (["model.cross_entropy_chunk_tokens=0"], TOKENS * 128 * 10 + WORD_GRADIENT + 4 * UNIT),
+        (["precision.dtype=fp16"], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        (
+            ["precision.dtype=fp16", "parallel.tensor_parallel_size=2"],
+            TOKENS * 128 * 10 + WORD_GRADIENT + 4 * UNIT,
+        ),
         (["precision.dtype=fp32"], TOKENS * 128 * 8 + WORD_GRADIENT + 8 * UNIT),
-        (["precision.autocast=true"], TOKENS * 128 * 6 + WORD_GRADIENT + 8 * UNIT),
-        (["parallel.tensor_parallel_size=2"], TOKENS * 128 * 6 + WORD_GRADIENT + 4 * UNIT),
+        (["precision.autocast=true"], TOKENS * 128 * 10 + WORD_GRADIENT + 8 * UNIT),
+        (["parallel.tensor_parallel_size=2"], TOKENS * 128 * 10 + WORD_GRADIENT + 4 * UNIT),
         (
             ["parallel={tensor_parallel_size: 2}", "model.make_vocab_size_divisible_by=64"],
-            TOKENS * 64 * 6 + WORD_GRADIENT // 2 + 4 * UNIT,
+            TOKENS * 64 * 10 + WORD_GRADIENT // 2 + 4 * UNIT,
         ),
-        (["parallel.ds_sequence_parallel_size=2"], 24 * 128 * 6 + WORD_GRADIENT + 4 * UNIT // 2),
+        (["parallel.ds_sequence_parallel_size=2"], 24 * 128 * 10 + WORD_GRADIENT + 4 * UNIT // 2),
         ([ON_CPU], TOKENS * 128 * 2 + WORD_GRADIENT + 4 * UNIT),
     ],
 )
 def test_logits(overrides, held):
-    """A chunk in bf16 and, on a GPU, its log-softmax in fp32; the fp32 gradient of the embeddings; the hidden
-    states and their gradient."""
+    """A chunk in bf16 and, on a GPU, cast to fp32 with its log-softmax; the fp32 gradient of the embeddings;
+    the hidden states and their gradient."""
     assert logits_bytes(small(*overrides), 0) == held
 
 

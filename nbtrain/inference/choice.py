@@ -27,6 +27,8 @@ class Request:
     generation: Generation
     slides: bool
     """Whether the text may pass the model's positions: then the newest half of the window is read again."""
+    before_text: int = 0
+    """How many tokens of the prompt come before its text: the tokenizer put them there."""
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
     ended: int = 0
@@ -35,6 +37,10 @@ class Request:
     def wants_prompt(self) -> bool:
         """Whether the log-probabilities of the prompt's own tokens are wanted."""
         return self.generation.echo and self.generation.logprobs is not None
+
+    def text_prompt(self, eod_id: int) -> list[int]:
+        """The tokens of the prompt that are text. An empty one starts a document: it is another's end."""
+        return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
 
 class Choice:

@@ -67,13 +67,14 @@ class Engine:
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
-        # An empty prompt starts a document, as the end-of-document token does in training.
-        text = prompt if prompt != [self.tokenizer.eod_id] else []
+        text = request.text_prompt(self.tokenizer.eod_id)
         count = generation.num_beams if generation.num_beams > 1 else generation.n
         request.choices = [Choice(request, index, self.tokenizer, text) for index in range(count)]
         if generation.echo:
             first = shown(self.tokenizer.bytes_of(prompt[0]))
-            written = {"text": self.tokenizer.decode(text), "tokens": prompt, "first": first}
+            written: Event = {"text": self.tokenizer.decode(text), "tokens": prompt, "first": first}
+            if request.before_text:
+                written["before_text"] = request.before_text
             self._events.append({"id": request.id, "prompt": written})
         if generation.num_beams > 1:
             room = self.runner.positions - len(prompt)
@@ -384,8 +385,7 @@ class Engine:
     def _end_beams(self, request: Request, search: Beams) -> None:
         """The events of the best texts, each whole."""
         for index, best in enumerate(search.best()):
-            text = [] if request.prompt == [self.tokenizer.eod_id] else request.prompt
-            whole = Choice(request, index, self.tokenizer, text)
+            whole = Choice(request, index, self.tokenizer, request.text_prompt(self.tokenizer.eod_id))
             pieces = []
             for token in best.tokens:
                 event = whole.add(token)

@@ -6,8 +6,8 @@ A JSON object in each line. The first one says what is loaded:
 
 Then requests, at any time, in any number; and what is no longer wanted:
 
-    {"kind": "generate", "id", "prompt": text or token ids or texts that are encoded one by one, "slides",
-     and the fields of config/generation.py}
+    {"kind": "generate", "id", "prompt": text, after what the tokenizer puts before one; or token ids or texts
+     that are encoded one by one, after nothing, "slides", and the fields of config/generation.py}
     {"kind": "score", "id", "context": token ids, "continuations": lists of token ids}
     {"kind": "cancel", "id"}
 
@@ -186,20 +186,24 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
 
 def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Request:
-    """A command as the engine takes it. An empty prompt starts a document, as in training.
+    """A command as the engine takes it. An empty prompt starts a document, as the tokenizer or training does.
 
     Without max_new_tokens there are as many as the model has positions, and at most most_new_tokens.
     """
     prompt = command["prompt"]
-    pieces = [prompt] if isinstance(prompt, str) else prompt
     tokens: list[int] = []
-    for piece in pieces:
-        tokens += [int(token) for token in tokenizer.encode(piece)] if isinstance(piece, str) else [piece]
+    before_text = 0
+    if isinstance(prompt, str):
+        tokens, before_text = tokenizer.encode_prompt(prompt), len(tokenizer.before_text)
+    else:
+        for piece in prompt:
+            tokens += [int(token) for token in tokenizer.encode(piece)] if isinstance(piece, str) else [piece]
     tokens = tokens or [tokenizer.eod_id]
     if command["max_new_tokens"] is None:
         room = max(positions - len(tokens), 1)
         command = {**command, "max_new_tokens": min(room, command.get("most_new_tokens") or room)}
-    return Request(command["id"], tokens, Generation.of(command), command.get("slides", False))
+    slides = command.get("slides", False)
+    return Request(command["id"], tokens, Generation.of(command), slides, before_text)
 
 
 def _read(stdin: IO[bytes], commands: "queue.SimpleQueue[Message | None]") -> None:

@@ -142,20 +142,25 @@ class Routes:
 
     async def megatron(self, request: Request) -> Response:
         try:
-            prompts, generation = megatron.read(await self._json(request))
+            body = await self._json(request)
+            prompts, generation = megatron.read(body)
         except megatron.BadRequest as problem:
             return JSONAnswer(str(problem), 400)
         try:
             self._checked(generation.max_new_tokens, "tokens_to_generate")
             served = await self.models.get(None)
-            answer = await self._submitted(served, generation, prompts)
+            answer = await self._submitted(served, generation, prompts, bool(body.get("add_BOS")))
             result = await self._unless_gone(request, answer, megatron.answer_of(answer, prompts, generation))
         except Refusal as refusal:
             return JSONAnswer(refusal.message, refusal.status, dict(refusal.response().headers))
         return JSONAnswer(result)
 
-    async def _submitted(self, served: Served, generation: Generation, prompts: list[str]) -> Answer:
-        return served.dispatcher.submit([{**generation.to_dict(), "prompt": prompt} for prompt in prompts])
+    async def _submitted(
+        self, served: Served, generation: Generation, prompts: list[str], is_begun: bool
+    ) -> Answer:
+        # Nothing is put before the text of a piece.
+        asked = [prompt if is_begun else [prompt] for prompt in prompts]
+        return served.dispatcher.submit([{**generation.to_dict(), "prompt": prompt} for prompt in asked])
 
     async def _answered(
         self,

@@ -4,6 +4,7 @@
             -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
             -> {"text", "segments", "scores"} with beam_width
 
+With add_BOS a prompt begins with what the tokenizer puts before a text, if it does; without, with nothing.
 Errors are a sentence as a JSON string, with status 400, as there. Fields, defaults and bounds are that
 server's. Prompts with top_p_decay, top_p_bound, stop_on_eol and the like are refused.
 """

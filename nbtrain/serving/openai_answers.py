@@ -23,7 +23,8 @@ class Piece:
     logprobs: list[Object]
     finish_reason: str | None
     prompt: Object | None = None
-    """Before the first text, if the prompt is asked for: {"text", "first", "tokens", "logprobs"}."""
+    """Before the first text, if the prompt is asked for: {"text", "first", "tokens", "logprobs"}, and
+    "before_text", the number of tokens that come before its text."""
 
 
 @dataclass
@@ -120,9 +121,11 @@ class Form:
         offset = 0
         if prompt is not None:
             first = {"token": prompt["first"], "logprob": None, "top": None}
-            for entry in [first, *prompt["logprobs"]]:
+            # Tokens that the tokenizer put before the text take no place in it.
+            before_text = prompt.get("before_text", 0)
+            for number, entry in enumerate([first, *prompt["logprobs"]]):
                 _add(found, entry, offset)
-                offset += len(entry["token"])
+                offset += len(entry["token"]) if number >= before_text else 0
             self.lengths[piece.index] = len(prompt["text"])
         begin = self.lengths.get(piece.index, 0)
         for entry in piece.logprobs:

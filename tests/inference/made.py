@@ -1,8 +1,10 @@
 """What tests of generation share: a small vocabulary, and a model whose texts do not repeat themselves."""
 
+import json
 from pathlib import Path
 
 import torch
+from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.tokenizer import folder as tokenizer_folder
@@ -22,6 +24,25 @@ def tokenizer_in(folder: Path) -> Tokenizer:
     """A byte-level BPE of 320 entries, of several scripts."""
     texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
     tokenizer_folder.save(train(texts, VOCAB_SIZE), folder, {"trainer": "tokenizers"})
+    return Tokenizer.load(folder)
+
+
+def beginning_tokenizer_in(folder: Path, source: Path) -> Tokenizer:
+    """One of 320 entries that was taken over from `source` and, as Llama 3's, puts <s> before a text."""
+    source.mkdir()
+    texts = [text for script in ("latin", "han", "gothic") for text in made.texts(script, 20)]
+    built = train(texts, VOCAB_SIZE - 1)
+    built.add_special_tokens(["<|endoftext|>", "<s>"])
+    begins = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", VOCAB_SIZE - 1)])
+    built.post_processor = Sequence([ByteLevel(trim_offsets=False), begins])
+    built.save(str(source / "tokenizer.json"))
+    settings = {
+        "bos_token": "<s>",
+        "eos_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer_folder.adopt(source, "<|endoftext|>", folder)
     return Tokenizer.load(folder)
 
 

@@ -11,11 +11,13 @@ import torch
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference import generate
 from nbtrain.inference.fit import Needed, cuts_of, fit
 from nbtrain.inference.loaded import load
 from nbtrain.inference.packed import pack
+from nbtrain.jobs import export_model as exporting
 from tests.inference import made, saved
 from tests.parallel.small import gpt_config
 
@@ -81,6 +83,58 @@ def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
     refused = {event["id"]: event["message"] for event in found if "error" in event}
     assert refused["wrong"] == "token 1000 of the prompt must be from 0 to 319."
     assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are asked for")
+
+
+@pytest.mark.slow
+def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
+    """Its default call puts <s> before a text. Pieces, as of a chat, and ids have nothing put before them."""
+    transformers = pytest.importorskip("transformers")
+    mine = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
+    run = saved.save_run("begins", {"model.architecture": "llama"})
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+    exporting.export_model(run, workspace / "exported", dtype="fp32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(workspace / "exported").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(workspace / "exported")
+
+    def theirs(text: str, **how) -> str:
+        asked = tokenizer(text, return_tensors="pt", **how)
+        made_ids = model.generate(**asked, max_new_tokens=12, do_sample=False)[0]
+        new_text = tokenizer.decode(made_ids[asked.input_ids.shape[1] :], skip_special_tokens=True)
+        # A character that is not finished is not given out here.
+        return new_text.rstrip("\ufffd")
+
+    text, plain = "One day", mine.encode("One day").tolist()
+    begun = theirs(text)
+    without = theirs(text, add_special_tokens=False)
+    assert begun != without
+    service = generate.Service(asked(run, max_batch=3))
+    found = answers_to(
+        service,
+        *(
+            {"id": key, "prompt": prompt, "ignore_eod": False, "echo": key == "echo", **more}
+            for key, prompt, more in (
+                ("text", text, {}),
+                ("letters", "<s>One day", {}),
+                ("empty", "", {}),
+                ("echo", text, {"logprobs": 0}),
+                ("pieces", [text], {}),
+                ("ids", plain, {}),
+            )
+        ),
+    )
+
+    def ours(key: str) -> str:
+        pieces = [event.get("text", "") for event in found if event["id"] == key]
+        return "".join(pieces).rstrip("\ufffd")
+
+    assert len(begun) > 3
+    assert ours("text") == ours("letters") == ours("echo") == begun
+    assert ours("empty") == theirs("")
+    assert ours("pieces") == ours("ids") == without
+    (shown,) = (event["prompt"] for event in found if "prompt" in event)
+    assert shown == {"text": text, "tokens": [319, *plain], "first": "<s>", "before_text": 1}
+    ends = {event["id"]: event["prompt_tokens"] for event in found if "end" in event}
+    assert ends["text"] == ends["ids"] + 1 == len(plain) + 1
 
 
 def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):

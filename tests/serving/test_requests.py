@@ -1,13 +1,20 @@
 """What is read of requests, tokens and options without a server; an answer that nobody takes stays small."""
 
 import asyncio
+import contextlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
+from starlette.testclient import TestClient
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.serving import megatron
+from nbtrain.serving.app import Routes
+from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
+from nbtrain.serving.metrics import Metrics
+from nbtrain.serving.openai_answers import Form, Piece
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.refusals import Refusal
@@ -50,6 +57,41 @@ def test_refusals_name_the_field(body, message, param):
         asked.prompts()
         asked.generation(1)
     assert (refused.value.status, refused.value.message, refused.value.param) == (400, message, param)
+
+
+def test_which_prompts_the_tokenizer_begins():
+    """Texts, to which inference/generate.py does it; not ids, a chat, nor Megatron's without add_BOS."""
+    seen: list = []
+
+    def submit(commands: list[dict]) -> None:
+        seen.append([command["prompt"] for command in commands])
+        raise Refusal(429, "full")
+
+    async def get(name: str | None) -> SimpleNamespace:
+        template = SimpleNamespace(prompt=lambda messages: ChatPrompt(["asked"]))
+        return SimpleNamespace(name="m", dispatcher=SimpleNamespace(submit=submit), template=template)
+
+    routes = Routes(ServeOptions(), SimpleNamespace(get=get), Metrics())
+    client = TestClient(routes.app(None, contextlib.nullcontext))
+    for path, body in (
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [[5, 6]]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/api", {"prompts": ["a"]}),
+        ("/api", {"prompts": ["a"], "add_BOS": True}),
+    ):
+        assert client.post(path, json=body).status_code == 429
+    assert seen == [["a", "b"], [[5, 6]], [["asked"]], [["a"]], ["a"]]
+
+
+def test_what_stands_before_a_text_takes_no_place_in_it():
+    prompt = {"text": "ab", "first": "<s>", "tokens": [1, 2, 3], "before_text": 1}
+    entries = [{"token": letter, "logprob": -1.0, "top": [], "offset": 0} for letter in "abc"]
+    piece = Piece(0, "c", entries[2:], "length", {**prompt, "logprobs": entries[:2]})
+    choice = Form("m", is_chat=False, wants_logprobs=True).choice(piece, is_chunk=False)
+    assert choice["text"] == "abc"
+    assert choice["logprobs"]["tokens"] == ["<s>", "a", "b", "c"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2]
 
 
 def test_a_message_without_its_text_is_refused():

@@ -10,6 +10,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.corpus.tokenizer.beginning import ids_before_text, ids_before_text_of_two_files
 from nbtrain.corpus.tokenizer.unknown import unknown_id
 
 EOD_TOKEN = "<|endoftext|>"
@@ -98,7 +99,10 @@ def adopt(
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
-    made = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
+    made: dict[str, Any] = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
+    before = ids_before_text_of_two_files(path / "tokenizer_config.json", built)
+    if before:
+        made["before_text"] = before
     return save(built, directory, made)
 
 
@@ -167,6 +171,7 @@ def _adopt_text(
         "eod_token": eod_token,
         "eod_from_text": _text_may_become_eod(document["model"], eod_token),
         "unknown_id": unknown_id(document),
+        "before_text": ids_before_text(built),
         "sha256": sha256,
         "files": {ONE_FILE: {"bytes": len(content), "sha256": sha256}},
         "trained": None,

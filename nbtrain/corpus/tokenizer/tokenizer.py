@@ -3,7 +3,7 @@
     data/tokenizer/<name>/
       vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or brought so
       tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
-      manifest.json            vocab_size, eod_id, eod_token, sha256, how it was made; written last
+      manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, its making; written last
 
 fastokens encodes if it is installed, knows this tokenizer and gives the same ids, else HF tokenizers.
 
@@ -29,6 +29,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness
+from nbtrain.corpus.tokenizer.beginning import ids_before_text
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
 from nbtrain.corpus.tokenizer.unknown import unknown_id
@@ -99,6 +100,30 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, uint32 [tokens], no EOD."""
         return self.encode_batch([text])[0]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text that a model is to continue: those that the tokenizer puts before a text, once.
+
+        Letters of these tokens at the beginning stand for them.
+        """
+        before = self.before_text
+        if not before:
+            return self.encode(text).tolist()
+        text = text.removeprefix("".join(self._reference.id_to_token(token) for token in before))
+        ids = self.encode(text).tolist()
+        return ids if ids[: len(before)] == before else [*before, *ids]
+
+    @cached_property
+    def before_text(self) -> list[int]:
+        """Ids that transformers' default call puts before a text; one that was trained here has none."""
+        if "before_text" in self.manifest:
+            return self.manifest["before_text"]
+        # Trained here, or the manifest was written before the key existed.
+        if not orjson.loads((self.directory / ONE_FILE).read_bytes()).get("post_processor"):
+            return []
+        import tokenizers
+
+        return ids_before_text(tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE)))
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""

@@ -130,6 +130,7 @@ def test_any_tokenizer(bring, workspace, kind):
         "vocab_size": reference.get_vocab_size(),
         "eod_id": reference.token_to_id(eod_token),
         "eod_token": eod_token,
+        "before_text": [],
         "sha256": hashlib.sha256(content).hexdigest(),
         "files": {"tokenizer.json": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
         "trained": None,

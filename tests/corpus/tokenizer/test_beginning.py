@@ -1,0 +1,111 @@
+"""What a tokenizer puts before a text: found as it is taken over, and put before a prompt once."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from nbtrain.base import files
+from nbtrain.corpus.tokenizer.folder import adopt
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+BEGIN, END = ("<s>", 1), ("</s>", 2)
+BYTES = processors.ByteLevel(trim_offsets=False)
+
+
+def framing(single: str):
+    return processors.TemplateProcessing(single=single, special_tokens=[BEGIN, END])
+
+
+FRAMES = {
+    "before": (framing("<s> $A"), [1]),
+    "before and after": (framing("<s> $A </s>"), [1]),
+    "twice": (framing("<s> <s> $A"), [1, 1]),
+    "after": (framing("$A </s>"), []),
+    "Llama 3": (processors.Sequence([BYTES, framing("<s> $A")]), [1]),
+    "GPT-2": (BYTES, []),
+    "none": (None, []),
+}
+
+
+def written(folder, frame=None, **settings):
+    """A folder with a BPE of letters, whose first word begins with a blank, as Llama 2's."""
+    vocabulary = ["<unk>", "<s>", "</s>", "\u2581", *"abc<>/s"]
+    built = tokenizers.Tokenizer(
+        models.BPE({one: i for i, one in enumerate(vocabulary)}, [], unk_token="<unk>")
+    )
+    built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    built.decoder = decoders.Metaspace(prepend_scheme="first")
+    built.add_special_tokens(["<s>", "</s>"])
+    if frame is not None:
+        built.post_processor = frame
+    built.enable_truncation(1)
+    folder.mkdir(parents=True)
+    built.save(str(folder / "tokenizer.json"))
+    said = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return folder
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_it_is_found_as_a_tokenizer_is_taken_over(workspace, name):
+    """And of one that was taken over before the manifest said so."""
+    frame, before = FRAMES[name]
+    mine = workspace / "mine"
+    assert adopt(written(workspace / "theirs", frame), "</s>", mine)["before_text"] == before
+    loaded = Tokenizer.load(mine)
+    manifest = files.read_json(mine / "manifest.json")
+    files.write_json(mine / "manifest.json", {key: manifest[key] for key in manifest if key != "before_text"})
+    assert loaded.before_text == Tokenizer.load(mine).before_text == before
+    plain = loaded.encode("ab c").tolist()
+    assert loaded.encode_prompt("ab c") == [*before, *plain]
+    assert loaded.encode_prompt("") == before
+
+
+def test_a_prompt_that_begins_so_gets_nothing(workspace):
+    """Its letters there stand for the tokens; everywhere else they are letters."""
+    adopt(written(workspace / "theirs", FRAMES["before"][0]), "</s>", workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine")
+    assert loaded.encode_prompt("<s>ab") == loaded.encode_prompt("ab") == [1, *loaded.encode("ab").tolist()]
+    assert loaded.encode_prompt("a<s>") == [1, *loaded.encode("a<s>").tolist()]
+    adopt(written(workspace / "other"), "</s>", workspace / "without")
+    without = Tokenizer.load(workspace / "without")
+    assert without.encode_prompt("<s>ab") == without.encode("<s>ab").tolist()
+
+
+def test_a_vocabulary_of_whole_words(workspace):
+    """One that cannot write the sample is taken over as before."""
+    built = tokenizers.Tokenizer(models.WordLevel({"word": 0, "</s>": 1}, unk_token="none"))
+    (workspace / "theirs").mkdir()
+    built.save(str(workspace / "theirs" / "tokenizer.json"))
+    assert adopt(workspace / "theirs", "</s>", workspace / "mine")["before_text"] == []
+
+
+@pytest.mark.parametrize("said", [{"add_bos_token": True}, {"add_bos_token": False}, {}])
+def test_two_files_go_by_their_settings(workspace, said):
+    theirs = workspace / "theirs"
+    theirs.mkdir()
+    letters = ["<s>", "</s>", *pre_tokenizers.ByteLevel.alphabet()]
+    (theirs / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
+    (theirs / "merges.txt").write_text("#version: 0.2\n")
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, **said}))
+    adopt(theirs, "</s>", workspace / "mine")
+    assert Tokenizer.load(workspace / "mine").before_text == ([0] if said.get("add_bos_token") else [])
+
+
+@pytest.mark.slow
+def test_prompts_are_those_of_transformers(workspace):
+    """Of its default call, whatever add_bos_token says beside a tokenizer.json; but for what comes after."""
+    transformers = pytest.importorskip("transformers")
+    for number, (frame, _) in enumerate(FRAMES.values()):
+        for said in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
+            folder = written(workspace / f"{number} {said}", frame, **said)
+            document = files.read_json(folder / "tokenizer.json")
+            files.write_json(folder / "tokenizer.json", {**document, "truncation": None})
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            adopt(folder, "</s>", folder / "mine")
+            mine = Tokenizer.load(folder / "mine")
+            for text in ("ab c", " a", ""):
+                ids = theirs(text)["input_ids"]
+                assert mine.encode_prompt(text) == (ids[:-1] if ids[-1:] == [2] else ids)

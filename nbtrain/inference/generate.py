@@ -196,8 +196,13 @@ def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Reques
     if isinstance(prompt, str):
         tokens, before_text = tokenizer.encode_prompt(prompt), len(tokenizer.before_text)
     else:
-        for piece in prompt:
-            tokens += [int(token) for token in tokenizer.encode(piece)] if isinstance(piece, str) else [piece]
+        for number, piece in enumerate(prompt):
+            if not isinstance(piece, str):
+                tokens.append(piece)
+            elif number and not isinstance(prompt[number - 1], str):
+                tokens += tokenizer.encode_after_token(piece)
+            else:
+                tokens += tokenizer.encode(piece).tolist()
     tokens = tokens or [tokenizer.eod_id]
     if command["max_new_tokens"] is None:
         room = max(positions - len(tokens), 1)

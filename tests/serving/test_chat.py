@@ -4,12 +4,15 @@ import random
 
 import orjson
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat import ChatReader
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT
-from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
+from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE, adopt
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.serving.chat import JinjaTemplate, RunTemplate, Suffix, template_of
 from nbtrain.serving.refusals import Refusal
 
@@ -197,6 +200,51 @@ def test_jinja_has_what_transformers_gives_it(tmp_path):
     ]
     with pytest.raises(Refusal, match=r"the chat template refuses these messages: .*has no attribute 'none'"):
         JinjaTemplate(source, folder, "", "file").prompt(TALK)
+
+
+WRITTEN = "[INST]{{ m.content }}[/INST]{{ '' if m.role == 'user' else eos_token }}"
+TEMPLATES = [
+    "{% for m in messages %}" + one + "{% endfor %}" for one in (WRITTEN, WRITTEN.replace("]{{", "] {{"))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["first", "always", "never", "normalizer"])
+def test_a_chat_s_tokens_are_those_of_transformers(workspace, scheme):
+    """Also of SentencePiece's kind, if a blank is put before the first word of all alone."""
+    transformers = pytest.importorskip("transformers")
+    from nbtrain.inference.generate import request_of
+
+    letters = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "\u2581", *"abc[]/INST"]
+    vocabulary = {one: number for number, one in enumerate(dict.fromkeys(letters))}
+    talk = [
+        {"role": "user", "content": "ab c"},
+        {"role": "assistant", "content": "ba"},
+        {"role": "user", "content": "c"},
+    ]
+    for number, template in enumerate(["{{ bos_token }}" + one for one in TEMPLATES] + TEMPLATES):
+        for special in (["[INST]", "[/INST]"], []):
+            built = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+            if scheme == "normalizer":
+                blanks = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+                built.normalizer = normalizers.Sequence(blanks)
+            else:
+                built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+            built.decoder = decoders.Metaspace()
+            built.add_special_tokens(["<s>", "</s>", *special])
+            folder = workspace / f"{number}{len(special)}"
+            folder.mkdir()
+            built.save(str(folder / ONE_FILE))
+            settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+            (folder / "tokenizer_config.json").write_bytes(
+                orjson.dumps({**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
+            )
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            adopt(folder, "</s>", folder / "mine")
+            found = template_of(config_of({"kind": "mock"}), None, folder / "mine", "</s>").prompt(talk)
+            asked = {"id": "a", "prompt": found.pieces, "max_new_tokens": 1}
+            ids = request_of(asked, Tokenizer.load(folder / "mine"), 99).prompt
+            assert ids == theirs.apply_chat_template(talk)["input_ids"]
 
 
 def test_what_follows_an_answer_is_taken_off():

@@ -113,6 +113,26 @@ class Tokenizer:
         ids = self.encode(text).tolist()
         return ids if ids[: len(before)] == before else [*before, *ids]
 
+    def encode_after_token(self, text: str) -> list[int]:
+        """Token ids of a text right after a special token, as in one text with it.
+
+        A tokenizer of SentencePiece's kind may put a blank before the first word of all, and there alone.
+        """
+        if not self._first_word_has_blank:
+            return self.encode(text).tolist()
+        return self._with_special.encode(self.eod_token + text, add_special_tokens=False).ids[1:]
+
+    @cached_property
+    def _first_word_has_blank(self) -> bool:
+        words = orjson.loads((self.directory / ONE_FILE).read_bytes()).get("pre_tokenizer") or {}
+        return any(kind.get("prepend_scheme") == "first" for kind in (words, *words.get("pretokenizers", ())))
+
+    @cached_property
+    def _with_special(self) -> Any:
+        import tokenizers
+
+        return tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE))
+
     @cached_property
     def before_text(self) -> list[int]:
         """Ids that transformers' default call puts before a text; one that was trained here has none."""
@@ -121,9 +141,7 @@ class Tokenizer:
         # Trained here, or the manifest was written before the key existed.
         if not orjson.loads((self.directory / ONE_FILE).read_bytes()).get("post_processor"):
             return []
-        import tokenizers
-
-        return ids_before_text(tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE)))
+        return ids_before_text(self._with_special)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""

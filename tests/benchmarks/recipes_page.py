@@ -246,7 +246,7 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
         rows.append(row("modern", count, str(len(losses)), statistics.mean(losses)))
     needed = tokens_to(records, goal)
     if needed is None:
-        return "Whole runs:\n\n" + "\n".join([*head, *rows]) + passed(found)
+        return "Whole runs:\n\n" + "\n".join([*head, *rows]) + passed(found, seconds)
     rows.append(row("modern", needed, "between", goal))
     words = (
         f"**Tokens to GPT-3's loss: {amounts.count(needed)}, {100 * needed / tokens:.0f} % of its "
@@ -261,19 +261,29 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
     return "Each length with its own schedule:\n\n" + "\n".join([*head, *rows]) + f"\n\n{words}"
 
 
-def passed(found: dict[str, list[Record]]) -> str:
-    """When the modern recipe's curve is at the loss that GPT-3's ends at; "" if it never is."""
-    goal, one = found["gpt3"][0]["loss"], found["modern"][0]
+def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
+    """When the modern recipe's curve is at the loss that GPT-3's ends at; "" if it never is.
+
+    `seconds` are those of a token, by arm, if they were measured.
+    """
+    theirs, one = found["gpt3"][0], found["modern"][0]
+    goal = theirs["loss"]
     step = SIZES[one["size"]].tokens_per_step
     curve = sorted((int(at) * step, loss) for at, loss in one["validation"].items())
     for (few, high), (many, low) in itertools.pairwise(curve):
         if high >= goal >= low:
             tokens = few + (high - goal) / (high - low) * (many - few)
-            rates = f"{one['lr']:g}", f"{found['gpt3'][0]['lr']:g}"
+            rates = f"{one['lr']:g}", f"{theirs['lr']:g}"
+            share = tokens / theirs["tokens"]
+            shares = f"**{100 * share:.0f} % of the tokens**"
+            if seconds:
+                shares += (
+                    f", **{100 * share * seconds['modern'] / seconds['gpt3']:.0f} % of the CPU seconds**"
+                )
             return (
                 f"\n\nThe run of {TITLES['modern']} (rate {rates[0]}) passed {goal:.4f}, the loss at which "
                 f"that of {TITLES['gpt3']} (rate {rates[1]}) ended, after {amounts.count(tokens)} of its "
-                f"{amounts.count(one['tokens'])} tokens."
+                f"{amounts.count(one['tokens'])} tokens, while its rate was still high: {shares}."
             )
     return ""
 

@@ -190,11 +190,12 @@ def harness_model(answers: Answers) -> Any:
 
     class Model(TemplateLM):
         eot_token_id = tokenizer.eod_id
+        prefix_token_id = prefix_of(tokenizer)
         max_length = positions
         max_gen_toks = min(MAX_GEN_TOKENS, positions // 2)
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            return tokenizer.encode(string).tolist()
+            return tokens_of(tokenizer, string, add_special_tokens)
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
@@ -224,6 +225,26 @@ def harness_model(answers: Answers) -> Any:
             return texts
 
     return Model()
+
+
+def prefix_of(tokenizer: Tokenizer) -> int:
+    """What HFLM puts before a text without context: the tokenizer's bos_token, else the end of a document."""
+    return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+
+def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None) -> list[int]:
+    """A text as HFLM.tok_encode gives it: with what the tokenizer puts before one, such as <s> of Llama 2.
+
+    Unless told, it is not put before a text that begins with the letters of the prefix. Of a tokenizer that
+    puts nothing, special tokens in a text are letters.
+    """
+    before = tokenizer.before_text
+    if not before:
+        return tokenizer.encode(text).tolist()
+    if add_special_tokens is None:
+        add_special_tokens = not text.startswith(tokenizer.decode([prefix_of(tokenizer)]))
+    ids = tokenizer.encode_with_special(text)
+    return [*before, *ids] if add_special_tokens else ids
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
@@ -261,7 +282,7 @@ def _generation(
     }
     if how:
         raise ConfigError(f"generation_kwargs: {', '.join(how)}: the model does not know such a setting.")
-    tokens = tokenizer.encode(context).tolist() or [tokenizer.eod_id]
+    tokens = tokens_of(tokenizer, context) or [tokenizer.eod_id]
     stops = tuple([until] if isinstance(until, str) else until)
     generation = Generation.of(
         {"max_new_tokens": int(most), "temperature": temperature, "top_k": 0, "stop": stops, **known}

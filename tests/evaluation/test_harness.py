@@ -9,10 +9,13 @@ import yaml
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.jobs import export_model as exporting
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
+from tests.inference import saved
+from tests.inference.made import beginning_tokenizer_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +34,17 @@ GENERATE = {
     "doc_to_target": "{{text}}",
     "generation_kwargs": {"until": ["."], "max_gen_toks": 12, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+CHOOSE = {
+    "task": "choose",
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{context}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": 0,
+    "target_delimiter": "",
+    "metric_list": [{"metric": "acc"}],
 }
 ROLLING = {
     "task": "words",
@@ -56,18 +70,27 @@ def place(tmp_path_factory):
             patch.setenv(variable, "1")
         patch.setenv("HF_HOME", str(folder / "hub"))
         run = made.run_with_data()
-        with pytest.MonkeyPatch.context() as here:
-            here.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
-            nb.export(run.path, folder / "model", dtype="fp32")
+        export(run, folder / "model")
         files = made.files_in(folder)
-        tasks = folder / "tasks"
-        tasks.mkdir()
         texts = made.write_lines(folder / "texts.jsonl", [{"text": text} for text in made.texts(6)])
-        for task, file in ((GENERATE, files["lambada"]), (ROLLING, texts)):
-            task = {**task, "dataset_kwargs": {"data_files": {"test": str(file)}}}
-            (tasks / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
+        write_tasks(folder / "tasks", (GENERATE, files["lambada"]), (ROLLING, texts))
         yield run, folder / "model", folder
         RESIDENT.close()
+
+
+def export(run, to):
+    """Its folder for transformers, by this process."""
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+        nb.export(run.path, to, dtype="fp32")
+
+
+def write_tasks(folder, *tasks):
+    """Task files of (task, file of its lines)."""
+    folder.mkdir()
+    for task, file in tasks:
+        task = {**task, "dataset_kwargs": {"data_files": {"test": str(file)}}}
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
 
 
 def theirs(model, tasks, include_path, **how):
@@ -117,33 +140,67 @@ def test_scores_are_those_of_the_harness_with_transformers(place):
             assert math.isfinite(ours)
 
 
-def test_log_probabilities_and_texts_are_those_of_the_harness(place):
-    """Of every single choice, to 1e-4; and the generated texts, cut at the same place."""
-    run, model, folder = place
-    samples = theirs(model, ["say", "words"], folder / "tasks")["samples"]
+def answered(run, names, folder):
+    """{task: what nbtrain answers each request of the harness}."""
     from nbtrain.api import evaluate as api
     from nbtrain.evaluation import harness
 
-    taken = {}
-    plain = harness.harness_model
+    taken, plain = {}, harness.harness_model
+
+    def watch(task, answer):
+        return lambda requests, **how: taken.setdefault(task, answer(requests, **how))
 
     def watched(answers):
         one = plain(answers)
-        texts, rolling = one.generate_until, one.loglikelihood_rolling
-        one.generate_until = lambda requests, **how: taken.setdefault("say", texts(requests, **how))
-        one.loglikelihood_rolling = lambda requests, **how: taken.setdefault(
-            "words", rolling(requests, **how)
-        )
+        one.generate_until = watch("say", one.generate_until)
+        one.loglikelihood_rolling = watch("words", one.loglikelihood_rolling)
+        one.loglikelihood = watch("choose", one.loglikelihood)
         return one
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "harness_model", watched)
-        api.evaluate(run.path, harness=["say", "words"], include_path=folder / "tasks")
-    said = [sample["resps"][0][0] for sample in samples["say"]]
-    assert taken["say"] == said and any(said)
-    rolled = [sample["resps"][0] for sample in samples["words"]]
-    rolled = [one[0] if isinstance(one, list | tuple) else one for one in rolled]
-    assert taken["words"] == pytest.approx(rolled, abs=1e-3)
+        api.evaluate(run.path, harness=names, include_path=folder)
+    return taken
+
+
+def compare(taken, samples):
+    """Log-probabilities to 1e-3, generated texts letter by letter."""
+    for task, ours in taken.items():
+        answers = [response for sample in samples[task] for response in sample["resps"]]
+        if task == "say":
+            assert ours == [texts[0] for texts in answers] and any(ours)
+        elif task == "words":
+            rolled = [one[0] if isinstance(one, list | tuple) else one for one in answers]
+            assert ours == pytest.approx(rolled, abs=1e-3)
+        else:
+            pairs = [one[0] for one in answers]
+            assert [pair[0] for pair in ours] == pytest.approx([pair[0] for pair in pairs], abs=1e-3)
+            assert [pair[1] for pair in ours] == [pair[1] for pair in pairs]
+
+
+def test_log_probabilities_and_texts_are_those_of_the_harness(place):
+    """Of every single choice, to 1e-3; and the generated texts, cut at the same place."""
+    run, model, folder = place
+    taken = answered(run, ["say", "words"], folder / "tasks")
+    assert set(taken) == {"say", "words"}
+    compare(taken, theirs(model, ["say", "words"], folder / "tasks")["samples"])
+
+
+def test_a_tokenizer_that_puts_a_token_before_a_text(place, monkeypatch, tmp_path):
+    """Contexts, whole documents and prompts begin with <s> as HFLM's do, also without a context."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
+    run = saved.save_run("llama", {"model.architecture": "llama"})
+    export(run, tmp_path / "model")
+    texts = ["<s>The cat sat", "one <s> two<|endoftext|> three", *made.texts(6)]
+    lines = made.write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    contexts = ["", "<s>", "The sky is ", *texts]
+    questions = [{"context": text, "choices": [" blue", "of course"]} for text in contexts]
+    asked = made.write_lines(tmp_path / "questions.jsonl", questions)
+    write_tasks(tmp_path / "tasks", (GENERATE, lines), (ROLLING, lines), (CHOOSE, asked))
+    taken = answered(run, ["say", "words", "choose"], tmp_path / "tasks")
+    assert set(taken) == {"say", "words", "choose"}
+    compare(taken, theirs(tmp_path / "model", ["say", "words", "choose"], tmp_path / "tasks")["samples"])
 
 
 def test_examples_before_the_question(place):

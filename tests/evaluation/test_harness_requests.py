@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.evaluation_files import Estimate
 from nbtrain.evaluation import harness
 from nbtrain.evaluation.asked import Scored
-from tests.inference.made import tokenizer_in
+from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,22 @@ def test_a_request_for_text(tokenizer):
         with pytest.raises(ConfigError) as refused:
             harness._generation("a", wrong, tokenizer, 96, 48)
         assert str(refused.value).startswith(said)
+
+
+def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
+    """With <s> if the tokenizer puts it, and its text has none; a text without context goes after <s>."""
+    for text in ("", "a text", "<|endoftext|>a"):
+        assert harness.tokens_of(tokenizer, text) == tokenizer.encode(text).tolist()
+    assert harness.prefix_of(tokenizer) == tokenizer.eod_id
+    begins = beginning_tokenizer_in(tmp_path / "mine", tmp_path / "theirs")
+    plain = begins.encode("a text").tolist()
+    assert harness.prefix_of(begins) == begins.bos_id == 319
+    assert harness.tokens_of(begins, "a text") == harness.tokens_of(begins, "<s>a text") == [319, *plain]
+    assert harness.tokens_of(begins, "a text", add_special_tokens=False) == plain
+    assert harness.tokens_of(begins, "<s>a text", add_special_tokens=True) == [319, 319, *plain]
+    assert harness.tokens_of(begins, "a text<|endoftext|>") == [319, *plain, begins.eod_id]
+    for text, prompt in (("a text", [319, *plain]), ("", [319])):
+        assert harness._generation(text, {}, begins, 96, 48)["prompt"] == prompt
 
 
 def test_metrics_and_their_filters():

@@ -29,7 +29,12 @@ def ids_before_text(tokenizer: Any) -> list[int]:
 def ids_before_text_of_two_files(settings: Path, tokenizer: Any) -> list[int]:
     """The same of vocab.json and merges.txt, by the tokenizer_config.json beside them."""
     said = files.read_json(settings) or {}
-    token = said.get("bos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    found = tokenizer.token_to_id(token) if said.get("add_bos_token") and token else None
+    found = bos_id(settings, tokenizer) if said.get("add_bos_token") else None
     return [] if found is None else [found]
+
+
+def bos_id(settings: Path, tokenizer: Any) -> int | None:
+    """The id of the bos_token that a tokenizer_config.json names; None if there is none."""
+    token = (files.read_json(settings) or {}).get("bos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return tokenizer.token_to_id(token) if token else None

@@ -29,8 +29,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness
-from nbtrain.corpus.tokenizer.beginning import ids_before_text
-from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.beginning import bos_id, ids_before_text
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, KEPT, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
 from nbtrain.corpus.tokenizer.unknown import unknown_id
 
@@ -113,6 +113,10 @@ class Tokenizer:
         ids = self.encode(text).tolist()
         return ids if ids[: len(before)] == before else [*before, *ids]
 
+    def encode_with_special(self, text: str) -> list[int]:
+        """Token ids of a text in which the letters of a special token stand for it; nothing put before it."""
+        return self._with_special.encode(text, add_special_tokens=False).ids
+
     def encode_after_token(self, text: str) -> list[int]:
         """Token ids of a text right after a special token, as in one text with it.
 
@@ -142,6 +146,11 @@ class Tokenizer:
         if not orjson.loads((self.directory / ONE_FILE).read_bytes()).get("post_processor"):
             return []
         return ids_before_text(self._with_special)
+
+    @cached_property
+    def bos_id(self) -> int | None:
+        """The bos_token of a tokenizer that was taken over, as its own settings name it."""
+        return bos_id(self.directory / KEPT / "tokenizer_config.json", self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""

@@ -29,6 +29,7 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.exported import is_as_given, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.model_card import model_card
 from nbtrain.jobs.new_place import new_place
@@ -105,6 +106,7 @@ def export_model(
     whole = parameter_shapes(Sizes.of(config.model, vocab_size))
     count = sum(map(math.prod, (shapes_of(config) if target == "peft" else whole).values()))
     notes: tuple[str, ...] = ()
+    ids: dict[str, int | None] = {}
     file = {"consolidated": SINGLE, "gguf": GGUF_FILE}.get(target)
     with new_place(to, count * ITEM_BYTES[dtype], file) as made:
         if target not in ("consolidated", "peft"):
@@ -118,6 +120,7 @@ def export_model(
             "dtype": dtype,
             "to": str(made),
             "max_shard_bytes": max_shard_bytes,
+            "bos": _bos_before_text(config, ids["bos_token_id"]) if target == "gguf" else None,
         }
         end = _ask(request)
         exported = ExportedModel(
@@ -152,6 +155,17 @@ def _write_tokenizer(
     ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
     start = _start_record(run, config)
     return {**ids, **{key: start["config"][key] for key in FRAMES if key in start.get("config", {})}}, ()
+
+
+def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
+    """What the run's tokenizer puts before a text, if that is its BOS alone; `bos` is config.json's."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    if read_manifest(directory) is None:
+        return None
+    tokenizer = Tokenizer.load(directory)
+    named = {tokenizer.bos_id, bos} - {None}
+    before = tokenizer.before_text
+    return before[0] if len(before) == 1 and (not named or before[0] in named) else None
 
 
 def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """`python -m nbtrain.checkpoint.pretrained`: one JSON request on stdin, JSON lines on stdout.
 
 request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step", "dtype", "to",
-           "max_shard_bytes"}
+           "max_shard_bytes", "bos"}
               writes the weights of a checkpoint into the folder `to`, beside the config.json and the
-              tokenizer that are there, and compares what was written with the run
+              tokenizer that are there, and compares what was written with the run; bos is the token that
+              a gguf says is put before a text, or null
           {"target": "megatron", "tree", "to", "order", "tokens"}
               joins a tree of Megatron into the file `to`; order and tokens may be null
 answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
@@ -79,7 +80,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     elif adapters is not None:
         writing = write_adapters(*adapters)
     elif target == "gguf":
-        writing = GGUFFile(weights, config, folder).write(folder / GGUF_FILE)
+        writing = GGUFFile(weights, config, folder, request["bos"]).write(folder / GGUF_FILE)
     else:
         writing = write_consolidated(weights, config, folder / SINGLE, step)
     done = 0

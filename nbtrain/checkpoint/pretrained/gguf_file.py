@@ -55,9 +55,11 @@ WORDS = {
 class GGUFFile:
     """What goes into the file of one run, before any number of it is written."""
 
-    def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path):
-        """`folder` has config.json and the tokenizer's files. Raises ConfigError for what llama.cpp has
-        not."""
+    def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
+        """`folder` has config.json and the tokenizer's files; `bos` is put before each text.
+
+        Raises ConfigError for what llama.cpp has not.
+        """
         try:
             import gguf
         except ImportError:
@@ -66,7 +68,7 @@ class GGUFFile:
                 "'nbtrain[gguf]'."
             ) from None
         self.gguf = gguf
-        self.weights, self.run = weights, config
+        self.weights, self.run, self.bos = weights, config, bos
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         family = family_of(config)
         self.known = family.tensors(Sizes.of(config.model, weights.vocab_size))
@@ -168,12 +170,14 @@ class GGUFFile:
         writer.add_token_merges(tokenizer["merges"])
         for kind in ("bos", "eos", "pad"):
             number = self.config.get(f"{kind}_token_id")
+            if kind == "bos" and self.bos is not None:
+                number = self.bos
             if isinstance(number, list):
                 number = number[0]
             if number is not None:
                 getattr(writer, f"add_{kind}_token_id")(number)
-        # Training ends documents and puts nothing before one.
-        writer.add_add_bos_token(False)
+        # Without this key llama.cpp goes by the rule for words, and puts it for Llama 3's.
+        writer.add_add_bos_token(self.bos is not None)
         if tokenizer["chat_template"]:
             writer.add_chat_template(tokenizer["chat_template"])
 

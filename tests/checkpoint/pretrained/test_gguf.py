@@ -5,9 +5,13 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from nbtrain.base.errors import CheckpointError, ConfigError
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained import gguf_file
 from nbtrain.checkpoint.pretrained.compare import compare
 from nbtrain.checkpoint.pretrained.gguf_file import GGUFFile, name_of_words
@@ -16,8 +20,11 @@ from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer import training
-from nbtrain.corpus.tokenizer.folder import save
+from nbtrain.corpus.tokenizer.folder import adopt, save
+from nbtrain.jobs import export_model as exporting
 from nbtrain.pretrained.model import open_model
+from tests.inference import saved
+from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 from tests.pretrained import made
 from tests.train import launch
 
@@ -125,6 +132,44 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(ConfigError, match=r"pip install 'nbtrain\[gguf\]'"):
         written(tmp_path / "m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("frame", "named", "expected"),
+    [
+        ("<s> $A", "<s>", (True, 319)),
+        ("<s> $A", None, (True, 319)),
+        ("<s> $A", "<|endoftext|>", (False, 0)),
+        ("<s> <s> $A", "<s>", (False, 319)),
+        ("$A <s>", "<s>", (False, 319)),
+    ],
+)
+def test_the_bos_is_put_before_a_text_if_the_tokenizer_puts_it(
+    frame, named, expected, workspace, monkeypatch
+):
+    """That one token and nothing else is what llama.cpp can put; a name for it may be lacking."""
+    folder = workspace / "theirs"
+    beginning_tokenizer_in(workspace / "mine", folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single=frame, special_tokens=[("<s>", 319)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": named}))
+    adopt(folder, "<|endoftext|>", tokenizer_dir("small"))
+    assert keys_of_export(workspace, monkeypatch) == expected
+
+
+def test_no_bos_is_put_before_a_text_by_a_tokenizer_trained_here(workspace, monkeypatch):
+    tokenizer_in(tokenizer_dir("small"))
+    assert keys_of_export(workspace, monkeypatch) == (False, 0)
+
+
+def keys_of_export(workspace, monkeypatch):
+    """(add_bos_token, bos_token_id) of a Llama with the tokenizer `small`."""
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+    run = saved.save_run("llama", {"model.architecture": "llama"})
+    exporting.export_model(run, workspace / "own.gguf", "gguf")
+    fields = PlainGGUF(workspace / "own.gguf").fields
+    return tuple(fields[f"tokenizer.ggml.{key}"] for key in ("add_bos_token", "bos_token_id"))
 
 
 LLAMA_3 = (

@@ -307,6 +307,7 @@ class Form extends FormHeld {
   lose() {
     if (this.lost) return;
     this.lost = true;
+    this.unsure = false;
     this.asks.lose();
     if (this.id) keepDraft(this.id, this.startKey, this.state, true);
     this.sayKernel();
@@ -329,6 +330,7 @@ class Form extends FormHeld {
         const { content } = await kernel.requestCommInfo({ target_name: "jupyter.widget" });
         if (content.comms && !(key in content.comms)) return this.lose();
       }
+      this.unsure = false;
       // It answers in order: what was sent before is heard.
       this.heard = Math.max(this.heard, seq);
       this.sayKernel();
@@ -345,7 +347,11 @@ class Form extends FormHeld {
       this.model.on("change:held", this.onHeld);
       this.model.on("comm_live_update", this.onLive);
       // Restarted from elsewhere: the new one knows no model.
-      this.onStatus = (_, status) => /starting/.test(status) && this.look();
+      this.onStatus = (_, status) => {
+        if (/starting/.test(status)) this.unsure = true;
+        // What is asked of a kernel that only begins may be lost.
+        if (this.unsure && /starting|idle/.test(status)) this.look();
+      };
       this.statuses = (this.model.widget_manager || {}).kernel?.statusChanged;
       if (this.statuses) this.statuses.connect(this.onStatus);
       this.look();

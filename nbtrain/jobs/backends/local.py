@@ -15,6 +15,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
@@ -22,7 +23,7 @@ from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, rank_variables
 from nbtrain.jobs.machine import usable_cores, visible_gpus
-from nbtrain.jobs.node.place import LOOPBACK, free_port
+from nbtrain.jobs.node.place import LOOPBACK
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.obstacle import Obstacle, mistake, shortage
 from nbtrain.jobs.queue.folder import Queue
@@ -47,7 +48,7 @@ class LocalLauncher:
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start torchrun with one wrapper for each rank."""
         self._attempt, self.last_words = attempt, ""
-        rendezvous = ["--nnodes", "1", "--master-addr", LOOPBACK, "--master-port", str(free_port())]
+        rendezvous = ["--nnodes", "1", "--master-addr", LOOPBACK, "--master-port", str(port_to_listen_on())]
         cores = int(os.environ.get(HELD_CORES) or usable_cores())
         environment = rank_variables(config, self._job, attempt, cores)
         seconds = stop_patience_seconds(self._job.run, config)

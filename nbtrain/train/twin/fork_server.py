@@ -24,10 +24,8 @@ import importlib
 import json
 import logging
 import os
-import random
 import select
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -35,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.parallel.startup import prepare_deepspeed
 
 # What a rank of a training run imports, the parts that DeepSpeed leaves to its first call included.
@@ -126,7 +125,7 @@ class Server:
         if threads > 1:
             raise RuntimeError(f"the fork server has {threads} threads; forking it would lose all but one")
         ranks, now = request["ranks"], time.monotonic()
-        port, running = _free_port(), {}
+        port, running = port_to_listen_on(""), {}
         sys.stdout.flush()
         sys.stderr.flush()
         for rank in range(ranks):
@@ -211,19 +210,6 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _free_port() -> int:
-    """A port on which rank 0 will listen a second later.
-
-    Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
-    by then. The choice is the system's randomness, not torch's or Python's seeded one, which ranks inherit.
-    """
-    for port in random.SystemRandom().sample(range(15_000, 32_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise RuntimeError("100 ports between 15,000 and 32,000 were tried, and all are in use")
 
 
 def _abilities() -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Checked:
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
     """What stands against a run, or against manifests, scripts and JSONs of other programs; needs no data.
 
-    What `init_from` names is opened if it is there: that it fits is checked as a submit does.
+    If what `init_from` names is there, it is opened and compared with the run, as at a submit.
 
     A run is named as for nb.plan; of files, several may be given, `overrides` say what they do not, and
     `program` is that of their flags ("megatron-lm@040eac94"). Nothing is raised for a run that is refused:

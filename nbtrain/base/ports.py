@@ -10,7 +10,7 @@ TRIES = 100
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
-    """A port on which another process will listen a second later.
+    """A free port of `address`, on which another process will listen a second later.
 
     Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
     by then. The choice is the system's randomness, not torch's or Python's seeded one, which ranks inherit.

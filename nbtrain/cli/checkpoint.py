@@ -129,7 +129,7 @@ def _on_nodes(run: "RunDir") -> str:
             start = "starts from the beginning" if older is None else f"goes on from step {older:,}"
             others = "" if len(save.hosts) == 1 else ", unless the other hosts have it whole"
             return (
-                f"Step {save.step} was saved on the disks of {', '.join(save.hosts)} alone "
+                f"Step {save.step:,} was saved on the disks of {', '.join(save.hosts)} alone "
                 f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {start}{others}."
             )
     words = on_nodes_words(run)

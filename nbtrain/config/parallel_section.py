@@ -109,7 +109,8 @@ class ParallelConfig(ConfigModel):
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Activation checkpointing: less memory for more computation."""
     overlap_comm: bool = True
-    """ZeRO: reduce gradients while the backward pass runs. A pipeline reduces them after it in any case."""
+    """ZeRO: reduce gradients while the backward pass runs. A pipeline reduces them after it in any case, and
+    one data-parallel rank has nothing to reduce."""
     contiguous_gradients: bool = True
     """ZeRO: copy gradients into one buffer as they are computed."""
     reduce_scatter: bool = True
@@ -133,7 +134,8 @@ class ParallelConfig(ConfigModel):
     wall_clock_breakdown: bool = False
     """DeepSpeed's own timers, in the rank's log. They wait for the device in every part of a step."""
     steps_per_print: PositiveSteps | None = None
-    """Steps between DeepSpeed's own reports; null leaves them out, because nbtrain writes its own."""
+    """Steps between DeepSpeed's own reports; null leaves them out, because nbtrain writes its own. With them
+    DeepSpeed waits for the device before and after each micro batch."""
     elastic_checkpoint: bool = False
     """DeepSpeed's older way to load on other ranks. Refused: checkpoints of nbtrain load into any layout."""
     process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 600.0

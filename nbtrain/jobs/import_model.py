@@ -21,8 +21,8 @@ from nbtrain.config.load import Overrides, load, override_layer, validate
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text
-from nbtrain.corpus.tokenizer.exported import CONFIG as TOKENIZER_CONFIG
-from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer, token_text
+from nbtrain.corpus.tokenizer.beginning import own_token
+from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.jobs.from_megatron import converted
@@ -300,8 +300,7 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
 
 def _eod_token(model: PretrainedModel, entries: dict[str, int]) -> str | None:
     """The token that ends a text: of tokenizer_config.json, else of generation_config or config.json."""
-    settings = files.read_json(model.path / TOKENIZER_CONFIG) or {}
-    named = token_text(settings.get("eos_token"))
+    named = own_token(model.path, "eos_token")
     if named in entries:
         return named
     texts = {number: text for text, number in entries.items()}

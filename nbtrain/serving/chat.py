@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
@@ -24,8 +23,8 @@ from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource
 from nbtrain.corpus.sources.chat import ROLES
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
-from nbtrain.corpus.tokenizer.exported import CONFIG as SETTINGS
-from nbtrain.corpus.tokenizer.exported import chat_template, token_text
+from nbtrain.corpus.tokenizer.beginning import own_token
+from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
@@ -120,7 +119,7 @@ class JinjaTemplate:
             raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
         self._eod_token = eod_token
         # Of a tokenizer that was taken over from a model's folder; one that was trained here has none.
-        self._bos_token = _own_token(tokenizer, "bos_token") or ""
+        self._bos_token = own_token(tokenizer / KEPT, "bos_token") or ""
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
@@ -177,11 +176,6 @@ def _environment() -> Any:
     return environment
 
 
-def _own_token(tokenizer: Path, name: str) -> str | None:
-    """bos_token or eos_token of a tokenizer that was taken over, as its own settings name it."""
-    return token_text((files.read_json(tokenizer / KEPT / SETTINGS) or {}).get(name))
-
-
 class NoTemplate:
     """Of a run that has seen no conversation, and whose tokenizer brought no template that can be used."""
 
@@ -234,7 +228,7 @@ def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
             return NoTemplate()
         source, path = found
         template = JinjaTemplate(
-            source, tokenizer, _own_token(tokenizer, "eos_token") or eod_token, display(path)
+            source, tokenizer, own_token(tokenizer / KEPT, "eos_token") or eod_token, display(path)
         )
     except ConfigError as error:
         return NoTemplate(str(error))

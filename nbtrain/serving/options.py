@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.ports import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 PORT = 8000
 
 

@@ -82,9 +82,7 @@ def write(bench: Bench, to: Path) -> None:
 def commands_of(size: str, records: Sequence[Record]) -> list[str]:
     """What made the records of a size."""
     runs = [one for one in records if "loss" in one]
-    where = "".join(
-        f" --device gpu --precision {one['precision']} --jobs 8" for one in runs[:1] if on_gpu(one)
-    )
+    where = "".join(f" --device gpu --precision {one['precision']}" for one in runs[:1] if on_gpu(one))
     texts = [one.get("text", "") for one in runs]
     text = next((f" --text {name}" for name in texts if name.endswith((".jsonl", ".gz"))), "")
     commands = [f"{'' if where else NICE}{COMMAND} --size {size}{where}{text}"]

@@ -58,7 +58,7 @@ class GGUFFile:
     def __init__(self, weights: WholeWeights, config: RunConfig, folder: Path, bos: int | None = None):
         """`folder` has config.json and the tokenizer's files; `bos` is put before each text.
 
-        Raises ConfigError for what llama.cpp has not.
+        Raises ConfigError for what llama.cpp does not have.
         """
         try:
             import gguf

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
 
+SETTINGS = "tokenizer_config.json"
 SAMPLE = "a"
 
 
@@ -26,15 +28,28 @@ def ids_before_text(tokenizer: Any) -> list[int]:
     return framed[:start] if alone else []
 
 
-def ids_before_text_of_two_files(settings: Path, tokenizer: Any) -> list[int]:
-    """The same of vocab.json and merges.txt, by the tokenizer_config.json beside them."""
-    said = files.read_json(settings) or {}
-    found = bos_id(settings, tokenizer) if said.get("add_bos_token") else None
+def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
+    """What is put before a text by vocab.json and merges.txt, by the tokenizer_config.json beside them."""
+    found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
 
 
-def bos_id(settings: Path, tokenizer: Any) -> int | None:
-    """The id of the bos_token that a tokenizer_config.json names; None if there is none."""
-    token = (files.read_json(settings) or {}).get("bos_token")
-    token = token.get("content") if isinstance(token, dict) else token
+def bos_id(folder: Path, tokenizer: Any) -> int | None:
+    """The id of the bos_token that a folder's tokenizer_config.json names; None if it names none."""
+    token = own_token(folder, "bos_token")
     return tokenizer.token_to_id(token) if token else None
+
+
+def own_token(folder: Path, name: str) -> str | None:
+    """bos_token or eos_token by a folder's tokenizer_config.json: text, or an object with its content."""
+    token = settings_of(folder).get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """A folder's tokenizer_config.json; {} if it has none. Raises RecordError if it is no JSON object."""
+    found = files.read_json(folder / SETTINGS)
+    if found is not None and not isinstance(found, dict):
+        raise RecordError(f"{folder / SETTINGS}: must be a JSON object, and is {type(found).__name__}.")
+    return found or {}

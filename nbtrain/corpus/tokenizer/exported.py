@@ -10,15 +10,14 @@ tokenizer.json alone would load too, without a token that ends a text.
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.corpus.tokenizer.beginning import SETTINGS, own_token, settings_of
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, KEPT, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
-CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
 
@@ -34,7 +33,7 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
         shutil.copytree(kept, to, dirs_exist_ok=True)
     if not (to / ONE_FILE).exists():
         files.write_bytes(to / ONE_FILE, (directory / ONE_FILE).read_bytes())
-    if not (to / CONFIG).exists():
+    if not (to / SETTINGS).exists():
         token = tokenizer.eod_token
         settings = {
             "tokenizer_class": CLASS,
@@ -43,7 +42,7 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
             "model_max_length": model_max_length,
             "clean_up_tokenization_spaces": False,
         }
-        files.write_json(to / CONFIG, settings)
+        files.write_json(to / SETTINGS, settings)
     return framing_ids(to, tokenizer.eod_id)
 
 
@@ -72,19 +71,14 @@ def entries_of(folder: Path) -> dict[str, int]:
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:
     """The ids of bos, eos and pad that tokenizer_config.json names; `default` for an eos that it does not."""
-    settings, entries = files.read_json(folder / CONFIG) or {}, entries_of(folder)
+    entries = entries_of(folder)
     found = {
-        f"{kind}_token_id": entries.get(token_text(settings.get(f"{kind}_token")) or "")
+        f"{kind}_token_id": entries.get(own_token(folder, f"{kind}_token") or "")
         for kind in ("bos", "eos", "pad")
     }
     if found["eos_token_id"] is None:
         found["eos_token_id"] = default
     return found
-
-
-def token_text(value: Any) -> str | None:
-    """A token of tokenizer_config.json, which writes it as text or as an object with its content."""
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def chat_template(directory: Path) -> tuple[str, Path] | None:
@@ -95,11 +89,14 @@ def chat_template(directory: Path) -> tuple[str, Path] | None:
     kept = directory / KEPT
     if (kept / CHAT_TEMPLATE).is_file():
         return (kept / CHAT_TEMPLATE).read_text(encoding="utf-8"), kept / CHAT_TEMPLATE
-    found = (files.read_json(kept / CONFIG) or {}).get("chat_template")
+    found = settings_of(kept).get("chat_template")
     if isinstance(found, list):
         # Several that have names.
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
-    return (found, kept / CONFIG) if isinstance(found, str) else None
+        found = next(
+            (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"),
+            None,
+        )
+    return (found, kept / SETTINGS) if isinstance(found, str) else None
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:

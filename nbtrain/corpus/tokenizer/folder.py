@@ -100,7 +100,7 @@ def adopt(
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
     made: dict[str, Any] = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
-    before = ids_before_text_of_two_files(path / "tokenizer_config.json", built)
+    before = ids_before_text_of_two_files(path, built)
     if before:
         made["before_text"] = before
     return save(built, directory, made)

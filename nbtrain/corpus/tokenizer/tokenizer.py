@@ -150,7 +150,7 @@ class Tokenizer:
     @cached_property
     def bos_id(self) -> int | None:
         """The bos_token of a tokenizer that was taken over, as its own settings name it."""
-        return bos_id(self.directory / KEPT / "tokenizer_config.json", self._reference)
+        return bos_id(self.directory / KEPT, self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""

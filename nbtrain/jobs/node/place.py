@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import psutil
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.ports import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 # Who starts one agent on each machine says which machine it is by one of these, the surest first.
 NUMBER_VARIABLES = (
     "NBTRAIN_NODE_RANK",

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.ports import LOOPBACK
 from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 IDLE_MINUTES = 30.0
@@ -31,7 +32,6 @@ TRY_SECONDS = 0.1
 LINK_SECONDS = 5.0
 END_SECONDS = 10.0
 PIECE_BYTES = 1 << 16
-LOOPBACK = "127.0.0.1"
 PAGE_PATH = "/nbtrain/"
 
 NOT_STARTED = b"HTTP/1.0 502 Bad Gateway\r\nContent-Type: text/plain\r\n\r\nTensorBoard did not start.\n"

@@ -13,7 +13,6 @@ then all.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import JobError
 from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.ports import port_to_listen_on
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 # Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
@@ -77,7 +77,7 @@ def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
 
 def run_ranks(ranks: int, threads: int, work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Start `ranks` processes and yield what rank 0 says; JobError with the last words of a failure."""
-    port = _free_port()
+    port = port_to_listen_on()
     with tempfile.TemporaryFile() as said:
         processes = [
             subprocess.Popen(
@@ -127,12 +127,6 @@ def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> d
     if device == "cpu":
         variables |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
     return variables
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.corpus.tokenizer.beginning import own_token, settings_of
 from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
@@ -109,3 +111,13 @@ def test_prompts_are_those_of_transformers(workspace):
             for text in ("ab c", " a", ""):
                 ids = theirs(text)["input_ids"]
                 assert mine.encode_prompt(text) == (ids[:-1] if ids[-1:] == [2] else ids)
+
+
+@pytest.mark.parametrize("content", ["[1]", '"words"', "5"])
+def test_settings_that_are_no_object_are_refused(content, tmp_path):
+    """In a sentence with the file; a token that is no text names none."""
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(RecordError, match=r"tokenizer_config\.json: must be a JSON object, and is "):
+        settings_of(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 5}')
+    assert own_token(tmp_path, "bos_token") is None

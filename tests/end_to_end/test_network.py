@@ -31,6 +31,7 @@ NETWORK_MODULES = re.compile(
     re.MULTILINE,
 )
 MAY_CONTACT = {
+    "base/ports.py": {"socket"},  # a free port of this machine
     "corpus/dask_worker.py": {"socket"},  # the host's own name
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "corpus/partial_file.py": {"urllib3"},  # the errors of an answer
@@ -49,8 +50,6 @@ MAY_CONTACT = {
     "lab/server/tensorboard_door.py": {"socket"},  # a free port of 127.0.0.1
     "serving/launched.py": {"urllib.request", "urllib.error"},  # the server that the notebook started
     "serving/server.py": {"socket"},  # where it listens
-    "train/calibration/__main__.py": {"socket"},  # a free port of 127.0.0.1
-    "train/twin/fork_server.py": {"socket"},  # a free port of 127.0.0.1
     "train/health/heartbeat.py": {"socket"},  # the host's own name
     "train/figures/stragglers.py": {"socket"},  # the host's own name
 }

@@ -35,7 +35,8 @@ class Beams:
     """The search for one prompt."""
 
     generation: Generation
-    eod_id: int
+    end_ids: frozenset[int]
+    """Tokens that end a text."""
     room: int
     """New tokens that there are positions for."""
     prompt: tuple[int, ...] = ()
@@ -58,8 +59,9 @@ class Beams:
             values = self._penalized(values)
         scores = self._scores.to(values.device).unsqueeze(-1) + values
         vocabulary = scores.shape[-1]
-        # As many again as may end.
-        best, places = scores.flatten().topk(min(2 * self.count, scores.numel()))
+        # As many again as may end, for each token that ends a text.
+        wanted = (1 + len(self.end_ids)) * self.count
+        best, places = scores.flatten().topk(min(wanted, scores.numel()))
         length = len(self.tokens[0]) + 1
         is_last = length >= min(self.room, self.generation.max_new_tokens)
         sources: list[int] = []
@@ -67,7 +69,7 @@ class Beams:
         kept: list[float] = []
         for rank, (score, place) in enumerate(zip(best.tolist(), places.tolist())):
             source, token = divmod(place, vocabulary)
-            at_eod = token == self.eod_id and not self.generation.ignore_eod
+            at_eod = token in self.end_ids and not self.generation.ignore_eod
             if (at_eod or is_last) and rank < self.count:
                 text = self.tokens[source] if at_eod else [*self.tokens[source], token]
                 self._end(score, text, length, at_eod)

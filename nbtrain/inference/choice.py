@@ -46,9 +46,16 @@ class Request:
 class Choice:
     """One continuation of a prompt."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer, text_prompt: list[int]):
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer,
+        text_prompt: list[int],
+        end_ids: frozenset[int],
+    ):
         """`text_prompt`: the prompt as text; empty if it is only the end of a document."""
-        self.request, self.index, self.tokenizer = request, index, tokenizer
+        self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
         """Tokens that the model has not read."""
@@ -103,7 +110,7 @@ class Choice:
     def add(self, token: int, logprob: Event | None = None) -> Event | None:
         """Take the next token; the event of the text that it finishes, or of the end, or None."""
         generation = self.request.generation
-        if token == self.tokenizer.eod_id and not generation.ignore_eod:
+        if token in self.end_ids and not generation.ignore_eod:
             return self.end(STOP)
         self.tokens.append(token)
         self.pending = [token]

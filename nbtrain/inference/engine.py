@@ -44,8 +44,16 @@ LEAST_SHARED_TOKENS = 8
 class Engine:
     """The texts that are being made with one model, and those that wait."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, prefill_tokens: int = PREFILL_TOKENS):
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        end_ids: frozenset[int] = frozenset(),
+        prefill_tokens: int = PREFILL_TOKENS,
+    ):
         self.runner, self.tokenizer, self.prefill_tokens = runner, tokenizer, prefill_tokens
+        self.end_ids = end_ids | {tokenizer.eod_id}
+        """Tokens that end a text."""
         on_gpu = runner.device.type != "cpu"
         self.scored_tokens = min(SCORED_TOKENS_ON_GPU, MOST_LOGITS // runner.vocab_size) if on_gpu else 0
         """Of a pass while nothing is generated, unless prefill_tokens is more."""
@@ -67,10 +75,10 @@ class Engine:
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
-        text = request.text_prompt(self.tokenizer.eod_id)
         count = generation.num_beams if generation.num_beams > 1 else generation.n
-        request.choices = [Choice(request, index, self.tokenizer, text) for index in range(count)]
+        request.choices = [self._choice(request, index) for index in range(count)]
         if generation.echo:
+            text = request.text_prompt(self.tokenizer.eod_id)
             first = shown(self.tokenizer.bytes_of(prompt[0]))
             written: Event = {"text": self.tokenizer.decode(text), "tokens": prompt, "first": first}
             if request.before_text:
@@ -78,7 +86,7 @@ class Engine:
             self._events.append({"id": request.id, "prompt": written})
         if generation.num_beams > 1:
             room = self.runner.positions - len(prompt)
-            self._beams[request.id] = Beams(generation, self.tokenizer.eod_id, room, tuple(prompt))
+            self._beams[request.id] = Beams(generation, self.end_ids, room, tuple(prompt))
             for choice in request.choices[1:]:
                 choice.pending = []
         if generation.max_new_tokens == 0 and not request.wants_prompt:
@@ -86,6 +94,10 @@ class Engine:
                 self._end(choice, choice.end(LENGTH))
         else:
             self.waiting += request.choices
+
+    def _choice(self, request: Request, index: int) -> Choice:
+        text = request.text_prompt(self.tokenizer.eod_id)
+        return Choice(request, index, self.tokenizer, text, self.end_ids)
 
     def score(self, request: ScoreRequest) -> None:
         """Take texts to be scored. Raises ConfigError if the model has no room for one of them."""
@@ -385,7 +397,7 @@ class Engine:
     def _end_beams(self, request: Request, search: Beams) -> None:
         """The events of the best texts, each whole."""
         for index, best in enumerate(search.best()):
-            whole = Choice(request, index, self.tokenizer, request.text_prompt(self.tokenizer.eod_id))
+            whole = self._choice(request, index)
             pieces = []
             for token in best.tokens:
                 event = whole.add(token)

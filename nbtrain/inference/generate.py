@@ -111,7 +111,7 @@ class Service:
         group, orders = (self._ranks.group, GlooOrders()) if self._ranks else (ALONE, None)
         loaded = load(run, step, dtype, group, device, is_checked=True)
         self.runner = Runner(loaded.model, slots, positions, orders)
-        self.engine = Engine(self.runner, loaded.tokenizer)
+        self.engine = Engine(self.runner, loaded.tokenizer, loaded.end_ids)
         self.ready: Message = {
             "kind": "ready",
             "step": step,

@@ -19,6 +19,7 @@ from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.origin import end_ids
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.packed import pack
 from nbtrain.model.gpt import GPT
@@ -38,6 +39,8 @@ class Loaded:
 
     model: GPT
     tokenizer: Tokenizer
+    end_ids: frozenset[int]
+    """The tokens that end a text."""
     step: int
     dtype: str
     passed_over: list[tuple[int, str]]
@@ -73,7 +76,7 @@ def load(
     fill(model, store)
     model = model.to(device=device, dtype=DTYPES[name]).eval().requires_grad_(False)
     pack(model)
-    return Loaded(model, tokenizer, step, name, passed_over)
+    return Loaded(model, tokenizer, end_ids(run, tokenizer), step, name, passed_over)
 
 
 def model_of(config: RunConfig, group: Group = ALONE) -> GPT:

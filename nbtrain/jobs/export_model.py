@@ -27,8 +27,9 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.exported import is_as_given, write_tokenizer
+from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.corpus.tokenizer.origin import origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.model_card import model_card
@@ -153,8 +154,8 @@ def _write_tokenizer(
             f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
         )
     ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
-    start = _start_record(run, config)
-    return {**ids, **{key: start["config"][key] for key in FRAMES if key in start.get("config", {})}}, ()
+    given = origin_of(run, directory).get("config", {})
+    return {**ids, **{key: given[key] for key in FRAMES if key in given}}, ()
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
@@ -170,15 +171,8 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
 
 def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:
     """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone."""
-    found = _start_record(run, config).get("generation_config")
+    found = origin_of(run, tokenizer_dir(config.tokenizer.name)).get("generation_config")
     return found or {key: value for key, value in ids.items() if value is not None}
-
-
-def _start_record(run: RunDir, config: RunConfig) -> dict[str, Any]:
-    """init_from.json, if the run has the tokenizer of the folder that it started from; else {}."""
-    record = files.read_json(run.init_from_json) or {}
-    same = is_as_given(tokenizer_dir(config.tokenizer.name), record.get("tokenizer_sha256"))
-    return record if same else {}
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.origin import recorded_origin
 from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
 from nbtrain.planner.findings import Cost, Finding, finding_of_problem
@@ -158,6 +159,7 @@ def _record(start: Start, config: RunConfig) -> dict[str, Any]:
             "step": start.step,
             "validation_loss": start.manifest.get("validation_loss"),
             "tokenizer_sha256": start.tokenizer_sha256,
+            "origin": recorded_origin(start.run),
         }
     folder, tokenizer = start.folder, start.path / ONE_FILE
     return said | {

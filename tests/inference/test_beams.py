@@ -68,8 +68,11 @@ def both(tmp_path_factory):
         {"num_beams": 2, "n": 2, **SHORT},
     ],
 )
-def test_texts_and_scores_are_transformers(both, changes):
+@pytest.mark.parametrize("more_ends", [0, 3])
+def test_texts_and_scores_are_transformers(both, changes, more_ends):
     ours, theirs, tokenizer = both
+    others = made.without_cache(ours, PROMPT, 2 * more_ends)[::2]
+    ends = [tokenizer.eod_id, *others]
     generation = Generation(max_new_tokens=16, **changes)
     expected = theirs.generate(
         torch.tensor([PROMPT]),
@@ -80,21 +83,21 @@ def test_texts_and_scores_are_transformers(both, changes):
         length_penalty=generation.length_penalty,
         repetition_penalty=generation.repetition_penalty,
         do_sample=False,
-        eos_token_id=tokenizer.eod_id,
+        eos_token_id=ends,
         pad_token_id=tokenizer.eod_id,
         return_dict_in_generate=True,
         output_scores=True,
     )
     # Others come and go beside it, and want its slots.
-    engine = engine_of(ours, tokenizer, slots=6)
+    engine = engine_of(ours, tokenizer, slots=6, end_ids=frozenset(others))
     engine.add(Request("first", [9, 8, 7], greedy(max_new_tokens=5), False))
     engine.add(Request("second", [9, 8, 6, 5], greedy(max_new_tokens=9), False))
     found = run(engine, [Request("beams", PROMPT, generation, False)])
     for index in range(generation.n):
         (event,) = found["beams", index]
         tokens = expected.sequences[index, len(PROMPT) :].tolist()
-        ended = tokenizer.eod_id in tokens
-        tokens = tokens[: tokens.index(tokenizer.eod_id)] if ended else tokens
+        end = next((place for place, token in enumerate(tokens) if token in ends), None)
+        ended, tokens = end is not None, tokens[:end]
         assert event["tokens"] == tokens
         assert event["finish_reason"] == ("stop" if ended else "length")
         assert event["score"] == pytest.approx(float(expected.sequences_scores[index]), abs=1e-4)

@@ -148,6 +148,19 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
     assert end == {"id": "0", "end": True, "prompt_tokens": 3, "new_tokens": count}
 
 
+def test_any_of_several_tokens_ends_a_text(model, tokenizer, alone):
+    """As those of Llama 3 Instruct; the tokenizer's own still does."""
+    text = alone[1]
+    third, fifth = text[2], text[4]
+    assert (text.index(third), text.index(fifth)) == (2, 4) and tokenizer.eod_id not in text
+    for ends, count in ((frozenset({third, fifth}), 2), (frozenset({fifth}), 4), (frozenset(), COUNT)):
+        engine = engine_of(model, tokenizer, end_ids=ends)
+        assert engine.end_ids == ends | {tokenizer.eod_id}
+        found = run(engine, requests_of(PROMPTS[1:2], greedy(ignore_eod=False)))
+        assert tokens_of(found["0", 0]) == text[:count]
+        assert found["0", 0][-1]["finish_reason"] == ("stop" if ends else "length")
+
+
 def test_a_stop_string_ends_a_text_before_it(model, tokenizer, alone):
     """No piece of it is given out, though it is cut over tokens."""
     whole = "".join(event["text"] for event in run_one(model, tokenizer, 0, greedy()))

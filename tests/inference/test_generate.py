@@ -137,6 +137,37 @@ def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
     assert ends["text"] == ends["ids"] + 1 == len(plain) + 1
 
 
+@pytest.mark.slow
+def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
+    """At each eos_token_id of the folder that the model came from, and its export says so too."""
+    transformers = pytest.importorskip("transformers")
+    made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
+    run = saved.save_run("ends", {"model.architecture": "llama"})
+    prompt, whole = [5, 17, 300], made.without_cache(load(run).model, [5, 17, 300], 12)
+    ends = [whole[7], whole[4]]
+    assert whole.index(ends[1]) == 4
+    origin = {"family": "Llama", "sha256": "0" * 64, "config": {}}
+    origin["generation_config"] = {"eos_token_id": ends, "pad_token_id": 0}
+    origin["tokenizer_sha256"] = files.sha256_of(workspace / "theirs" / "tokenizer.json")
+    files.write_json(run.init_from_json, {"schema_version": 1, **origin})
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+    exporting.export_model(run, workspace / "exported", dtype="fp32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(workspace / "exported").eval()
+    theirs = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0].tolist()
+    assert theirs[len(prompt) :] == whole[:5]
+    service = generate.Service(asked(run, max_batch=3))
+    same = {"prompt": prompt, "max_new_tokens": 12}
+    found = answers_to(
+        service, {"id": "ends", **same, "ignore_eod": False}, {"id": "goes on", **same, "ignore_eod": True}
+    )
+    made_of = {
+        key: [token for event in found if event["id"] == key for token in event.get("tokens", [])]
+        for key in ("ends", "goes on")
+    }
+    assert made_of == {"ends": whole[:4], "goes on": whole}
+    assert "stop" in {event.get("finish_reason") for event in found if event["id"] == "ends"}
+
+
 def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):
     saved.damage(run, 20)
     service = generate.Service(asked(run))

@@ -1,5 +1,7 @@
 """Text straight from the checkpoint of any layout: logits are those of the run that one process trained."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -40,7 +42,7 @@ def test_logits_are_those_of_one_process(place, layout):
     assert float((found - expected).abs().max()) < 1e-5
     assert float(expected.std()) > 1e-2
     # What `nbtrain evaluate` asks for, one row of the tokens after the other.
-    engine, chances = Engine(Runner(model, 2), None), {}
+    engine, chances = Engine(Runner(model, 2), SimpleNamespace(eod_id=0)), {}
     for row, tokens in enumerate(TOKENS.tolist()):
         engine.score(ScoreRequest(str(row), tokens[:1], [tokens[1:]]))
     while not engine.is_idle:

@@ -65,8 +65,11 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
     assert (by_path.path, identity_of(by_path)) == (start.path, identity_of(start))
     run = RunDir.named("second")
     run.path.mkdir()
+    origin = {"config": {}, "generation_config": {"eos_token_id": [1, 2]}, "tokenizer_sha256": "5" * 64}
+    files.write_json(base.init_from_json, {"path": "models/chat", **origin})
     assert record_initial(run, config) == []
     known = files.read_json(run.init_from_json)
+    assert known["origin"] == origin
     assert (known["run"], known["run_id"], known["step"]) == ("tiny", "1" * 32, step)
     assert known["validation_loss"] == {4: 5.0, 8: 4.0, 12: 4.5}[step]
     # The best one is another later.

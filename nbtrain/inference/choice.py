@@ -59,8 +59,6 @@ class Choice:
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
         """Tokens that the model has not read."""
-        self.window_start = 0
-        """The token at position 0 of the cache."""
         self.finish_reason: str | None = None
         seed = request.generation.seed
         self.random = random.Random(None if seed is None else f"{seed}/{index}")
@@ -91,6 +89,11 @@ class Choice:
         if self.wants_prompt:
             return range(count)
         return range(count - 1, count) if count == len(self.pending) else range(0)
+
+    def newest(self, count: int) -> list[int]:
+        """The last `count` tokens; what the tokenizer puts before a text stays in front of them."""
+        kept = min(self.request.before_text, count - 1)
+        return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 
     @property
     def num_new(self) -> int:

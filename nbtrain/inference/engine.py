@@ -191,8 +191,7 @@ class Engine:
         limit = self.runner.positions
         if isinstance(choice, Choice) and len(choice.pending) > limit:
             # A prompt that is longer than the window.
-            choice.window_start = len(choice.tokens) - limit
-            choice.pending = choice.tokens[choice.window_start :]
+            choice.pending = choice.newest(limit)
         shared, source = 0, slot
         wanted = choice.shareable
         for other, past in enumerate(self._past):
@@ -230,8 +229,7 @@ class Engine:
 
     def _slide(self, slot: int, choice: Choice) -> None:
         """Read the newest half of the window again from position 0: learned positions cannot be shifted."""
-        choice.window_start = len(choice.tokens) - max(1, self.runner.positions // 2)
-        choice.pending = choice.tokens[choice.window_start :]
+        choice.pending = choice.newest(max(1, self.runner.positions // 2))
         self._past[slot] = []
 
     def _read(self, readings: list[Reading], readers: list[Choice | Scored]) -> None:

@@ -133,6 +133,18 @@ def test_a_text_goes_on_past_the_window(model, tokenizer):
     assert tokens[121:169] == made.without_cache(model, tokens[73:121], 48)
 
 
+def test_what_comes_before_a_text_stays_before_the_window(model, tokenizer):
+    """<s> of Llama is at position 0 in training, whatever the window holds."""
+    prompt, before = [7, 8, *PROMPTS[9] * 2], 2
+    engine = engine_of(model, tokenizer, 2)
+    found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True, before_text=before)])
+    tokens = [*prompt, *tokens_of(found["a", 0])]
+    kept = POSITIONS - before
+    assert tokens[122] == made.without_cache(model, [7, 8, *prompt[-kept:]], 1)[0]
+    again = [7, 8, *tokens[123 - 46 : 123]]
+    assert tokens[123:171] == made.without_cache(model, again, 48)
+
+
 def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
     """It is no part of the text, and is not counted."""
     last_id = alone[0][5]

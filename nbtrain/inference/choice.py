@@ -9,6 +9,7 @@ import torch
 
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference.logprobs import shown
 from nbtrain.inference.stop import StopStrings
 from nbtrain.inference.text_stream import TextStream
 
@@ -41,6 +42,12 @@ class Request:
     def text_prompt(self, eod_id: int) -> list[int]:
         """The tokens of the prompt that are text. An empty one starts a document: it is another's end."""
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
+
+    def shown_prompt(self, tokenizer: Tokenizer) -> Event:
+        """The prompt as an echo shows it: {"text", "tokens", "first", ["before_text"]}."""
+        text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
+        found: Event = {"text": tokenizer.decode(text), "tokens": self.prompt, "first": first}
+        return {**found, "before_text": self.before_text} if self.before_text else found
 
 
 class Choice:

@@ -28,7 +28,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference import sampling
 from nbtrain.inference.beams import Beams
 from nbtrain.inference.choice import LENGTH, STOP, Choice, Event, Request
-from nbtrain.inference.logprobs import logprobs_of, shown
+from nbtrain.inference.logprobs import logprobs_of
 from nbtrain.inference.runner import Reading, Runner
 from nbtrain.inference.scored import Scored, ScoreRequest, Scores, scores_of
 
@@ -78,12 +78,7 @@ class Engine:
         count = generation.num_beams if generation.num_beams > 1 else generation.n
         request.choices = [self._choice(request, index) for index in range(count)]
         if generation.echo:
-            text = request.text_prompt(self.tokenizer.eod_id)
-            first = shown(self.tokenizer.bytes_of(prompt[0]))
-            written: Event = {"text": self.tokenizer.decode(text), "tokens": prompt, "first": first}
-            if request.before_text:
-                written["before_text"] = request.before_text
-            self._events.append({"id": request.id, "prompt": written})
+            self._events.append({"id": request.id, "prompt": request.shown_prompt(self.tokenizer)})
         if generation.num_beams > 1:
             room = self.runner.positions - len(prompt)
             self._beams[request.id] = Beams(generation, self.end_ids, room, tuple(prompt))

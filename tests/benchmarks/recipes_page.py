@@ -42,8 +42,9 @@ SHOWS = """
 
 - Validation losses are means over {validation} held-out tokens, the same for all. A run's loss is that of its
   end, where its rate has come down; curves on the way to it are of rates that are still high.
-{more}- These are models of {models} million parameters on little text, with the batch of the demo. Nothing is
-  said of larger models, longer runs or other batches; the best rates hold for these sizes only.
+{more}- These are models of {models} million parameters on little text, with the batch of the demo; no run
+  sees its text more than 1.3 times. Nothing is said of larger models, longer runs or other batches; the best
+  rates hold for these sizes only.
 - The gain is that of the whole recipe. Which part gives how much was not measured.
 - `gpt-tiny`, the demo, has `recipe: modern`; `gpt3-tiny` is GPT-3's recipe for the demo's size and text.
 """
@@ -82,10 +83,12 @@ def write(bench: Bench, to: Path) -> None:
 def commands_of(size: str, records: Sequence[Record]) -> list[str]:
     """What made the records of a size."""
     runs = [one for one in records if "loss" in one]
-    where = "".join(f" --device gpu --precision {one['precision']}" for one in runs[:1] if on_gpu(one))
     texts = [one.get("text", "") for one in runs]
     text = next((f" --text {name}" for name in texts if name.endswith((".jsonl", ".gz"))), "")
-    commands = [f"{'' if where else NICE}{COMMAND} --size {size}{where}{text}"]
+    commands = []
+    for on_gpus, precision in sorted({(on_gpu(one), one.get("precision", "fp32")) for one in runs}):
+        where = f" --device gpu --precision {precision}" if on_gpus else ""
+        commands.append(f"{'' if on_gpus else NICE}{COMMAND} --size {size}{where}{text}")
     if any("cpu_seconds_per_token" in one for one in records):
         commands.append(f"{NICE}{COMMAND} --size {size}{text} --speed")
     return commands
@@ -177,22 +180,32 @@ def _section(bench: Bench, size: str, records: list[Record]) -> list[str]:
         config = load(str(bench.yaml(size)), settings_of(arm, sizes, 1e-3))
         counts.append(f"{count_parameters(config).total:,}")
     text = next((one["text"] for one in records if "text" in one), "Python's documentation")
-    where = {
-        f"{one.get('precision', 'fp32')} on one {one['device'] if on_gpu(one) else 'thread of a CPU'}"
-        for one in records
-        if "loss" in one
-    }
     parts = [
         f"## {amounts.count(float(counts[0].replace(',', '')))} parameters\n\n"
         f"{counts[0]} and {counts[1]} parameters; {sizes.layers} layers of {sizes.hidden}; {text} in a "
         f"vocabulary of {sizes.vocab:,}; {amounts.count(sizes.tokens)} tokens in steps of "
-        f"{sizes.tokens_per_step:,}; {', '.join(sorted(where))}.",
+        f"{sizes.tokens_per_step:,}; {places_of(records)}.",
         _search(records),
     ]
     found = {arm: at_best(records, arm) for arm in ARMS if whole(records, arm)}
     if len(found) == len(ARMS):
         parts += [_seeds(found), _lengths(records, found)]
     return parts
+
+
+def places_of(records: list[Record]) -> str:
+    """In which precision and on what the runs were trained; by seed, if it is not the same for all."""
+    places: dict[str, set[int]] = {}
+    for one in records:
+        if "loss" in one:
+            device = one["device"] if on_gpu(one) else "thread of a CPU"
+            places.setdefault(f"{one.get('precision', 'fp32')} on one {device}", set()).add(one["seed"])
+    if len(places) == 1:
+        return next(iter(places))
+    return ", ".join(
+        f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, sorted(seeds)))} in {place}"
+        for place, seeds in places.items()
+    )
 
 
 def _search(records: list[Record]) -> str:
@@ -206,7 +219,9 @@ def _search(records: list[Record]) -> str:
             cells.append(f"**{shown}**" if shown and best_rate(records, arm) == rate else shown)
         rows.append(f"| {rate:g} | {' | '.join(cells)} |")
     resumed = [
-        f"{TITLES[one['arm']]} at {one['lr']:g}" for one in records if one.get("arm") and one["jobs"] > 1
+        f"{TITLES[one['arm']]} at {one['lr']:g} with seed {one['seed']}"
+        for one in records
+        if one.get("arm") and one["jobs"] > 1
     ]
     words = f"\n\nStopped and resumed from a checkpoint: {', '.join(resumed)}." if resumed else ""
     return "Validation loss with one seed:\n\n" + "\n".join(rows) + words
@@ -260,30 +275,38 @@ def _lengths(records: list[Record], found: dict[str, list[Record]]) -> str:
 
 
 def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
-    """When the modern recipe's curve is at the loss that GPT-3's ends at; "" if it never is.
+    """When the modern recipe's curves are at the loss that GPT-3's ends at; "" if one of them never is.
 
     `seconds` are those of a token, by arm, if they were measured.
     """
-    theirs, one = found["gpt3"][0], found["modern"][0]
-    goal = theirs["loss"]
-    step = SIZES[one["size"]].tokens_per_step
-    curve = sorted((int(at) * step, loss) for at, loss in one["validation"].items())
+    theirs, ours = found["gpt3"], found["modern"]
+    goal, whole_tokens = statistics.mean(one["loss"] for one in theirs), theirs[0]["tokens"]
+    places = [tokens for one in ours if (tokens := tokens_until(one, goal)) is not None]
+    if len(places) < len(ours):
+        return ""
+    tokens = statistics.mean(places)
+    share = tokens / whole_tokens
+    shares = f"**{100 * share:.0f} % of the tokens**"
+    if seconds:
+        shares += f", **{100 * share * seconds['modern'] / seconds['gpt3']:.0f} % of the CPU seconds**"
+    seeds, mean = "", ""
+    if len(places) > 1:
+        seeds, mean = f" ({amounts.count(min(places))} to {amounts.count(max(places))} by seed)", "mean "
+    return (
+        f"\n\n{TITLES['modern']} (rate {ours[0]['lr']:g}) passes {goal:.4f}, the {mean}loss at which "
+        f"{TITLES['gpt3']} (rate {theirs[0]['lr']:g}) ends, after {amounts.count(tokens)} of its "
+        f"{amounts.count(ours[0]['tokens'])} tokens{seeds}, while its rate is still high: {shares}."
+    )
+
+
+def tokens_until(record: Record, loss: float) -> float | None:
+    """Tokens after which a run's curve of validations is at `loss`, read between two of them."""
+    step = SIZES[record["size"]].tokens_per_step
+    curve = sorted((int(at) * step, value) for at, value in record["validation"].items())
     for (few, high), (many, low) in itertools.pairwise(curve):
-        if high >= goal >= low:
-            tokens = few + (high - goal) / (high - low) * (many - few)
-            rates = f"{one['lr']:g}", f"{theirs['lr']:g}"
-            share = tokens / theirs["tokens"]
-            shares = f"**{100 * share:.0f} % of the tokens**"
-            if seconds:
-                shares += (
-                    f", **{100 * share * seconds['modern'] / seconds['gpt3']:.0f} % of the CPU seconds**"
-                )
-            return (
-                f"\n\nThe run of {TITLES['modern']} (rate {rates[0]}) passed {goal:.4f}, the loss at which "
-                f"that of {TITLES['gpt3']} (rate {rates[1]}) ended, after {amounts.count(tokens)} of its "
-                f"{amounts.count(one['tokens'])} tokens, while its rate was still high: {shares}."
-            )
-    return ""
+        if high >= loss >= low:
+            return few + (high - loss) / (high - low) * (many - few)
+    return None
 
 
 def _picture(by_size: dict[str, list[Record]]) -> Any:

@@ -5,7 +5,7 @@ import random
 import socket
 
 LOOPBACK = "127.0.0.1"
-FIRST, LAST = 15_000, 32_000
+FIRST, LAST = 15_000, 30_000
 TRIES = 100
 
 
@@ -13,7 +13,8 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
     """A free port of `address`, on which another process will listen a second later.
 
     Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
-    by then. The choice is the system's randomness, not torch's or Python's seeded one, which ranks inherit.
+    by then; services of Kubernetes have 30000 to 32767. The choice is the system's randomness, not torch's or
+    Python's seeded one, which ranks inherit.
     Raises RuntimeError if none is found.
     """
     for port in random.SystemRandom().sample(range(FIRST, LAST), TRIES):

@@ -30,7 +30,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -236,11 +235,10 @@ def transformers_model(shape: Shape, dropout: float):
 def trainer(shape: Shape, precision: str, compiled: bool, dropout: float, log: Path) -> None:
     """transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; steps to `log`."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    from nbtrain.base.ports import port_to_listen_on
     from nbtrain.parallel.startup import prepare_deepspeed
 
+    os.environ["MASTER_PORT"] = str(port_to_listen_on())
     # Without it DeepSpeed starts a compiler; nothing else of ours is used here.
     prepare_deepspeed("cpu")
     import torch

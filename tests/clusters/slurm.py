@@ -12,6 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from nbtrain.base.ports import port_to_listen_on
+
 NODES = ("n0", "n1")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 READY_SECONDS = 60.0
@@ -151,10 +153,7 @@ class SlurmCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(port_to_listen_on())
+    return [*ports]

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.ports import port_to_listen_on
 from tests.conftest import skip_or_fail
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,12 +59,6 @@ def find_chromium() -> str:
         "Chromium is not installed (apt-get install chromium), nor named by NBTRAIN_CHROMIUM",
     )
     return ""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @dataclass
@@ -123,7 +117,7 @@ def jupyter_server(
         "NBTRAIN_OUTPUT": str(root / "output"),
         **variables,
     }
-    port = free_port()
+    port = port_to_listen_on()
     base = f"http://127.0.0.1:{port}/user/x/"
     command = [python, "-m", module, "--no-browser", "--allow-root", *options]
     settings = {

@@ -44,10 +44,9 @@ MAY_CONTACT = {
     "jobs/import_model.py": {"huggingface_hub"},  # hf://owner/name, if the user names it
     "jobs/machine.py": {"socket"},  # the host's own name
     "jobs/node/agent.py": {"socket"},  # the host's own name
-    "jobs/node/place.py": {"socket"},  # the host's own address and a free port of it
+    "jobs/node/place.py": {"socket"},  # the host's own address
     "jobs/notify.py": {"urllib.request", "urllib.error", "http.client"},  # the address that notify: names
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
-    "lab/server/tensorboard_door.py": {"socket"},  # a free port of 127.0.0.1
     "serving/launched.py": {"urllib.request", "urllib.error"},  # the server that the notebook started
     "serving/server.py": {"socket"},  # where it listens
     "train/health/heartbeat.py": {"socket"},  # the host's own name

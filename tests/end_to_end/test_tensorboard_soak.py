@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from nbtrain.base.ports import port_to_listen_on
 from tests.end_to_end.jupyterlab import (
     Lab,
     command,
     fake_job,
-    free_port,
     open_notebook,
     run_cell,
     screenshot,
@@ -74,7 +74,7 @@ def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
         pytest.skip(
             "configurable-http-proxy is missing: npm install configurable-http-proxy, NBTRAIN_CHP=..."
         )
-    port, api = free_port(), free_port()
+    port, api = port_to_listen_on(), port_to_listen_on()
     token = "of-this-test"
     target = urlsplit(lab.base)
     proxy = subprocess.Popen(

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel import fpdt
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from tests.gpu.cases import Case, Finding, Impossible, Place, passed_if
-from tests.gpu.trained import free_port
 
 FACTOR = 2.0
 CHUNKS = (2, 4, 8)
@@ -99,6 +99,6 @@ def _alone(place: Place) -> Group:
 
     if not dist.is_initialized():
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update({**alone, "MASTER_PORT": str(free_port())})
+        os.environ.update({**alone, "MASTER_PORT": str(port_to_listen_on())})
         startup.start(place.device, 120)
     return Group((0,), 0, dist.group.WORLD)

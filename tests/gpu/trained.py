@@ -8,7 +8,6 @@ alone.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.rundir import RunDir
 from tests.gpu.cases import Impossible, Place
 from tests.train import launch
@@ -168,15 +168,9 @@ class Trainings:
             "WORLD_SIZE": "1",
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(port_to_listen_on()),
             "OMP_NUM_THREADS": str(max(1, min(8, len(os.sched_getaffinity(0)) // 2 // self.place.at_once))),
         }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _log(run: RunDir) -> Path:

@@ -7,7 +7,6 @@ the imports of torch and DeepSpeed, which take longer than the steps of a small 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_run_id
 from nbtrain.config.attempt import attempt_record
@@ -212,11 +212,8 @@ def _torchrun(
 ) -> subprocess.Popen:
     job = run.newest_job()
     assert job is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), *program]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port_to_listen_on()), *program]
     variables = {
         "OMP_NUM_THREADS": "1",
         "NBTRAIN_DATA": str(data_home),

@@ -21,6 +21,7 @@ from pathlib import Path
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
+from nbtrain.base.ports import LOOPBACK, port_to_listen_on
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.usage_files import UsageWriter
@@ -30,7 +31,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import network_interface
 from nbtrain.jobs.environment import DROPPED_VARIABLES
 from nbtrain.jobs.machine import this_machine
-from nbtrain.jobs.node.place import LOOPBACK, free_port, own_address, resolves
+from nbtrain.jobs.node.place import own_address, resolves
 from nbtrain.jobs.node.ranks_here import RanksHere, send_to
 from nbtrain.jobs.node.sampler import Sampler
 from nbtrain.jobs.supervisor import processes
@@ -97,7 +98,7 @@ class Agent:
             agent=identity,
             host=socket.gethostname(),
             address=address,
-            port=free_port(address),
+            port=port_to_listen_on(address),
             time=time.time(),
             cores=machine.cores,
             gpus=len(machine.gpus),
@@ -274,7 +275,7 @@ class Agent:
         self.say(f"attempt {self._order.attempt}: torchrun ended with code {ended.exit_code}")
         self._order, self.record.phase = None, "waiting"
         # Another attempt may meet at another port: this one may be in use for minutes.
-        self.record.port = free_port(self.record.address)
+        self.record.port = port_to_listen_on(self.record.address)
         self._write_exit(ended)
         self.report()
 

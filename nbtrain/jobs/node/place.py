@@ -92,13 +92,6 @@ def is_this_machine(name: str) -> bool:
 VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "tun", "tap")
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """A TCP port that is free now on `address`."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
-
-
 def resolves(address: str) -> str:
     """Why a name or address of another machine cannot be used; "" if it can."""
     try:

@@ -14,14 +14,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.ports import LOOPBACK
+from nbtrain.base.ports import LOOPBACK, port_to_listen_on
 from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 IDLE_MINUTES = 30.0
@@ -143,7 +142,7 @@ class Door:
             if self._process is not None and self._process.returncode is None:
                 return True
             shown: list[str] = []
-            self.port = _free_port()
+            self.port = port_to_listen_on()
             if self._links is not None:
                 with contextlib.suppress(OSError):
                     self._links.refresh()
@@ -179,12 +178,6 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 def _html(page: bytes) -> bytes:
     head = "HTTP/1.0 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nCache-Control: no-cache\r\n"
     return f"{head}Content-Length: {len(page)}\r\n\r\n".encode() + page
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbtrain.lab.server.tensorboard_door import LOOPBACK, Door
+from nbtrain.base.ports import LOOPBACK, port_to_listen_on
+from nbtrain.lab.server.tensorboard_door import Door
 
 # Answers every request with its process id, and closes the connection, as TensorBoard does.
 ANSWERS = """
@@ -113,9 +114,8 @@ def test_nothing_is_left_when_the_server_is_gone(tmp_path: Path, number: int) ->
         "print('started', flush=True)\n"
         "import time; time.sleep(600)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", parent, str(free_port()), str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as server:
+    command = [sys.executable, "-c", parent, str(port_to_listen_on()), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline() == "started\n"
         (door,) = psutil.Process(server.pid).children()
         port = int(server.args[3])  # type: ignore[index]
@@ -130,11 +130,3 @@ def test_nothing_is_left_when_the_server_is_gone(tmp_path: Path, number: int) ->
         os.kill(server.pid, number)
     gone, alive = psutil.wait_procs(family, timeout=300)
     assert not alive and len(gone) == len(family)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return listener.getsockname()[1]

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from nbtrain.base.errors import RollbackError, StabilityError
 from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.ports import port_to_listen_on
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
@@ -341,12 +341,9 @@ def test_rollbacks_add_up(tmp_path):
 def discarded(tmp_path_factory, yaml, request):
     """What stability_worker.py found: the answers of both ranks for each case, in one way or in all three."""
     folder = tmp_path_factory.mktemp("discarded")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     worker = Path(__file__).parents[1] / "stability_worker.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), str(worker)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port_to_listen_on()), str(worker)]
     answer = subprocess.run(
         [*command, str(folder / "results.jsonl"), str(yaml), request.param],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

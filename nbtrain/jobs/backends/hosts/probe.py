@@ -38,11 +38,12 @@ def versions():
 
 def place(interface):
     """{address, port} by which others reach this host, or {trouble}; by the agent's own rules."""
-    from nbtrain.jobs.node.place import free_port, own_address
+    from nbtrain.base.ports import port_to_listen_on
+    from nbtrain.jobs.node.place import own_address
 
     try:
         address = own_address(interface)[0]
-        return {"address": address, "port": free_port(address)}
+        return {"address": address, "port": port_to_listen_on(address)}
     except Exception as error:
         return {"trouble": str(error)}
 

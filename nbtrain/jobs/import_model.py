@@ -37,8 +37,10 @@ from nbtrain.pretrained.values import check_values
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]*://")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# What of a model on the Hub is fetched: no pickles, no other programs' weights.
+# What of a model on the Hub is fetched: no pickles, and no second copy of the weights for another program, as
+# Mistral's consolidated.safetensors and Llama's original/.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+NOT_FETCHED = ["*/*", "consolidated*"]
 # A run of its own that one GPU or a laptop can begin with; --onto takes another run's.
 SCHEDULE: dict[str, Any] = {
     "batch": {"micro_batch_size": 1, "global_batch_size": 8, "train_tokens": 10_000_000},
@@ -250,9 +252,17 @@ def _fetch(model: str, revision: str | None) -> Path:
             f"hf://{model}: the package huggingface_hub fetches it and is not installed. `pip install "
             "huggingface_hub`, or download the folder yourself and name it."
         ) from None
-    folder = data_home() / "model" / model.replace("/", "--")
+    # Each revision has a folder of its own: shards that another one has left would be read as its own.
+    name = model if revision is None else f"{model}@{revision}"
+    folder = data_home() / "model" / name.replace("/", "--")
     try:
-        huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=FETCHED, local_dir=folder)
+        huggingface_hub.snapshot_download(
+            model,
+            revision=revision,
+            allow_patterns=FETCHED,
+            ignore_patterns=NOT_FETCHED,
+            local_dir=folder,
+        )
     except Exception as error:
         # Errors of the library, of its HTTP client and of the system; their first line says what it was.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]

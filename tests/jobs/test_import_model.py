@@ -18,7 +18,7 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs.import_model import import_model
+from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, import_model
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import this_machine
 from tests.pretrained.small import write_small_folder
@@ -293,8 +293,8 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         )
     asked = {}
 
-    def snapshot_download(model, revision, allow_patterns, local_dir):
-        asked.update(model=model, revision=revision, patterns=allow_patterns)
+    def snapshot_download(model, revision, allow_patterns, ignore_patterns, local_dir):
+        asked.update(model=model, revision=revision, allow=allow_patterns, ignore=ignore_patterns)
         local_dir.mkdir(parents=True)
         for path in folder.iterdir():
             (local_dir / path.name).write_bytes(path.read_bytes())
@@ -303,8 +303,8 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
     imported = import_model("hf://someone/small@v2", "mine")
     assert (asked["model"], asked["revision"]) == ("someone/small", "v2")
-    assert not any("bin" in pattern or "pt" in pattern for pattern in asked["patterns"])
-    assert imported.config.init_from == "data/model/someone--small"
+    assert imported.config.init_from == "data/model/someone--small@v2"
+    assert import_model("hf://someone/small", "newest").config.init_from == "data/model/someone--small"
 
     def fails(*arguments, **settings):
         raise OSError("503 Server Error\nlong words")
@@ -317,6 +317,21 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="the package huggingface_hub fetches it and is not installed"):
         import_model("hf://someone/other", "other")
+
+
+def test_what_is_fetched_from_the_hub():
+    """By the library's own reading of the patterns: no pickle, and the weights once."""
+    utils = pytest.importorskip("huggingface_hub.utils")
+    wanted = {
+        *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "tokenizer.json"),
+        *("model.safetensors.index.json", "chat_template.jinja", "merges.txt", "tokenizer.model"),
+    }
+    others = {
+        *("consolidated.safetensors", "pytorch_model.bin", "original/consolidated.00.pth", "README.md"),
+        *("original/params.json", "onnx/model.onnx", "onnx/config.json", "runs/model.safetensors"),
+    }
+    found = utils.filter_repo_objects(wanted | others, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED)
+    assert {*found} == wanted
 
 
 def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):

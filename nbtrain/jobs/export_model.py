@@ -27,7 +27,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.exported import write_tokenizer
+from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
+from nbtrain.corpus.tokenizer.exported import CHAT_TEMPLATE, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.origin import origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -112,6 +113,9 @@ def export_model(
     with new_place(to, count * ITEM_BYTES[dtype], file) as made:
         if target not in ("consolidated", "peft"):
             ids, notes = _write_tokenizer(run, config, made, step)
+            talks = talks_of(config.data.sources)
+            if talks is not None and not notes:
+                files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
             files.write_json(made / CONFIG, config_json(config, dtype, ids, vocab_size))
             files.write_json(made / GENERATION_CONFIG, _generation_config(run, config, ids))
         request = {
@@ -170,9 +174,19 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
 
 
 def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:
-    """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone."""
-    found = origin_of(run, tokenizer_dir(config.tokenizer.name)).get("generation_config")
-    return found or {key: value for key, value in ids.items() if value is not None}
+    """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone.
+
+    The run's own end-of-document token is added to those that end a text: a run that was trained with another
+    one than its folder's (tokenizer.eod_token) would not end its answers else.
+    """
+    directory = tokenizer_dir(config.tokenizer.name)
+    found = origin_of(run, directory).get("generation_config")
+    found = found or {key: value for key, value in ids.items() if value is not None}
+    if (manifest := read_manifest(directory)) is None:
+        return found
+    named, own = found.get("eos_token_id"), manifest["eod_id"]
+    ends = named if isinstance(named, list) else [] if named is None else [named]
+    return found if own in ends else {**found, "eos_token_id": [*ends, own] if ends else own}
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:

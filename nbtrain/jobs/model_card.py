@@ -14,6 +14,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
+from nbtrain.corpus.sources.chat_jinja import talks_of
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
 
@@ -36,6 +37,21 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
 """
 
 
+CHAT = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(PATH)
+model = AutoModelForCausalLM.from_pretrained(PATH)
+messages = [{"role": "user", "content": "What is a list?"}]
+prompt = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+answer = model.generate(**prompt, max_new_tokens=200)[0, prompt["input_ids"].shape[1] :]
+print(tokenizer.decode(answer, skip_special_tokens=True))
+```
+"""
+
+
 def model_card(
     run: RunDir, config: RunConfig, step: int, family: str, count: int, dtype: str, difference: float
 ) -> str:
@@ -50,7 +66,7 @@ def model_card(
         _table("Training", _training_rows(run, config, step, saved)),
         _data(config),
         "## Use\n",
-        USE.replace("PATH", '"."'),
+        (USE if talks_of(config.data.sources) is None else CHAT).replace("PATH", '"."'),
         "## How it was written\n",
         f"From the checkpoint of step {step:,} of the run {config.name}, on "
         f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with those of "

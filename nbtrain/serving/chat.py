@@ -19,8 +19,9 @@ import orjson
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import AlpacaSource, ChatSource, PreferenceSource
-from nbtrain.corpus.sources.chat import ROLES
+from nbtrain.config.sources import AlpacaSource
+from nbtrain.corpus.sources.chat import ASSISTANT, ROLES, answering_role, known_roles, learnt_roles
+from nbtrain.corpus.sources.chat_jinja import talks_of
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
 from nbtrain.corpus.tokenizer.beginning import own_token
@@ -28,7 +29,6 @@ from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
-ASSISTANT = "assistant"
 JINJA = re.compile(r"\{[{%]")
 
 Message = Mapping[str, str]
@@ -61,14 +61,12 @@ class RunTemplate:
 
     origin = "of the run's data"
 
-    def __init__(self, template: str, learn_roles: Sequence[str] = (ASSISTANT,), names: Sequence[str] = ()):
+    def __init__(self, template: str, learnt: Sequence[str] = (ASSISTANT,), roles: Sequence[str] = ROLES):
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))
         self._body = Template(content + rest, ("role", "content"))
         self._rest = Template(rest, ("role",))
-        self._learnt = tuple(learn_roles)
-        self._roles = tuple(dict.fromkeys((*ROLES, *self._learnt, *names)))
-        self._answers = ASSISTANT if ASSISTANT in self._learnt else self._learnt[0]
+        self._learnt, self._roles, self._answers = tuple(learnt), tuple(roles), answering_role(learnt)
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         pieces: list[tuple[str, bool]] = []
@@ -213,18 +211,17 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
         template = RunTemplate(source)
         template.origin = f"--chat-template {file}"
         return template
-    for chat in config.data.sources:
-        if isinstance(chat, ChatSource | PreferenceSource):
-            return RunTemplate(chat.template, chat.learn_roles, [*chat.roles.values()])
-    for alpaca in config.data.sources:
-        if isinstance(alpaca, AlpacaSource):
-            return AlpacaTemplate(alpaca.template)
-    return _template_of_tokenizer(tokenizer, eod_token)
+    talks = talks_of(config.data.sources)
+    if talks is None:
+        return _template_of_tokenizer(tokenizer, eod_token)
+    if isinstance(talks, AlpacaSource):
+        return AlpacaTemplate(talks.template)
+    return RunTemplate(talks.template, learnt_roles(talks), known_roles(talks))
 
 
 def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
     try:
-        if (found := chat_template(tokenizer)) is None:
+        if (found := chat_template(tokenizer / KEPT)) is None:
             return NoTemplate()
         source, path = found
         template = JinjaTemplate(

@@ -11,7 +11,7 @@ with the path before it is read and not learnt.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,8 @@ from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
 from nbtrain.corpus.sources.record_files import Row
 from nbtrain.corpus.sources.templates import Template
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 # What ShareGPT's many exports and OpenAssistant call them; `roles` of a source adds others.
 OTHER_NAMES = {
     **dict.fromkeys(("human", "prompter"), "user"),
@@ -40,6 +41,22 @@ UNANSWERED = "unanswered"
 """The reasons for dropping a tree without a learnt answer, and a message that is marked as deleted."""
 DELETED = "deleted_message"
 SHOWN_CHARS = 40
+
+
+def learnt_roles(source: Any) -> list[str]:
+    """The roles that a source of conversations learns, as its template writes them."""
+    names = {**OTHER_NAMES, **source.roles}
+    return list(dict.fromkeys(names.get(role, role) for role in source.learn_roles))
+
+
+def known_roles(source: Any) -> list[str]:
+    """All roles that messages of a source may have."""
+    return list(dict.fromkeys((*ROLES, *learnt_roles(source), *source.roles.values())))
+
+
+def answering_role(learnt: Sequence[str]) -> str:
+    """The role that a model is asked to speak as, of those that it has learnt."""
+    return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
 class Node(NamedTuple):
@@ -60,8 +77,8 @@ class ChatReader(ExampleReader):
         header, content, rest = self.config.template.partition("{content}")
         self._header, self._body = (Template(text, ("role", "content")) for text in (header, content + rest))
         self._names = {**OTHER_NAMES, **self.config.roles}
-        self._learnt = {self._names.get(role, role) for role in self.config.learn_roles}
-        self._roles = {*ROLES, *self._learnt, *self.config.roles.values()}
+        self._learnt = {*learnt_roles(self.config)}
+        self._roles = {*known_roles(self.config)}
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._is_flat(path):

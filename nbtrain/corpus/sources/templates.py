@@ -5,6 +5,7 @@ Values are never looked into: they may hold braces, and reach no attribute or in
 
 import re
 from collections.abc import Mapping
+from itertools import zip_longest
 
 # Stanford Alpaca's two prompts, letter for letter: a model that has learnt with them is asked with them.
 ALPACA_WITH_INPUT = (
@@ -31,6 +32,13 @@ class Template:
     def fields(self) -> frozenset[str]:
         """The fields that it holds."""
         return frozenset(self._fields)
+
+    @property
+    def parts(self) -> list[tuple[str, bool]]:
+        """Its texts and the names of its fields, in order: (text or name, whether it is a field)."""
+        texts = [(text, False) for text in self._texts]
+        fields = [(name, True) for name in self._fields]
+        return [part for pair in zip_longest(texts, fields) for part in pair if part is not None]
 
     def render(self, values: Mapping[str, str]) -> str:
         """The text with every field replaced. Raises KeyError for a field without a value."""

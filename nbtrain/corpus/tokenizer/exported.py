@@ -81,22 +81,21 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
     return found
 
 
-def chat_template(directory: Path) -> tuple[str, Path] | None:
-    """(chat template, the file it is in) that came with a tokenizer, as transformers looks for it; None.
+def chat_template(folder: Path) -> tuple[str, Path] | None:
+    """(chat template, the file it is in) of a folder, as transformers looks for it; None if it has none.
 
     Raises ValueError if the file is no text or no JSON.
     """
-    kept = directory / KEPT
-    if (kept / CHAT_TEMPLATE).is_file():
-        return (kept / CHAT_TEMPLATE).read_text(encoding="utf-8"), kept / CHAT_TEMPLATE
-    found = settings_of(kept).get("chat_template")
+    if (folder / CHAT_TEMPLATE).is_file():
+        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8"), folder / CHAT_TEMPLATE
+    found = settings_of(folder).get("chat_template")
     if isinstance(found, list):
         # Several that have names.
         found = next(
             (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"),
             None,
         )
-    return (found, kept / SETTINGS) if isinstance(found, str) else None
+    return (found, folder / SETTINGS) if isinstance(found, str) else None
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:

@@ -1,0 +1,96 @@
+"""The chat_template of an export writes what training saw, as transformers and our own server render it."""
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.corpus.sources.chat import ChatReader
+from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
+from nbtrain.serving.chat import template_of
+from nbtrain.serving.refusals import Refusal
+
+TALK = [
+    {"role": "system", "content": "Be {brief}.\n"},
+    {"role": "user", "content": " a {{ messages }} {content} <|user|> \\n \"'"},
+    {"role": "assistant", "content": "{% if x %}b\u2028\n\n"},
+    {"role": "user", "content": "\U0001f600 {# c #}"},
+]
+CHATS = [
+    {},
+    {"template": "<|im_start|>{role}\n{content}<|im_end|>\n"},
+    {"template": "  [{role}] \"{content}\" '\\n' {{ }} {% raw %} {# #}\U0001f600\t\n\n {role}-%}\n\n"},
+    {"template": "{content}\n"},
+    {"template": "{role}: {content}"},
+    {"learn_roles": ["gpt"]},
+    {"learn_roles": ["bot"], "roles": {"chatter": "guest"}},
+]
+ALPACAS = [{}, {"template": "{instruction}\n{input}\n=> "}, {"template": 'Q: "{instruction}"'}]
+
+
+def sources_of(kind, fields):
+    return load(
+        "gpt-tiny", {"data.sources": [{"kind": kind, "path": "x.jsonl", **fields}]}, check=False
+    ).data.sources
+
+
+def rendered(template, messages, add_generation_prompt=True):
+    chats = pytest.importorskip("transformers.utils.chat_template_utils")
+    (text,), _ = chats.render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=add_generation_prompt
+    )
+    return text
+
+
+def served(kind, fields, messages):
+    config = load("gpt-tiny", {"data.sources": [{"kind": kind, "path": "x", **fields}]}, check=False)
+    return "".join(template_of(config, None, None, "").prompt(messages).pieces)
+
+
+@pytest.mark.parametrize("fields", CHATS, ids=str)
+@pytest.mark.parametrize("kind", ["chat", "preference"])
+def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
+    """With its answer, which is the last one, it is the example that training reads."""
+    (source,) = sources_of(kind, fields)
+    template = chat_jinja(source)
+    assert rendered(template, TALK) == served(kind, fields, TALK)
+    answer = {"role": {"bot": "bot"}.get(fields.get("learn_roles", [""])[0], "assistant"), "content": "So."}
+    (chat,) = sources_of("chat", fields)
+    example = ChatReader(chat).example({"messages": [*TALK, answer]})
+    assert rendered(template, [*TALK, answer], False) == "".join(text for text, _ in example.pieces)
+
+
+@pytest.mark.parametrize("fields", ALPACAS, ids=str)
+def test_an_instruction_is_asked_as_it_was_learnt(fields):
+    (source,) = sources_of("alpaca", fields)
+    question = [{"role": "user", "content": 'Sort {input} and "{instruction}".\n'}]
+    assert rendered(chat_jinja(source), question) == served("alpaca", fields, question)
+
+
+def test_what_the_server_refuses_is_refused():
+    """A role that no message of training had; several messages after single instructions."""
+    strange = [{"role": "stranger", "content": "a"}]
+    for kind, messages, said in (
+        ("chat", strange, "must be one of system, developer, user, assistant, tool"),
+        ("alpaca", TALK, "send one message, of the role user"),
+        ("alpaca", TALK[:1], "send one message, of the role user"),
+    ):
+        (source,) = sources_of(kind, {})
+        with pytest.raises(Exception, match=said):
+            rendered(chat_jinja(source), messages)
+        with pytest.raises(Refusal, match=said):
+            served(kind, {}, messages)
+    (guests,) = sources_of("chat", {"roles": {"chatter": "guest"}})
+    assert rendered(chat_jinja(guests), [{"role": "guest", "content": "a"}]).startswith("<|guest|>\na\n")
+
+
+def test_conversations_come_before_instructions():
+    """Wherever they stand; a run without either has no template of its own."""
+    path = {"path": "x.jsonl"}
+    mixed = [
+        {"kind": "mock"},
+        {"kind": "alpaca", **path},
+        {"kind": "preference", **path},
+        {"kind": "chat", **path},
+    ]
+    sources = load("gpt-tiny", {"data.sources": mixed}, check=False).data.sources
+    assert talks_of(sources) is sources[2]
+    assert talks_of(sources[:2]) is sources[1] and talks_of(sources[:1]) is None

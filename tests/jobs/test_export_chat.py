@@ -1,0 +1,69 @@
+"""A run that was trained on conversations is exported with the template that it was asked with."""
+
+import pytest
+
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
+from nbtrain.config.load import load_resolved
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.inference.generate import request_of
+from nbtrain.jobs import export_model as exporting
+from nbtrain.serving.chat import template_of
+from tests.inference import saved
+
+pytestmark = pytest.mark.slow
+
+CHAT = {"kind": "chat", "path": "talks.jsonl"}
+TALK = [
+    {"role": "user", "content": "One day, a {content}?"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Why?"},
+]
+
+
+@pytest.fixture
+def export(workspace, monkeypatch):
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+
+    def export(*sources: dict, target: str = "hf", ending: str = ""):
+        run = saved.save_run("talks", {"model.architecture": "llama", "data.sources": list(sources)})
+        to = workspace / f"exported{ending}"
+        exporting.export_model(run, to, target)
+        return run, to
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("source", "talk"),
+    [
+        (CHAT, TALK),
+        ({**CHAT, "template": "[{role}] {content} [/]"}, TALK),
+        ({"kind": "alpaca", "path": "tasks.json"}, TALK[:1]),
+    ],
+    ids=["chat", "template", "alpaca"],
+)
+def test_transformers_asks_with_the_tokens_of_training(source, talk, export):
+    """From the exported folder alone; its card shows how."""
+    transformers = pytest.importorskip("transformers")
+    run, folder = export({"kind": "mock"}, source)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    directory = tokenizer_dir("small")
+    tokenizer = Tokenizer.load(directory)
+    found = template_of(load_resolved(run.config_yaml), None, directory, tokenizer.eod_token).prompt(talk)
+    ours = request_of({"id": "a", "prompt": found.pieces, "max_new_tokens": 1}, tokenizer, 99).prompt
+    assert ours == theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    assert "apply_chat_template(" in (folder / "README.md").read_text()
+
+
+def test_a_run_without_conversations_has_no_template(export):
+    _, folder = export({"kind": "mock"})
+    assert not (folder / "chat_template.jinja").exists()
+    assert "apply_chat_template" not in (folder / "README.md").read_text()
+
+
+def test_gguf_has_the_template_too(export):
+    gguf = pytest.importorskip("gguf")
+    _, file = export(CHAT, target="gguf", ending=".gguf")
+    field = gguf.GGUFReader(file).get_field("tokenizer.chat_template")
+    assert field is not None and '{{- "<|assistant|>\\n" }}' in field.contents()

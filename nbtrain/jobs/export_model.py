@@ -111,11 +111,10 @@ def export_model(
     ids: dict[str, int | None] = {}
     file = {"consolidated": SINGLE, "gguf": GGUF_FILE}.get(target)
     with new_place(to, count * ITEM_BYTES[dtype], file) as made:
+        if target != "consolidated":
+            ids, without = _write_tokenizer(run, config, made, step)
         if target not in ("consolidated", "peft"):
-            ids, notes = _write_tokenizer(run, config, made, step)
-            talks = talks_of(config.data.sources)
-            if talks is not None and not notes:
-                files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
+            notes = without
             files.write_json(made / CONFIG, config_json(config, dtype, ids, vocab_size))
             files.write_json(made / GENERATION_CONFIG, _generation_config(run, config, ids))
         request = {
@@ -140,7 +139,7 @@ def export_model(
 def _write_tokenizer(
     run: RunDir, config: RunConfig, made: Path, step: int | None
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """The tokenizer's files, the ids that frame a text, and what is to be said about it."""
+    """The tokenizer's files and the template of chats; the ids that frame a text, and what is to be said."""
     directory = tokenizer_dir(config.tokenizer.name)
     manifest = read_manifest(directory)
     if manifest is None:
@@ -158,6 +157,8 @@ def _write_tokenizer(
             f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
         )
     ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
+    if (talks := talks_of(config.data.sources)) is not None:
+        files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
     given = origin_of(run, directory).get("config", {})
     return {**ids, **{key: given[key] for key in FRAMES if key in given}}, ()
 

@@ -1,8 +1,11 @@
 """Adapters as peft's files: what is written here opens there with equal logits, and what peft writes here."""
 
+import json
+
 import pytest
 import torch
 
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
 from nbtrain.checkpoint.pretrained.adapters import PeftAdapters, check_adapters, write_adapters
 from nbtrain.checkpoint.store import CheckpointStore
@@ -11,6 +14,7 @@ from nbtrain.inference.loaded import fill, model_of
 from nbtrain.jobs.export_model import export_model
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.peft import adapter_problems
+from tests.inference.made import tokenizer_in
 from tests.pretrained import made
 from tests.train import launch
 from tests.train.layouts import layout
@@ -105,6 +109,23 @@ def test_peft_opens_what_is_written(trained, tmp_path):
     ours = logits_here(run, 2)
     assert (adapted - ours).abs().max() < 1e-5 * plain.abs().max().clamp(min=1)
     assert (plain - ours).abs().max() > 1e-3
+
+
+def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
+    """As trainers of adapters leave it: with it come added tokens and the template of chats."""
+    import transformers
+
+    monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
+    _, run = trained
+    folder = tokenizer_dir(load_resolved(run.config_yaml).tokenizer.name)
+    tokenizer = tokenizer_in(folder)
+    # The one that the run's data of random tokens names.
+    known = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**known, "sha256": "0" * 64}))
+    export_model(run, tmp_path / "adapters", "peft")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "adapters")
+    assert theirs("One day").input_ids == tokenizer.encode("One day").tolist()
+    assert theirs.eos_token_id == tokenizer.eod_id
 
 
 def test_what_peft_writes_is_a_start(trained, forked, tmp_path):

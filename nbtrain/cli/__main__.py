@@ -30,7 +30,7 @@ from importlib import import_module
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.version import __version__
-from nbtrain.cli.verbs import OneVerb, Parser
+from nbtrain.cli.verbs import OneVerb, Parser, is_override
 
 # {module: its verbs}, in the order of a run's life. A call loads the module of its own verb alone: all
 # modules, and the parsers of all verbs, take 25 ms.
@@ -85,7 +85,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of one call; overrides may follow flags, and JupyterLab gets what `lab` does not know."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     options, rest = parser(words[0] if words else "").parse_known_args(words)
-    late = [word for word in rest if "=" in word and not word.startswith("-")]
+    late = [word for word in rest if is_override(word) and not word.startswith("-")]
     if options.word == "lab":
         options.rest = rest
     elif late and late == rest and "overrides" in options:

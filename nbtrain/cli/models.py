@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb
+from nbtrain.cli.verbs import add_verb, is_override
 
 FORMATS = (
     "hf (the default: safetensors that transformers, vLLM and SGLang load), consolidated (one safetensors "
@@ -56,8 +56,8 @@ def export(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
     words = [*options.words, *options.overrides]
-    overrides = [word for word in words if "=" in word]
-    folders = [word for word in words if "=" not in word]
+    overrides = [word for word in words if is_override(word)]
+    folders = [word for word in words if not is_override(word)]
     if options.to in models.FORMATS:
         exported = models.export_weights(
             options.run, folders, options.to, overrides, options.output, **_given(options)

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, config_verb, save_picture
+from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, config_verb, is_override, save_picture
 
 
 def add_verbs(under: Any) -> None:
@@ -112,7 +112,7 @@ def import_run(options: argparse.Namespace) -> None:
     from nbtrain.foreign.importing import import_files
 
     words = [*options.words, *options.overrides]
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in words if is_override(word) and not Path(word).exists()]
     paths = [word for word in words if word not in overrides]
     imported = import_files(paths, overrides, options.onto, options.program)
     if options.output is None:
@@ -130,7 +130,7 @@ def check(options: argparse.Namespace) -> int:
     from nbtrain.foreign.read import is_foreign
     from nbtrain.planner.cost import checked_prices, is_prices
 
-    files = [options.run, *(word for word in options.overrides if "=" not in word)]
+    files = [options.run, *(word for word in options.overrides if not is_override(word))]
     foreign = any(is_foreign(file) for file in files)
     if options.resolved and options.json:
         raise ConfigError("--resolved prints YAML and --json the findings: give one of the two.")
@@ -144,7 +144,7 @@ def check(options: argparse.Namespace) -> int:
             raise ConfigError(f"--json is for runs and files of other programs; {options.run} holds prices.")
         print(checked_prices(Path(options.run)))
         return 0
-    overrides = [word for word in options.overrides if "=" in word] if foreign else options.overrides
+    overrides = [word for word in options.overrides if is_override(word)] if foreign else options.overrides
     runs = files if foreign else [options.run]
     checked = api.check(*runs, overrides=overrides, program=options.program)
     if options.json:

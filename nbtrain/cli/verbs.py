@@ -47,6 +47,12 @@ class _NoParser:
         return self
 
 
+def is_override(word: str) -> bool:
+    """Whether a word is key=value, and not a path with `=` in it: no key of a run has a slash."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key
+
+
 def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:
     """A verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options."""
     one = under.add_parser(name, help=help_text, description=help_text)

@@ -14,6 +14,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli.jupyterlab import lab_command
+from nbtrain.cli.verbs import is_override
 
 
 def verbs() -> list[str]:
@@ -239,3 +240,19 @@ def test_python_m_nbtrain_is_nbtrain():
     answer = subprocess.run([*call, "--version"], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, f"nbtrain {__version__}\n")
     assert subprocess.run([*call, "nonsense"], capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("model.seq_length=64", True),
+        ("data.sources=[{kind: jsonl, path: a/b.jsonl}]", True),
+        ("init_from=models/a=b", True),
+        ("out/a=b", False),
+        ("./a=b", False),
+        ("/tmp/lr=1e-3/export", False),
+        ("out", False),
+    ],
+)
+def test_a_path_with_an_equals_sign_is_no_override(word, expected):
+    assert is_override(word) is expected

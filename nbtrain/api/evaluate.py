@@ -46,6 +46,7 @@ def evaluate(  # type: ignore[misc]  # the overloads leave out what decides noth
     harness: str | Sequence[str] = (),
     include_path: PathLike | None = None,
     num_fewshot: int | None = None,
+    apply_chat_template: bool = False,
     judge_questions: PathLike | None = None,
     judge_url: str = "",
     judge_model: str = "",
@@ -62,9 +63,10 @@ def evaluate(  # type: ignore[misc]  # the overloads leave out what decides noth
     `tasks` is {format: a file of JSON lines, or several}: lambada, hellaswag, mmlu or multiple_choice
     (docs/evaluation.md). `limit` takes the first windows or questions only. `harness` names tasks of
     lm-evaluation-harness (extra `eval`): NAME=FILE puts its task on local JSON lines, `include_path` is a
-    folder with task files of yours, and `num_fewshot` says how many examples come first. `judge_questions`
-    is a file of open questions, in the form of MT-bench, whose answers the model `judge_model` at
-    `judge_url` (OpenAI's interface) rates; its token is in the environment variable NBTRAIN_JUDGE_TOKEN, or
+    folder with task files of yours, and `num_fewshot` says how many examples come first. With
+    `apply_chat_template` the harness asks in a chat, its examples as earlier turns. `judge_questions` is a
+    file of open questions, in the form of MT-bench, whose answers the model `judge_model` at `judge_url`
+    (OpenAI's interface) rates; its token is in the environment variable NBTRAIN_JUDGE_TOKEN, or
     `judge_token_env`. Everything is checked before the model is loaded. Results have standard errors, are
     written to evaluation/ in the run's directory and stand in nb.compare; a cell shows a table.
     With `follow`, the result is an iterator: an evaluation of each checkpoint that the run saves, to its end.
@@ -79,6 +81,7 @@ def evaluate(  # type: ignore[misc]  # the overloads leave out what decides noth
         harness=harness,
         include_path=include_path,
         num_fewshot=num_fewshot,
+        apply_chat_template=apply_chat_template,
         judge_questions=judge_questions,
         judge_url=judge_url,
         judge_model=judge_model,
@@ -106,6 +109,7 @@ def _prepared(
     harness: str | Sequence[str],
     include_path: PathLike | None,
     num_fewshot: int | None,
+    apply_chat_template: bool,
     judge_questions: PathLike | None,
     judge_url: str,
     judge_model: str,
@@ -118,7 +122,7 @@ def _prepared(
     from nbtrain.evaluation.evaluate import Evaluation, ask
     from nbtrain.evaluation.harness import ask_harness, load_tasks
     from nbtrain.evaluation.judge import TOKEN_VARIABLE, Judge, JudgedQuestions, judged_record
-    from nbtrain.serving.chat import template_of
+    from nbtrain.serving.chat import ChatText, template_of
     from nbtrain.serving.resident import RESIDENT
 
     opened = open_run(run)
@@ -136,6 +140,11 @@ def _prepared(
         else []
     )
     folder = None if include_path is None else _path(include_path)
+    chat = None
+    if apply_chat_template:
+        if not names:
+            raise ConfigError("apply_chat_template is for tasks of the harness, and none is named (harness).")
+        chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
     harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
     template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)
     judged = judge = None
@@ -154,7 +163,7 @@ def _prepared(
             found = Evaluation(directory, engine.ready["step"], engine.ready["dtype"])
             ask(found, wanted, answers.score)
             if harness_tasks:
-                ask_harness(found, harness_tasks, answers, shots, first)
+                ask_harness(found, harness_tasks, answers, shots, first, chat)
             if judged:
                 started = time.time()
                 judged.answer(answers)
@@ -227,16 +236,13 @@ class _Engine:
 
 def _refuse_without_template(template: "ChatTemplate") -> None:
     """Raises ConfigError if a run has no template for conversations."""
+    from nbtrain.serving.chat import NO_TEMPLATE
     from nbtrain.serving.refusals import Refusal
 
     try:
         template.prompt([{"role": "user", "content": "?"}])
     except Refusal:
-        raise ConfigError(
-            "judge_questions need a model that answers: the data.sources of this run hold no conversations "
-            "(kind: chat or alpaca), and its tokenizer came without a chat template, so there is no template "
-            "for a question."
-        ) from None
+        raise ConfigError(f"judge_questions need a model that answers: {NO_TEMPLATE}") from None
 
 
 def _tasks(

@@ -27,6 +27,8 @@ def add_verbs(under: Any) -> None:
     one.add_argument(
         "--num-fewshot", type=int, metavar="COUNT", help="examples before each question of --harness"
     )
+    text = "ask the tasks of --harness in a chat, in the template of the run or of its model"
+    one.add_argument("--apply-chat-template", action="store_true", help=text)
     text = "open questions as MT-bench has them, whose answers a judge rates"
     one.add_argument("--judge-questions", metavar="FILE", help=text)
     text = "of the judge: what comes before /chat/completions"
@@ -62,6 +64,7 @@ def evaluate(options: argparse.Namespace) -> None:
         "harness",
         "include_path",
         "num_fewshot",
+        "apply_chat_template",
         "judge_questions",
         "judge_url",
         "judge_model",

@@ -14,7 +14,7 @@ import logging
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +45,16 @@ class Answers(Protocol):
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
         """(number, new text) of requests that hold a prompt and fields of config/generation.py."""
+
+
+class ChatText(Protocol):
+    """Conversations as one text, in the model's chat template."""
+
+    has_special_tokens: bool
+    """Whether the letters of special tokens in the text are these tokens."""
+
+    def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text; without add_generation_prompt it ends with the last message, which the model goes on."""
 
 
 class HarnessTask(NamedTuple):
@@ -135,8 +145,9 @@ def ask_harness(
     answers: Answers,
     num_fewshot: int | None,
     limit: int | None,
+    chat: ChatText | None = None,
 ) -> None:
-    """Let the harness ask; each task's result is written as soon as it is there."""
+    """Let the harness ask, in a chat if `chat` is given; each result is written as soon as it is there."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -145,11 +156,12 @@ def ask_harness(
     for task in tasks:
         started = time.time()
         results = simple_evaluate(
-            harness_model(answers),
+            harness_model(answers, chat),
             tasks=[task.loaded],
             num_fewshot=num_fewshot,
             limit=limit,
             task_manager=manager,
+            apply_chat_template=chat is not None,
         )
         assert results is not None
         own = results.get("groups", {}).get(task.name) or results["results"][task.name]
@@ -159,8 +171,8 @@ def ask_harness(
         found.keep(
             Outcome({"examples": sum(samples)}, _metrics(own), {}),
             started,
-            name=file_name("harness", task.name),
-            task=f"lm-eval: {task.name}",
+            name=file_name("harness" if chat is None else "harness-chat", task.name),
+            task=f"lm-eval: {task.name}{'' if chat is None else ', as a chat'}",
             source=task.source,
             source_sha256=sha256.hexdigest(),
             split=None,
@@ -181,7 +193,7 @@ def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
     return found
 
 
-def harness_model(answers: Answers) -> Any:
+def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
     """The model as the harness asks it: an lm_eval.api.model.TemplateLM."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -193,9 +205,19 @@ def harness_model(answers: Answers) -> Any:
         prefix_token_id = prefix_of(tokenizer)
         max_length = positions
         max_gen_toks = min(MAX_GEN_TOKENS, positions // 2)
+        tokenizer_name = str(tokenizer.directory)
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            return tokens_of(tokenizer, string, add_special_tokens)
+            return tokens_of(tokenizer, string, add_special_tokens, chat)
+
+        def apply_chat_template(
+            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+        ) -> str:
+            assert chat is not None
+            return chat(chat_history, add_generation_prompt)
+
+        def chat_template(self, chat_template: bool | str = False) -> str:
+            return "" if chat is None else chat([{"role": "user", "content": "{content}"}])
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             pairs = [(context, continuation) for _, context, continuation in requests]
@@ -205,7 +227,7 @@ def harness_model(answers: Answers) -> Any:
             pairs, ends = [], [0]
             for request in requests:
                 windows = get_rolling_token_windows(
-                    self.tok_encode(request.args[0]), self.prefix_token_id, positions, context_len=1
+                    tokens_of(tokenizer, request.args[0]), self.prefix_token_id, positions, context_len=1
                 )
                 pairs += [make_disjoint_window(window) for window in windows]
                 ends.append(len(pairs))
@@ -214,7 +236,7 @@ def harness_model(answers: Answers) -> Any:
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             asked = [
-                _generation(context, how, tokenizer, positions, self.max_gen_toks)
+                _generation(context, how, tokenizer, positions, self.max_gen_toks, chat)
                 for context, how in (request.args[:2] for request in requests)
             ]
             texts = [""] * len(asked)
@@ -232,12 +254,21 @@ def prefix_of(tokenizer: Tokenizer) -> int:
     return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
-def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None) -> list[int]:
+def tokens_of(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None, chat: ChatText | None = None
+) -> list[int]:
     """A text as HFLM.tok_encode gives it: with what the tokenizer puts before one, such as <s> of Llama 2.
 
-    Unless told, it is not put before a text that begins with the letters of the prefix. Of a tokenizer that
-    puts nothing, special tokens in a text are letters.
+    Unless add_special_tokens says so, it is not put before a text that begins with the letters of the prefix.
+    Of a tokenizer that puts nothing, special tokens in a text are letters. Before a chat nothing is put: its
+    template writes it.
     """
+    if chat is not None:
+        return (
+            tokenizer.encode_with_special(text)
+            if chat.has_special_tokens
+            else tokenizer.encode(text).tolist()
+        )
     before = tokenizer.before_text
     if not before:
         return tokenizer.encode(text).tolist()
@@ -263,7 +294,12 @@ def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> 
 
 
 def _generation(
-    context: str, how: dict[str, Any], tokenizer: Tokenizer, positions: int, default_tokens: int
+    context: str,
+    how: dict[str, Any],
+    tokenizer: Tokenizer,
+    positions: int,
+    default_tokens: int,
+    chat: ChatText | None = None,
 ) -> dict[str, Any]:
     """A request for text in the engine's words. Raises ConfigError for what it does not know."""
     how = dict(how)
@@ -282,7 +318,7 @@ def _generation(
     }
     if how:
         raise ConfigError(f"generation_kwargs: {', '.join(how)}: the model does not know such a setting.")
-    tokens = tokens_of(tokenizer, context) or [tokenizer.eod_id]
+    tokens = tokens_of(tokenizer, context, chat=chat) or [tokenizer.eod_id]
     stops = tuple([until] if isinstance(until, str) else until)
     generation = Generation.of(
         {"max_new_tokens": int(most), "temperature": temperature, "top_k": 0, "stop": stops, **known}

@@ -21,7 +21,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import AlpacaSource
 from nbtrain.corpus.sources.chat import ASSISTANT, ROLES, answering_role, known_roles, learnt_roles
-from nbtrain.corpus.sources.chat_jinja import talks_of
+from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
 from nbtrain.corpus.tokenizer.beginning import own_token
@@ -29,6 +29,12 @@ from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
+NO_TEMPLATE = (
+    "the data.sources of this run hold no conversations (kind: chat or alpaca), and its tokenizer came "
+    "without a chat template, so there is no template for a question."
+)
+# Marks the end of a message that the model goes on with.
+GOES_ON = "<|the model goes on here|> "
 JINJA = re.compile(r"\{[{%]")
 
 Message = Mapping[str, str]
@@ -122,17 +128,21 @@ class JinjaTemplate:
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
 
-    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+    def text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The conversation as one text, with the letters of special tokens."""
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 bos_token=self._bos_token,
                 eos_token=self._eod_token,
                 tools=None,
             )
         except Exception as error:  # whatever the template's own code raises
             raise Refusal(400, f"the chat template refuses these messages: {error}", "messages") from None
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        text = self.text(messages)
         if not self._special:
             return ChatPrompt([text])
         longest_first = sorted(self._special, key=len, reverse=True)
@@ -217,6 +227,48 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
     if isinstance(talks, AlpacaSource):
         return AlpacaTemplate(talks.template)
     return RunTemplate(talks.template, learnt_roles(talks), known_roles(talks))
+
+
+class ChatText:
+    """A run's conversations as one text, as programs ask that know texts alone."""
+
+    def __init__(self, config: RunConfig, tokenizer: Path, eod_token: str):
+        """Raises ConfigError if the run has no template."""
+        talks = talks_of(config.data.sources)
+        self.has_special_tokens = talks is None
+        """Whether the letters of special tokens in a text are these tokens; in training they are letters."""
+        if talks is not None:
+            template: ChatTemplate = JinjaTemplate(chat_jinja(talks), tokenizer, eod_token, "data.sources")
+        else:
+            template = _template_of_tokenizer(tokenizer, eod_token)
+        if not isinstance(template, JinjaTemplate):
+            raise ConfigError(NO_TEMPLATE)
+        self._template = template
+
+    def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The text; without add_generation_prompt it ends with the last message, which the model goes on.
+
+        Messages of the role system are left out if the template refuses them. Raises Refusal.
+        """
+        try:
+            return self._text(messages, add_generation_prompt)
+        except Refusal:
+            others = [message for message in messages if message["role"] != "system"]
+            if len(others) == len(messages):
+                raise
+            return self._text(others, add_generation_prompt)
+
+    def _text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        if add_generation_prompt:
+            return self._template.text(messages)
+        # As transformers finds the end of a message that is continued.
+        last = {**messages[-1], "content": messages[-1]["content"] + GOES_ON}
+        text = self._template.text([*messages[:-1], last], add_generation_prompt=False)
+        before, mark, after = text.rpartition(GOES_ON.rstrip())
+        if not mark:
+            raise Refusal(400, "the chat template leaves out a part of the last message.", "messages")
+        # A template that takes blanks off the end of a message has taken those of the mark.
+        return before if after.startswith(GOES_ON[-1]) else before.rstrip()
 
 
 def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:

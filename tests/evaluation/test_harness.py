@@ -11,6 +11,7 @@ import nbtrain as nb
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
+from nbtrain.corpus.tokenizer.folder import KEPT
 from nbtrain.jobs import export_model as exporting
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
@@ -140,7 +141,7 @@ def test_scores_are_those_of_the_harness_with_transformers(place):
             assert math.isfinite(ours)
 
 
-def answered(run, names, folder):
+def answered(run, names, folder, **how):
     """{task: what nbtrain answers each request of the harness}."""
     from nbtrain.api import evaluate as api
     from nbtrain.evaluation import harness
@@ -150,8 +151,8 @@ def answered(run, names, folder):
     def watch(task, answer):
         return lambda requests, **how: taken.setdefault(task, answer(requests, **how))
 
-    def watched(answers):
-        one = plain(answers)
+    def watched(*given):
+        one = plain(*given)
         one.generate_until = watch("say", one.generate_until)
         one.loglikelihood_rolling = watch("words", one.loglikelihood_rolling)
         one.loglikelihood = watch("choose", one.loglikelihood)
@@ -159,7 +160,7 @@ def answered(run, names, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "harness_model", watched)
-        api.evaluate(run.path, harness=names, include_path=folder)
+        api.evaluate(run.path, harness=names, include_path=folder, **how)
     return taken
 
 
@@ -168,7 +169,12 @@ def compare(taken, samples):
     for task, ours in taken.items():
         answers = [response for sample in samples[task] for response in sample["resps"]]
         if task == "say":
-            assert ours == [texts[0] for texts in answers] and any(ours)
+            # A character that is not finished is not given out here.
+            pairs = [
+                (mine.rstrip("\ufffd"), texts[0].rstrip("\ufffd"))
+                for mine, texts in zip(ours, answers, strict=True)
+            ]
+            assert all(mine == text for mine, text in pairs) and any(ours)
         elif task == "words":
             rolled = [one[0] if isinstance(one, list | tuple) else one for one in answers]
             assert ours == pytest.approx(rolled, abs=1e-3)
@@ -203,6 +209,38 @@ def test_a_tokenizer_that_puts_a_token_before_a_text(place, monkeypatch, tmp_pat
     compare(taken, theirs(tmp_path / "model", ["say", "words", "choose"], tmp_path / "tasks")["samples"])
 
 
+# Special tokens of the tokenizer, and a role that is refused, so that the harness leaves it out.
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace(" | trim", "")], ids=["trim", "blanks"])
+def test_a_chat(template, place, monkeypatch, tmp_path):
+    """Questions, examples as earlier turns, a description, an answer that is begun: HFLM's in its chat."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    beginning_tokenizer_in(tokenizer_dir("small"), tmp_path / "theirs")
+    settings = tokenizer_dir("small") / KEPT / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    run = saved.save_run("llama", {"model.architecture": "llama"})
+    export(run, tmp_path / "model")
+    texts = ["The cat sat", "one <s> two", "A <|endoftext|> b", *(text[:30] for text in made.texts(4))]
+    lines = made.write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    questions = [{"context": text, "choices": [" blue", "of course"]} for text in texts]
+    asked = made.write_lines(tmp_path / "questions.jsonl", questions)
+    say = {**GENERATE, "description": "Be brief. ", "gen_prefix": "So it"}
+    choose = {**CHOOSE, "fewshot_split": "test", "num_fewshot": 1}
+    write_tasks(tmp_path / "tasks", (say, lines), (choose, asked))
+    taken = answered(run, ["say", "choose"], tmp_path / "tasks", apply_chat_template=True)
+    assert set(taken) == {"say", "choose"}
+    found = theirs(tmp_path / "model", ["say", "choose"], tmp_path / "tasks", apply_chat_template=True)
+    compare(taken, found["samples"])
+    plain = answered(run, ["choose"], tmp_path / "tasks")
+    assert [pair[0] for pair in plain["choose"]] != pytest.approx([pair[0] for pair in taken["choose"]])
+
+
 def test_examples_before_the_question(place):
     """They come from the same file, without the question itself."""
     run, _, folder = place
@@ -228,6 +266,12 @@ def test_what_is_refused(place, tmp_path):
             "nothing: lm-evaluation-harness cannot",
         ),
         ({"harness": "say", "include_path": tmp_path / "none"}, ConfigError, "none: no such folder."),
+        (
+            {"harness": "say", "include_path": folder / "tasks", "apply_chat_template": True},
+            ConfigError,
+            "the data.sources of this run hold no conversations",
+        ),
+        ({"apply_chat_template": True}, ConfigError, "none is named (harness)"),
     ):
         with pytest.raises(kind) as refused:
             nb.evaluate(run.path, **asked)

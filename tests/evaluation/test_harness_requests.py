@@ -1,5 +1,6 @@
 """What lm-evaluation-harness asks, in the engine's words; without the harness itself."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -7,8 +8,13 @@ import pytest
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.evaluation_files import Estimate
+from nbtrain.config.load import load
+from nbtrain.corpus.sources.chat_jinja import chat_jinja
+from nbtrain.corpus.tokenizer.folder import KEPT
 from nbtrain.evaluation import harness
 from nbtrain.evaluation.asked import Scored
+from nbtrain.serving.chat import ChatText
+from nbtrain.serving.refusals import Refusal
 from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 
 
@@ -79,6 +85,50 @@ def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):
     assert harness.tokens_of(begins, "a text<|endoftext|>") == [319, *plain, begins.eod_id]
     for text, prompt in (("a text", [319, *plain]), ("", [319])):
         assert harness._generation(text, {}, begins, 96, 48)["prompt"] == prompt
+
+
+def test_a_chat_begins_with_what_its_template_writes(tmp_path):
+    """Special tokens are those of the model's own template; in that of the run's data they are letters."""
+    tokenizer = beginning_tokenizer_in(tmp_path / "mine", tmp_path / "theirs")
+    settings = tmp_path / "mine" / KEPT / "tokenizer_config.json"
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}"
+        "{% endif %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}[bot]{% endif %}"
+    )
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    question, prefix = {"role": "user", "content": "a text"}, {"role": "assistant", "content": " So "}
+
+    def chat_of(source):
+        config = load("gpt-tiny", {"data.sources": [source]}, check=False)
+        return ChatText(config, tokenizer.directory, tokenizer.eod_token)
+
+    conversations = {"kind": "chat", "path": "x"}
+    theirs, own = chat_of({"kind": "mock"}), chat_of(conversations)
+    (own_source,) = load("gpt-tiny", {"data.sources": [conversations]}, check=False).data.sources
+    assert (theirs.has_special_tokens, own.has_special_tokens) == (True, False)
+    text = theirs([{"role": "system", "content": "s"}, question])
+    assert text == "<s>[user] a text<|endoftext|>[bot]"
+    ends = [tokenizer.bos_id, tokenizer.eod_id]
+    ids = harness.tokens_of(tokenizer, text, chat=theirs)
+    assert [one for one in ids if one in ends] == ends and ids[0] == tokenizer.bos_id
+    chats = pytest.importorskip("transformers.utils.chat_template_utils")
+    how = {"add_generation_prompt": False, "continue_final_message": True}
+    for chat, source in ((theirs, template), (own, chat_jinja(own_source))):
+        tokens = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
+        (text,), _ = chats.render_jinja_template(
+            [[question, dict(prefix)]], chat_template=source, **how, **tokens
+        )
+        assert chat([question, prefix], add_generation_prompt=False) == text
+    text = own([{"role": "system", "content": "s"}, question])
+    assert text == "<|system|>\ns\n<|user|>\na text\n<|assistant|>\n"
+    assert harness.tokens_of(tokenizer, text, chat=own) == tokenizer.encode(text).tolist()
+    assert own([question, prefix], add_generation_prompt=False).endswith("<|assistant|>\n So ")
+    with pytest.raises(Refusal, match="must be one of"):
+        own([{"role": "stranger", "content": "a"}])
+    settings.unlink()
+    with pytest.raises(ConfigError, match="there is no template for a question"):
+        chat_of({"kind": "mock"})
 
 
 def test_metrics_and_their_filters():

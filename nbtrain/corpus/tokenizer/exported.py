@@ -99,6 +99,12 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
 
 
 def is_as_given(directory: Path, sha256: str | None) -> bool:
-    """Whether the tokenizer in `directory` was taken over from the tokenizer.json of this hash."""
+    """Whether the tokenizer in `directory` was taken over from the tokenizer.json of this hash.
+
+    It may have tokens more (tokenizer.added_tokens): the others have kept their ids.
+    """
     manifest = read_manifest(directory) or {}
-    return sha256 is not None and (manifest.get("kept") or {}).get(ONE_FILE) == sha256
+    return sha256 is not None and sha256 in (
+        (manifest.get("kept") or {}).get(ONE_FILE),
+        manifest.get("extends"),
+    )

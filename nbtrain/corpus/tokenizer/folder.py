@@ -106,6 +106,13 @@ def adopt(
     return save(built, directory, made)
 
 
+def _given_sha256(path: Path, content: bytes) -> str:
+    """The hash of tokenizer.json as its model's folder has it, also if `path` lies in a folder of ours."""
+    ours = read_manifest(path.parent) if path.name == ONE_FILE else None
+    known = ours and (ours.get("extends") or (ours.get("kept") or {}).get(ONE_FILE))
+    return known or hashlib.sha256(content).hexdigest()
+
+
 def _spelled(document: dict[str, Any]) -> str:
     """tokenizer.json with merges as "a b" and a sorted vocabulary: both engines load it a third faster."""
     model = document["model"]
@@ -143,6 +150,7 @@ def _adopt_text(
     import tokenizers
 
     _refuse_other_formats(path, content)
+    given = _given_sha256(path, content)
     try:
         document = json.loads(content)
         # Raises bare Exceptions from Rust.
@@ -177,7 +185,7 @@ def _adopt_text(
         "trained": None,
         "source": display(path),
         "kept": kept,
-        **({"added_tokens": list(added_tokens)} if added_tokens else {}),
+        **({"added_tokens": list(added_tokens), "extends": given} if added_tokens else {}),
     }
     files.write_json(directory / "manifest.json", manifest)
     return manifest

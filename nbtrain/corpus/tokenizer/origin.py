@@ -16,7 +16,15 @@ KEYS = ("config", "generation_config", "tokenizer_sha256")
 
 def recorded_origin(run: RunDir) -> dict[str, Any]:
     """{config, generation_config, tokenizer_sha256} of the folder, by init_from.json; {} if there is none."""
+    seen: set[str] = set()
     record = files.read_json(run.init_from_json) or {}
+    # An older record names the run that it began from, and not the folder.
+    while "origin" not in record and record.get("run") not in (None, *seen):
+        seen.add(record["run"])
+        run = RunDir(run.path.parent / record["run"])
+        if (run.record() or {}).get("run_id") != record.get("run_id"):
+            return {}
+        record = files.read_json(run.init_from_json) or {}
     found = record.get("origin", record)
     return {key: found[key] for key in KEYS if key in found}
 
@@ -30,12 +38,14 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
 def end_ids(run: RunDir, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end a text: the tokenizer's, and all that transformers' generate would end at.
 
-    Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id).
+    Models that answer have several (Llama 3 Instruct three: generation_config.json's eos_token_id). Those of
+    config.json count if there is no generation_config.json.
     """
     found = origin_of(run, tokenizer.directory)
-    for name in ("generation_config", "config"):
-        named = (found.get(name) or {}).get("eos_token_id")
-        if named is not None:
-            ids = named if isinstance(named, list) else [named]
-            return frozenset({tokenizer.eod_id, *(one for one in ids if type(one) is int)})
-    return frozenset({tokenizer.eod_id})
+    settings = found.get("generation_config") or found.get("config") or {}
+    return frozenset({tokenizer.eod_id, *ids_in(settings.get("eos_token_id"))})
+
+
+def ids_in(value: Any) -> list[int]:
+    """The ids of an eos_token_id: a number, several, or none; what is no number is left out."""
+    return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]

@@ -4,7 +4,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
+from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.corpus.tokenizer.origin import end_ids, origin_of, recorded_origin
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from tests.inference import made
 
 OTHER = {"config": {}, "generation_config": {"eos_token_id": 7}, "tokenizer_sha256": "0" * 64}
@@ -32,9 +34,11 @@ def run_from(tmp_path, origin, name="run", between=False):
         ({"eos_token_id": 5}, {}, {5}),
         # transformers makes its generation config of config.json then.
         ({}, {"eos_token_id": [3, 4]}, {3, 4}),
-        ({"eos_token_id": None}, {"eos_token_id": 3}, {3}),
+        ({"eos_token_id": None}, {"eos_token_id": 3}, set()),
+        ({"temperature": 0.6}, {"eos_token_id": [3, 4]}, set()),
         ({}, {}, set()),
         ({"eos_token_id": [5, "6", True, None, [7]]}, {}, {5}),
+        ({"eos_token_id": {"a": 5}}, {}, set()),
     ],
 )
 @pytest.mark.parametrize("between", [False, True], ids=["folder", "run"])
@@ -51,6 +55,37 @@ def test_ids_of_another_tokenizer_say_nothing(between, tokenizer, tmp_path):
     run = run_from(tmp_path, OTHER, between=between)
     assert recorded_origin(run) == OTHER and origin_of(run, tokenizer.directory) == {}
     assert end_ids(run, tokenizer) == {tokenizer.eod_id}
+
+
+def test_a_record_that_names_a_run_alone(tokenizer, tmp_path):
+    """As they were once: the folder is that run's, if it is still the one that is meant."""
+    sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
+    run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256}, "base")
+    for name, base, run_id in (("second", "base", "a"), ("third", "second", "b"), ("other", "base", "x")):
+        (tmp_path / name).mkdir()
+        record = {"run": base, "run_id": run_id, "tokenizer_sha256": "1" * 64}
+        files.write_json(RunDir(tmp_path / name).init_from_json, record)
+    for name, run_id in (("base", "a"), ("second", "b")):
+        described = {"schema_version": 1, "run_id": run_id, "name": name, "parent": None}
+        files.write_json(RunDir(tmp_path / name).run_json, described)
+    for name, ids in (("second", {7}), ("third", {7}), ("other", set())):
+        assert end_ids(RunDir(tmp_path / name), tokenizer) == ids | {tokenizer.eod_id}
+    # A run that was deleted and made again from what had begun with it.
+    files.write_json(RunDir(tmp_path / "base").init_from_json, {"run": "second", "run_id": "b"})
+    assert end_ids(RunDir(tmp_path / "third"), tokenizer) == {tokenizer.eod_id}
+
+
+def test_a_tokenizer_with_tokens_more(tokenizer, tmp_path):
+    """The ids of the others are the same (tokenizer.added_tokens), also if it is taken over twice."""
+    sha256 = files.sha256_of(tmp_path / "theirs" / "tokenizer.json")
+    run = run_from(tmp_path, {**OTHER, "tokenizer_sha256": sha256})
+    source = tmp_path / "theirs"
+    for name, tokens in (("first", ["<|a|>"]), ("second", ["<|b|>"])):
+        adopt(source, "<|endoftext|>", tmp_path / name, tokens)
+        source = tmp_path / name
+        assert end_ids(run, Tokenizer.load(source)) == {tokenizer.eod_id, 7}
+    adopt(tokenizer.directory, "<|endoftext|>", tmp_path / "third", ["<|c|>"])
+    assert end_ids(run, Tokenizer.load(tmp_path / "third")) == {tokenizer.eod_id, 7}
 
 
 def test_a_run_from_random_weights(tokenizer, tmp_path):

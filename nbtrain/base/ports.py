@@ -1,6 +1,6 @@
 """A TCP port of this machine to listen on in a moment."""
 
-import contextlib
+import errno
 import random
 import socket
 
@@ -15,10 +15,15 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
     Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
     by then; services of Kubernetes have 30000 to 32767. The choice is the system's randomness, not torch's or
     Python's seeded one, which ranks inherit.
-    Raises RuntimeError if none is found.
+    Raises RuntimeError if none is found, and OSError if `address` is none of this machine's.
     """
     for port in random.SystemRandom().sample(range(FIRST, LAST), TRIES):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((address, port))
-            return port
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
     raise RuntimeError(f"{TRIES} ports between {FIRST:,} and {LAST:,} were tried, and all are in use")

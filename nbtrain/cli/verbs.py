@@ -48,9 +48,14 @@ class _NoParser:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word is key=value, and not a path with `=` in it: no key of a run has a slash."""
+    """Whether a word is key=value, and not a path with `=` after a slash, such as out/lr=3e-4."""
     key, equals, _ = word.partition("=")
-    return bool(equals) and "/" not in key
+    if not equals or "/" not in key:
+        return bool(equals)
+    from nbtrain.config.schema import RunConfig
+
+    # Labels and other tables of names have slashes in their keys: labels.team/x=a.
+    return key.partition(".")[0] in RunConfig.model_fields
 
 
 def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.api import models
 from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
@@ -242,12 +243,26 @@ def test_python_m_nbtrain_is_nbtrain():
     assert subprocess.run([*call, "nonsense"], capture_output=True, check=False).returncode == 2
 
 
+def test_an_export_goes_to_a_folder_with_an_equals_sign(monkeypatch):
+    """What the command hands on: (run, folders, overrides)."""
+    asked = []
+    monkeypatch.setattr(
+        models,
+        "export_weights",
+        lambda run, folders, to, overrides, *_, **__: asked.append((folders, overrides)),
+    )
+    assert cli.main(["export", "mine", "out/lr=1e-3", "model.seed=3"]) == 0
+    assert asked == [(["out/lr=1e-3"], ["model.seed=3"])]
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
         ("model.seq_length=64", True),
         ("data.sources=[{kind: jsonl, path: a/b.jsonl}]", True),
         ("init_from=models/a=b", True),
+        ("labels.team/x=a", True),
+        ("labels/x=a", False),
         ("out/a=b", False),
         ("./a=b", False),
         ("/tmp/lr=1e-3/export", False),

@@ -218,8 +218,12 @@ class _Engine:
     ) -> Iterator[tuple[int, str]]:
         """(number, the next answer) of conversations, greedily; a long one loses its beginning."""
         from nbtrain.config.generation import Generation
+        from nbtrain.serving.refusals import Refusal
 
-        prompts = [self._template.prompt(messages) for messages in conversations]
+        try:
+            prompts = [self._template.prompt(messages) for messages in conversations]
+        except Refusal as refusal:
+            raise ConfigError(f"{refusal.message}") from None
         requests = [
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
@@ -236,13 +240,10 @@ class _Engine:
 
 def _refuse_without_template(template: "ChatTemplate") -> None:
     """Raises ConfigError if a run has no template for conversations."""
-    from nbtrain.serving.chat import NO_TEMPLATE
-    from nbtrain.serving.refusals import Refusal
+    from nbtrain.serving.chat import NoTemplate
 
-    try:
-        template.prompt([{"role": "user", "content": "?"}])
-    except Refusal:
-        raise ConfigError(f"judge_questions need a model that answers: {NO_TEMPLATE}") from None
+    if isinstance(template, NoTemplate):
+        raise ConfigError(f"judge_questions need a model that answers: {template.refusal}")
 
 
 def _tasks(

@@ -52,9 +52,11 @@ class ChatText(Protocol):
 
     has_special_tokens: bool
     """Whether the letters of special tokens in the text are these tokens."""
+    takes_turns: bool
+    """Whether examples may be earlier turns; else they are text of the one question."""
 
     def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text; without add_generation_prompt it ends with the last message, which the model goes on."""
+        """The text; without add_generation_prompt it ends with the last message, to be continued."""
 
 
 class HarnessTask(NamedTuple):
@@ -161,7 +163,7 @@ def ask_harness(
             num_fewshot=num_fewshot,
             limit=limit,
             task_manager=manager,
-            apply_chat_template=chat is not None,
+            **({"apply_chat_template": True, "fewshot_as_multiturn": chat.takes_turns} if chat else {}),
         )
         assert results is not None
         own = results.get("groups", {}).get(task.name) or results["results"][task.name]
@@ -217,6 +219,7 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
             return chat(chat_history, add_generation_prompt)
 
         def chat_template(self, chat_template: bool | str = False) -> str:
+            # What the harness notes of it.
             return "" if chat is None else chat([{"role": "user", "content": "{content}"}])
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:

@@ -14,6 +14,7 @@ What stands under its own name is whole and compared.
 """
 
 import contextlib
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,10 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
+from nbtrain.corpus.sources.chat_jinja import chat_jinja, pieces_of, talks_of
 from nbtrain.corpus.tokenizer.exported import CHAT_TEMPLATE, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
-from nbtrain.corpus.tokenizer.origin import origin_of
+from nbtrain.corpus.tokenizer.origin import ids_in, origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.model_card import model_card
@@ -157,10 +158,31 @@ def _write_tokenizer(
             f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
         )
     ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
+    notes: tuple[str, ...] = ()
     if (talks := talks_of(config.data.sources)) is not None:
         files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
+        notes = _other_tokens(pieces_of(talks), Tokenizer.load(directory))
     given = origin_of(run, directory).get("config", {})
-    return {**ids, **{key: given[key] for key in FRAMES if key in given}}, ()
+    return {**ids, **{key: given[key] for key in FRAMES if key in given}}, notes
+
+
+def _other_tokens(pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What to say if other programs give a conversation other tokens than training did."""
+    ours = [tokenizer.encode(piece).tolist() for piece in pieces]
+    special = [tokenizer.encode_with_special(piece) for piece in pieces]
+    if special != ours:
+        return (
+            f"{CHAT_TEMPLATE}: holds letters of special tokens. Other programs read them as these tokens, "
+            "and training read letters, so that answers may be worse there. Name them in "
+            "tokenizer.added_tokens and train again, or choose other markers.",
+        )
+    if tokenizer.encode_with_special("".join(pieces)) != list(itertools.chain(*ours)):
+        return (
+            f"{CHAT_TEMPLATE}: other programs encode a conversation as one text, and training encoded "
+            "questions and answers apart. With this tokenizer, answers that are not the last one begin with "
+            "other tokens there.",
+        )
+    return ()
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
@@ -169,7 +191,7 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
     if read_manifest(directory) is None:
         return None
     tokenizer = Tokenizer.load(directory)
-    named = {tokenizer.bos_id, bos} - {None}
+    named = {one for one in (tokenizer.bos_id, bos) if type(one) is int}
     before = tokenizer.before_text
     return before[0] if len(before) == 1 and (not named or before[0] in named) else None
 
@@ -178,15 +200,14 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
     """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone.
 
     The run's own end-of-document token is added to those that end a text: a run that was trained with another
-    one than its folder's (tokenizer.eod_token) would not end its answers else.
+    one than its folder's (tokenizer.eod_token) would not end its answers otherwise.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     found = origin_of(run, directory).get("generation_config")
     found = found or {key: value for key, value in ids.items() if value is not None}
     if (manifest := read_manifest(directory)) is None:
         return found
-    named, own = found.get("eos_token_id"), manifest["eod_id"]
-    ends = named if isinstance(named, list) else [] if named is None else [named]
+    ends, own = ids_in(found.get("eos_token_id")), manifest["eod_id"]
     return found if own in ends else {**found, "eos_token_id": [*ends, own] if ends else own}
 
 

@@ -29,12 +29,8 @@ from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
-NO_TEMPLATE = (
-    "the data.sources of this run hold no conversations (kind: chat or alpaca), and its tokenizer came "
-    "without a chat template, so there is no template for a question."
-)
-# Marks the end of a message that the model goes on with.
-GOES_ON = "<|the model goes on here|> "
+# Marks the end of a message that the model continues.
+CONTINUED = "<|the model continues here|> "
 JINJA = re.compile(r"\{[{%]")
 
 Message = Mapping[str, str]
@@ -67,7 +63,15 @@ class RunTemplate:
 
     origin = "of the run's data"
 
-    def __init__(self, template: str, learnt: Sequence[str] = (ASSISTANT,), roles: Sequence[str] = ROLES):
+    def __init__(
+        self,
+        template: str,
+        learnt: Sequence[str] = (ASSISTANT,),
+        roles: Sequence[str] = ROLES,
+        names: Mapping[str, str] | None = None,
+    ):
+        """`names`: what a role is called in the template, if it has another name there."""
+        self._names = names or {}
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))
         self._body = Template(content + rest, ("role", "content"))
@@ -76,13 +80,14 @@ class RunTemplate:
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         pieces: list[tuple[str, bool]] = []
-        for number, message in enumerate(messages):
-            if message["role"] not in self._roles:
+        for number, given in enumerate(messages):
+            role = self._names.get(given["role"], given["role"])
+            if role not in self._roles:
                 known = ", ".join(self._roles)
                 raise Refusal(
-                    400, f"messages[{number}].role = {message['role']!r} must be one of {known}.", "messages"
+                    400, f"messages[{number}].role = {given['role']!r} must be one of {known}.", "messages"
                 )
-            is_learnt = message["role"] in self._learnt
+            message, is_learnt = {**given, "role": role}, role in self._learnt
             pieces += [(self._header.render(message), False), (self._body.render(message), is_learnt)]
         answer = {"role": self._answers}
         pieces.append((self._header.render(answer), False))
@@ -189,13 +194,13 @@ class NoTemplate:
 
     def __init__(self, broken: str | None = None):
         self.origin = "none" if broken is None else f"none ({broken.removesuffix('.')})"
-        self._why = broken or "its data.sources hold no conversations, and its tokenizer came without one."
+        why = broken or "its data.sources hold no conversations, and its tokenizer came without one."
+        self.refusal = f"this run has no chat template: {why}"
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         raise Refusal(
             400,
-            f"this run has no chat template: {self._why} Use /v1/completions, or serve it with "
-            "--chat-template FILE.",
+            f"{self.refusal} Use /v1/completions, or serve it with --chat-template FILE.",
             code="no_chat_template",
         )
 
@@ -226,11 +231,11 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
         return _template_of_tokenizer(tokenizer, eod_token)
     if isinstance(talks, AlpacaSource):
         return AlpacaTemplate(talks.template)
-    return RunTemplate(talks.template, learnt_roles(talks), known_roles(talks))
+    return RunTemplate(talks.template, learnt_roles(talks), known_roles(talks), talks.roles)
 
 
 class ChatText:
-    """A run's conversations as one text, as programs ask that know texts alone."""
+    """A run's conversations as one text, for programs that handle plain text only."""
 
     def __init__(self, config: RunConfig, tokenizer: Path, eod_token: str):
         """Raises ConfigError if the run has no template."""
@@ -241,34 +246,41 @@ class ChatText:
             template: ChatTemplate = JinjaTemplate(chat_jinja(talks), tokenizer, eod_token, "data.sources")
         else:
             template = _template_of_tokenizer(tokenizer, eod_token)
-        if not isinstance(template, JinjaTemplate):
-            raise ConfigError(NO_TEMPLATE)
+        if isinstance(template, NoTemplate):
+            raise ConfigError(template.refusal)
+        assert isinstance(template, JinjaTemplate)
         self._template = template
+        self.takes_turns = not isinstance(talks, AlpacaSource)
+        """Whether there may be several messages."""
 
     def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The text; without add_generation_prompt it ends with the last message, which the model goes on.
+        """The text; without add_generation_prompt it ends with the last message, which the model continues.
 
-        Messages of the role system are left out if the template refuses them. Raises Refusal.
+        Messages of the role system are left out if the template refuses them. Raises ConfigError if it still
+        refuses.
         """
+        others = [message for message in messages if message["role"] != "system"]
         try:
             return self._text(messages, add_generation_prompt)
-        except Refusal:
-            others = [message for message in messages if message["role"] != "system"]
+        except Refusal as refusal:
             if len(others) == len(messages):
-                raise
+                raise ConfigError(str(refusal.message)) from None
+        try:
             return self._text(others, add_generation_prompt)
+        except Refusal as refusal:
+            raise ConfigError(str(refusal.message)) from None
 
     def _text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         if add_generation_prompt:
             return self._template.text(messages)
         # As transformers finds the end of a message that is continued.
-        last = {**messages[-1], "content": messages[-1]["content"] + GOES_ON}
+        last = {**messages[-1], "content": messages[-1]["content"] + CONTINUED}
         text = self._template.text([*messages[:-1], last], add_generation_prompt=False)
-        before, mark, after = text.rpartition(GOES_ON.rstrip())
+        before, mark, after = text.rpartition(CONTINUED.rstrip())
         if not mark:
             raise Refusal(400, "the chat template leaves out a part of the last message.", "messages")
         # A template that takes blanks off the end of a message has taken those of the mark.
-        return before if after.startswith(GOES_ON[-1]) else before.rstrip()
+        return before if after.startswith(CONTINUED[-1]) else before.rstrip()
 
 
 def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:

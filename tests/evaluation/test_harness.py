@@ -241,6 +241,22 @@ def test_a_chat(template, place, monkeypatch, tmp_path):
     assert [pair[0] for pair in plain["choose"]] != pytest.approx([pair[0] for pair in taken["choose"]])
 
 
+def test_a_run_of_single_instructions(place, monkeypatch, tmp_path):
+    """Examples are text of its one question; an answer that is begun has no place in it."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    alpaca = {"kind": "alpaca", "path": "x.json", "template": "{instruction} => "}
+    run = saved.save_run("single", {"model.architecture": "llama", "data.sources": [alpaca]})
+    questions = [{"context": text, "choices": [" blue", "of course"]} for text in ("One", "Two")]
+    asked = made.write_lines(tmp_path / "questions.jsonl", questions)
+    begun = {**GENERATE, "gen_prefix": "So it", "doc_to_text": "{{context}}", "doc_to_target": "a"}
+    choose = {**CHOOSE, "fewshot_split": "test", "num_fewshot": 1}
+    write_tasks(tmp_path / "tasks", (begun, asked), (choose, asked))
+    how = {"include_path": tmp_path / "tasks", "apply_chat_template": True}
+    assert nb.evaluate(run.path, harness="choose", **how)["harness-chat-choose"].counts == {"examples": 2}
+    with pytest.raises(ConfigError, match="send one message, of the role user"):
+        nb.evaluate(run.path, harness="say", **how)
+
+
 def test_examples_before_the_question(place):
     """They come from the same file, without the question itself."""
     run, _, folder = place
@@ -269,7 +285,7 @@ def test_what_is_refused(place, tmp_path):
         (
             {"harness": "say", "include_path": folder / "tasks", "apply_chat_template": True},
             ConfigError,
-            "the data.sources of this run hold no conversations",
+            "this run has no chat template: its data.sources hold no conversations",
         ),
         ({"apply_chat_template": True}, ConfigError, "none is named (harness)"),
     ):

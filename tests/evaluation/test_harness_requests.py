@@ -14,7 +14,6 @@ from nbtrain.corpus.tokenizer.folder import KEPT
 from nbtrain.evaluation import harness
 from nbtrain.evaluation.asked import Scored
 from nbtrain.serving.chat import ChatText
-from nbtrain.serving.refusals import Refusal
 from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 
 
@@ -124,10 +123,20 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert text == "<|system|>\ns\n<|user|>\na text\n<|assistant|>\n"
     assert harness.tokens_of(tokenizer, text, chat=own) == tokenizer.encode(text).tolist()
     assert own([question, prefix], add_generation_prompt=False).endswith("<|assistant|>\n So ")
-    with pytest.raises(Refusal, match="must be one of"):
+    with pytest.raises(ConfigError, match="must be one of"):
         own([{"role": "stranger", "content": "a"}])
+    assert own.takes_turns and theirs.takes_turns
+    single = chat_of({"kind": "alpaca", "path": "x"})
+    assert not single.takes_turns and "a text" in single([{"role": "system", "content": "s"}, question])
+    with pytest.raises(ConfigError, match="send one message, of the role user"):
+        single([question, prefix], add_generation_prompt=False)
+    settings.write_text(json.dumps({"chat_template": "{% if %}"}))
+    with pytest.raises(ConfigError, match=r"this run has no chat template: .* is no Jinja template"):
+        chat_of({"kind": "mock"})
     settings.unlink()
-    with pytest.raises(ConfigError, match="there is no template for a question"):
+    with pytest.raises(
+        ConfigError, match=r"this run has no chat template: its data\.sources hold no conversations"
+    ):
         chat_of({"kind": "mock"})
 
 

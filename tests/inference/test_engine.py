@@ -137,7 +137,7 @@ def test_what_comes_before_a_text_stays_before_the_window(model, tokenizer):
     """<s> of Llama is at position 0 in training, whatever the window holds."""
     prompt, before = [7, 8, *PROMPTS[9] * 2], 2
     engine = engine_of(model, tokenizer, 2)
-    found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True, before_text=before)])
+    found = run(engine, [Request("a", prompt, greedy(max_new_tokens=60), slides=True, kept=before)])
     tokens = [*prompt, *tokens_of(found["a", 0])]
     kept = POSITIONS - before
     assert tokens[122] == made.without_cache(model, [7, 8, *prompt[-kept:]], 1)[0]

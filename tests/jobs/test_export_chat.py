@@ -1,15 +1,19 @@
 """A run that was trained on conversations is exported with the template that it was asked with."""
 
 import pytest
+import tokenizers
 
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load, load_resolved
+from nbtrain.corpus.sources.chat_jinja import pieces_of
+from nbtrain.corpus.tokenizer.folder import adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.generate import request_of
 from nbtrain.jobs import export_model as exporting
 from nbtrain.serving.chat import template_of
 from tests.inference import saved
+from tests.inference.made import beginning_tokenizer_in
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +58,34 @@ def test_transformers_asks_with_the_tokens_of_training(source, talk, export):
     ours = request_of({"id": "a", "prompt": found.pieces, "max_new_tokens": 1}, tokenizer, 99).prompt
     assert ours == theirs.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
     assert "apply_chat_template(" in (folder / "README.md").read_text()
+
+
+def test_markers_that_are_special_tokens_are_reported(export, workspace):
+    """Training reads their letters, and other programs the tokens."""
+    source = {**CHAT, "template": "<s>{role}\n{content}\n"}
+    beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
+    run = saved.save_run("marked", {"model.architecture": "llama", "data.sources": [source]})
+    exported = exporting.export_model(run, workspace / "marked")
+    assert exported.notes == (
+        "chat_template.jinja: holds letters of special tokens. Other programs read them as these tokens, and "
+        "training read letters, so that answers may be worse there. Name them in tokenizer.added_tokens and "
+        "train again, or choose other markers.",
+    )
+    plain = saved.save_run("plain", {"model.architecture": "llama", "data.sources": [CHAT]})
+    assert exporting.export_model(plain, workspace / "plain").notes == ()
+
+
+def test_answers_that_other_programs_encode_otherwise(tmp_path):
+    """A tokenizer that puts a blank before the first word puts one before each piece in training."""
+    vocabulary = {one: number for number, one in enumerate(["<unk>", "<eod>", "\u2581", *"OneTwuasrit|<>\n"])}
+    built = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<unk>"))
+    built.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    built.add_special_tokens(["<eod>"])
+    built.save(str(tmp_path / "tokenizer.json"))
+    adopt(tmp_path, "<eod>", tmp_path / "mine")
+    (chat,) = load("gpt-tiny", {"data.sources": [CHAT]}, check=False).data.sources
+    (note,) = exporting._other_tokens(pieces_of(chat), Tokenizer.load(tmp_path / "mine"))
+    assert note.startswith("chat_template.jinja: other programs encode a conversation as one text")
 
 
 def test_a_run_without_conversations_has_no_template(export):

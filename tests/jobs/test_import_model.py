@@ -303,6 +303,7 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
     imported = import_model("hf://someone/small@v2", "mine")
     assert (asked["model"], asked["revision"]) == ("someone/small", "v2")
+    assert (asked["allow"], asked["ignore"]) == (FETCHED, NOT_FETCHED)
     assert imported.config.init_from == "data/model/someone--small@v2"
     assert import_model("hf://someone/small", "newest").config.init_from == "data/model/someone--small"
 

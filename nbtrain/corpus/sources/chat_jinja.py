@@ -1,8 +1,8 @@
 """The prompt of a run's conversations as Hugging Face's chat_template, for programs that serve its export.
 
 It writes the text that training saw before an answer, and refuses what nbtrain's own server refuses. Other
-programs encode that text as a whole; training encoded learnt and other text apart. The tokens differ only if
-one of them lies across such a border.
+programs encode that text as a whole, with special tokens in it; training encoded learnt and other text apart,
+as letters. pieces_of is for who compares the tokens of both.
 """
 
 import json
@@ -14,8 +14,9 @@ from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
 
 CONVERSATION = """\
 {{%- for message in messages %}}
-    {{%- if message["role"] not in {roles} %}}
-        {{{{- raise_exception("the role of a message must be one of {known}") }}}}
+    {{%- set role = {role} %}}
+    {{%- if role not in {roles} %}}
+        {{{{- raise_exception({refusal}) }}}}
     {{%- endif %}}
     {{{{- {message} }}}}
 {{%- endfor %}}
@@ -27,6 +28,8 @@ QUESTION = """\
     {{{{- raise_exception("send one message, of the role user: the model has learnt single instructions") }}}}
 {{%- endif %}}
 {{{{- {prompt} }}}}"""
+
+FIELDS = ("instruction", "input")
 
 Talks = ChatSource | PreferenceSource | AlpacaSource
 
@@ -44,18 +47,39 @@ def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
 def chat_jinja(source: Talks) -> str:
     """The chat_template of a source. Jinja as transformers, vLLM and llama.cpp read it."""
     if isinstance(source, AlpacaSource):
-        template = Template(source.template or ALPACA_WITHOUT_INPUT, ("instruction", "input"))
+        template = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
         fields = {"instruction": 'messages[0]["content"]', "input": '""'}
         return QUESTION.format(prompt=_expression(template, fields))
     header = Template(source.template.partition("{content}")[0], ("role",))
     message = Template(source.template, ("role", "content"))
     roles = known_roles(source)
+    role = 'message["role"]'
     return CONVERSATION.format(
+        role=f"{_literal(source.roles)}.get({role}, {role})" if source.roles else role,
         roles=_literal(roles),
-        known=", ".join(roles),
-        message=_expression(message, {"role": 'message["role"]', "content": 'message["content"]'}),
+        refusal=_literal(f"the role of a message must be one of {', '.join(roles)}"),
+        message=_expression(message, {"role": "role", "content": 'message["content"]'}),
         header=_literal(header.render({"role": answering_role(learnt_roles(source))})),
     )
+
+
+def pieces_of(source: Talks) -> list[str]:
+    """A short conversation as training encodes it: the pieces of a question, an answer and a question."""
+    if isinstance(source, AlpacaSource):
+        return [
+            Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS).render(
+                {"instruction": "a", "input": ""}
+            )
+        ]
+    header, _, rest = source.template.partition("{content}")
+    answers = answering_role(learnt_roles(source))
+    asks = source.roles.get("user", "user")
+
+    def written(text: str, role: str, content: str = "") -> str:
+        return Template(text, ("role", "content")).render({"role": role, "content": content})
+
+    question = written(source.template, asks, "One") + written(header, answers)
+    return [question, written("{content}" + rest, answers, "Two"), question]
 
 
 def _expression(template: Template, fields: Mapping[str, str]) -> str:

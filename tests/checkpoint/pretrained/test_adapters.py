@@ -112,7 +112,7 @@ def test_peft_opens_what_is_written(trained, tmp_path):
 
 
 def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
-    """As trainers of adapters leave it: with it come added tokens and the template of chats."""
+    """As trainers of adapters leave it."""
     import transformers
 
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))

@@ -22,6 +22,9 @@ CHATS = [
     {"template": "{role}: {content}"},
     {"learn_roles": ["gpt"]},
     {"learn_roles": ["bot"], "roles": {"chatter": "guest"}},
+    {"learn_roles": ['b"o\\t'], "roles": {"x": 'the "boss"\\'}},
+    # Gemma's.
+    {"template": "<start_of_turn>{role}\n{content}<end_of_turn>\n", "roles": {"assistant": "model"}},
 ]
 ALPACAS = [{}, {"template": "{instruction}\n{input}\n=> "}, {"template": 'Q: "{instruction}"'}]
 
@@ -52,7 +55,8 @@ def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
     (source,) = sources_of(kind, fields)
     template = chat_jinja(source)
     assert rendered(template, TALK) == served(kind, fields, TALK)
-    answer = {"role": {"bot": "bot"}.get(fields.get("learn_roles", [""])[0], "assistant"), "content": "So."}
+    learnt = fields.get("learn_roles", ["assistant"])[0]
+    answer = {"role": "assistant" if learnt == "gpt" else learnt, "content": "So."}
     (chat,) = sources_of("chat", fields)
     example = ChatReader(chat).example({"messages": [*TALK, answer]})
     assert rendered(template, [*TALK, answer], False) == "".join(text for text, _ in example.pieces)

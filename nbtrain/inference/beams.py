@@ -16,7 +16,7 @@ from nbtrain.config.generation import Generation
 
 
 class Ended(NamedTuple):
-    """A text that has ended: its score, its new tokens, and whether the end of a document ended it."""
+    """A text that has ended: its score, its new tokens, and whether a token that ends texts ended it."""
 
     score: float
     tokens: list[int]

@@ -30,6 +30,8 @@ class Request:
     """Whether the text may pass the model's positions: then the newest half of the window is read again."""
     before_text: int = 0
     """How many tokens of the prompt come before its text: the tokenizer put them there."""
+    kept: int = 0
+    """How many tokens of the prompt stay before a window that moves: those that come before a text."""
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
     ended: int = 0
@@ -99,7 +101,7 @@ class Choice:
 
     def newest(self, count: int) -> list[int]:
         """The last `count` tokens; what the tokenizer puts before a text stays in front of them."""
-        kept = min(self.request.before_text, count - 1)
+        kept = min(self.request.kept, count - 1)
         return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 
     @property

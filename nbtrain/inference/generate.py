@@ -204,11 +204,13 @@ def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Reques
             else:
                 tokens += tokenizer.encode(piece).tolist()
     tokens = tokens or [tokenizer.eod_id]
+    before = tokenizer.before_text
+    kept = len(before) if tokens[: len(before)] == before else 0
     if command["max_new_tokens"] is None:
         room = max(positions - len(tokens), 1)
         command = {**command, "max_new_tokens": min(room, command.get("most_new_tokens") or room)}
     slides = command.get("slides", False)
-    return Request(command["id"], tokens, Generation.of(command), slides, before_text)
+    return Request(command["id"], tokens, Generation.of(command), slides, before_text, kept)
 
 
 def _read(stdin: IO[bytes], commands: "queue.SimpleQueue[Message | None]") -> None:

@@ -4,14 +4,17 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 import nbtrain as nb
+from nbtrain.api.evaluate import _Engine
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.cli.__main__ import main
 from nbtrain.evaluation import judge as judging
 from nbtrain.evaluation.judge import Judge, JudgedQuestions
+from nbtrain.serving.chat import AlpacaTemplate
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
 from tests.inference import saved
@@ -207,3 +210,11 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
             nb.evaluate("silent", judge_questions=path, judge_url=there.url, judge_model="judge-7b")
     finally:
         RESIDENT.close()
+
+
+def test_a_second_turn_for_a_run_of_single_instructions():
+    """Refused in a sentence."""
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    engine = SimpleNamespace(_template=AlpacaTemplate(None))
+    with pytest.raises(ConfigError, match="send one message, of the role user"):
+        list(_Engine.chat(engine, [[*talk, talk[0]]], 5))

@@ -137,6 +137,21 @@ def test_a_text_begins_as_with_transformers(workspace, monkeypatch):
     assert ends["text"] == ends["ids"] + 1 == len(plain) + 1
 
 
+def test_what_stays_before_a_window(workspace):
+    """What the tokenizer puts before a text, whoever put it there."""
+    tokenizer = made.beginning_tokenizer_in(tokenizer_dir("small"), workspace / "theirs")
+    for prompt, kept, before_text in (
+        ("One day", 1, 1),
+        ("<s>One day", 1, 1),
+        ([319, "One day"], 1, 0),
+        ([319, 5, 6], 1, 0),
+        (["One day"], 0, 0),
+        ([5, 319], 0, 0),
+    ):
+        request = generate.request_of({"id": "a", "prompt": prompt, "max_new_tokens": 1}, tokenizer, 99)
+        assert (request.kept, request.before_text) == (kept, before_text), prompt
+
+
 @pytest.mark.slow
 def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
     """At each eos_token_id of the folder that the model came from, and its export says so too."""

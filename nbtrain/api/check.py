@@ -76,9 +76,8 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     its problems are findings of the level error.
     """
     from nbtrain.foreign.read import is_foreign
-    from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+    from nbtrain.jobs.findings import findings_here
     from nbtrain.jobs.initial_weights import findings_of_weights, with_new_tokens
-    from nbtrain.jobs.queue.needs import more_than_is_here
     from nbtrain.planner.findings import finding_of_problem, split_problems
     from nbtrain.planner.plan import plan
 
@@ -91,7 +90,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        here = [*findings_of_hostfile(config), *more_than_is_here(config), *findings_of_weights(config)]
+        here = [*findings_here(config), *findings_of_weights(config)]
         return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
     except ConfigError as error:
         problems = [finding_of_problem(problem) for problem in split_problems(str(error))]

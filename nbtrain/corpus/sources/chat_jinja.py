@@ -63,6 +63,17 @@ def chat_jinja(source: Talks) -> str:
     )
 
 
+def text_of_template(source: SourceModel) -> str:
+    """What a source's template writes for empty messages of all roles; "" of a source without a template."""
+    if isinstance(source, AlpacaSource):
+        prompt = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
+        return prompt.render(dict.fromkeys(FIELDS, ""))
+    if not isinstance(source, ChatSource | PreferenceSource):
+        return ""
+    message = Template(source.template, ("role", "content"))
+    return "\n".join(message.render({"role": role, "content": ""}) for role in known_roles(source))
+
+
 def pieces_of(source: Talks) -> list[str]:
     """A short conversation as training encodes it: the pieces of a question, an answer and a question."""
     if isinstance(source, AlpacaSource):

@@ -23,6 +23,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.asked import place
 from nbtrain.corpus.corpus import Corpus
 from nbtrain.corpus.extract import extracted
+from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
@@ -105,6 +106,8 @@ def _prepare_text(
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
+        if is_needed and (found := markers_sentence(config)) is not None:
+            logger.warning("%s: %s %s", place(config, "data.sources"), *found)
     if "encode" not in wanted:
         return None
     with _step(report, "encode") as say:

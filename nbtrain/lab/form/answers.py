@@ -22,8 +22,7 @@ from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.base import status_of
-from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
-from nbtrain.jobs.queue.needs import more_than_is_here
+from nbtrain.jobs.findings import findings_here
 from nbtrain.jobs.refusals import active_job
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
@@ -191,9 +190,7 @@ def _assessed(draft: Draft, request: Request) -> dict[str, Any]:
         "words": TWIN_WORDS if twin else "",
         "problems": problems,
         "shortages": [] if twin else shortages_by_key(draft, found.shortages, found.config),
-        "findings": findings_by_key(
-            [*findings_of_hostfile(found.config), *more_than_is_here(found.config), *plan.findings]
-        )
+        "findings": findings_by_key([*findings_here(found.config), *plan.findings])
         if plan and found.config
         else [],
         "headline": plan.headline if plan else None,

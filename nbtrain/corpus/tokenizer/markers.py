@@ -1,0 +1,58 @@
+"""Special tokens in the templates of a run's conversations: in training their letters are letters.
+
+What they stand for is known to a model that was trained with them, so that it is reported before data is
+made. tokenizer.added_tokens makes them tokens (folder.py).
+"""
+
+from pathlib import Path
+
+import orjson
+
+from nbtrain.base.workspace import resolve, tokenizer_dir
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.sources.chat_jinja import text_of_template
+from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
+
+
+def markers_as_letters(config: RunConfig) -> list[str]:
+    """The special tokens whose letters stand in a template of data.sources, in the order of their ids.
+
+    Of the run's tokenizer, or of the one that it will take over; [] if there is none yet.
+    """
+    text = "\n".join(text_of_template(source) for source in config.data.sources)
+    if not text.strip():
+        return []
+    try:
+        document = orjson.loads((_folder(config) / ONE_FILE).read_bytes())
+        special = [one["content"] for one in document.get("added_tokens") or () if one["special"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # what is missing or damaged is refused as it is read
+    return [token for token in special if token in text and token not in config.tokenizer.added_tokens]
+
+
+def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
+    """(what was found, the fix) if a template holds special tokens; None if not."""
+    if not (found := markers_as_letters(config)):
+        return None
+    kind = "a special token" if len(found) == 1 else "special tokens"
+    said = (
+        f"the template of the conversations holds {', '.join(found)}, which the tokenizer has as {kind}: "
+        "training reads the letters, and the model does not see a marker that it may know."
+    )
+    fix = (
+        "Name such markers in tokenizer.added_tokens, with a tokenizer of the run's own; their ids stay "
+        "(docs/finetuning.md)."
+    )
+    if config.tokenizer.eod_token in found:
+        fix += (
+            f" {config.tokenizer.eod_token} is tokenizer.eod_token, which no text can hold: set another one."
+        )
+    return said, fix
+
+
+def _folder(config: RunConfig) -> Path:
+    directory = tokenizer_dir(config.tokenizer.name)
+    if config.tokenizer.path is None or read_manifest(directory) is not None:
+        return directory
+    path = resolve(config.tokenizer.path)
+    return path.parent if path.is_file() else path

@@ -1,0 +1,15 @@
+"""What stands against a run and only this machine knows, for `nbtrain check` and the form."""
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.markers import markers_sentence
+from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
+from nbtrain.jobs.queue.needs import more_than_is_here
+from nbtrain.planner.findings import Finding, finding_of
+
+
+def findings_here(config: RunConfig) -> list[Finding]:
+    """Of its hostfile, of the devices that there are, and of the tokenizer that its conversations meet."""
+    found = [*findings_of_hostfile(config), *more_than_is_here(config)]
+    if (said := markers_sentence(config)) is not None:
+        found.append(finding_of(config, "markers", "data.sources", *said))
+    return found

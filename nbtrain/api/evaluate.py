@@ -223,7 +223,7 @@ class _Engine:
         try:
             prompts = [self._template.prompt(messages) for messages in conversations]
         except Refusal as refusal:
-            raise ConfigError(f"{refusal.message}") from None
+            raise ConfigError(refusal.message) from None
         requests = [
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),

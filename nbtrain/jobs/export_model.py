@@ -31,6 +31,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, pieces_of, talks_of
 from nbtrain.corpus.tokenizer.exported import CHAT_TEMPLATE, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.corpus.tokenizer.markers import markers_as_letters
 from nbtrain.corpus.tokenizer.origin import ids_in, origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
@@ -161,21 +162,24 @@ def _write_tokenizer(
     notes: tuple[str, ...] = ()
     if (talks := talks_of(config.data.sources)) is not None:
         files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
-        notes = _other_tokens(pieces_of(talks), Tokenizer.load(directory))
+        notes = _other_tokens(markers_as_letters(config), pieces_of(talks), Tokenizer.load(directory))
     given = origin_of(run, directory).get("config", {})
     return {**ids, **{key: given[key] for key in FRAMES if key in given}}, notes
 
 
-def _other_tokens(pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What to say if other programs give a conversation other tokens than training did."""
-    ours = [tokenizer.encode(piece).tolist() for piece in pieces]
-    special = [tokenizer.encode_with_special(piece) for piece in pieces]
-    if special != ours:
+def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What to say if other programs give a conversation other tokens than training did.
+
+    `markers`: special tokens in the template that training read as letters; `pieces`: a conversation, in the
+    pieces that training encodes.
+    """
+    if markers:
         return (
-            f"{CHAT_TEMPLATE}: holds letters of special tokens. Other programs read them as these tokens, "
-            "and training read letters, so that answers may be worse there. Name them in "
-            "tokenizer.added_tokens and train again, or choose other markers.",
+            f"{CHAT_TEMPLATE}: other programs read {', '.join(markers)} as special tokens, and training read "
+            "the letters, so that answers may be worse there. Name them in tokenizer.added_tokens and train "
+            "again, or choose other markers.",
         )
+    ours = [tokenizer.encode(piece).tolist() for piece in pieces]
     if tokenizer.encode_with_special("".join(pieces)) != list(itertools.chain(*ours)):
         return (
             f"{CHAT_TEMPLATE}: other programs encode a conversation as one text, and training encoded "

@@ -263,12 +263,9 @@ class ChatText:
         try:
             return self._text(messages, add_generation_prompt)
         except Refusal as refusal:
-            if len(others) == len(messages):
-                raise ConfigError(str(refusal.message)) from None
-        try:
-            return self._text(others, add_generation_prompt)
-        except Refusal as refusal:
-            raise ConfigError(str(refusal.message)) from None
+            if len(others) < len(messages):
+                return self(others, add_generation_prompt)
+            raise ConfigError(refusal.message) from None
 
     def _text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         if add_generation_prompt:

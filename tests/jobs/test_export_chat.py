@@ -67,9 +67,9 @@ def test_markers_that_are_special_tokens_are_reported(export, workspace):
     run = saved.save_run("marked", {"model.architecture": "llama", "data.sources": [source]})
     exported = exporting.export_model(run, workspace / "marked")
     assert exported.notes == (
-        "chat_template.jinja: holds letters of special tokens. Other programs read them as these tokens, and "
-        "training read letters, so that answers may be worse there. Name them in tokenizer.added_tokens and "
-        "train again, or choose other markers.",
+        "chat_template.jinja: other programs read <s> as special tokens, and training read the letters, so "
+        "that answers may be worse there. Name them in tokenizer.added_tokens and train again, or choose "
+        "other markers.",
     )
     plain = saved.save_run("plain", {"model.architecture": "llama", "data.sources": [CHAT]})
     assert exporting.export_model(plain, workspace / "plain").notes == ()
@@ -84,7 +84,7 @@ def test_answers_that_other_programs_encode_otherwise(tmp_path):
     built.save(str(tmp_path / "tokenizer.json"))
     adopt(tmp_path, "<eod>", tmp_path / "mine")
     (chat,) = load("gpt-tiny", {"data.sources": [CHAT]}, check=False).data.sources
-    (note,) = exporting._other_tokens(pieces_of(chat), Tokenizer.load(tmp_path / "mine"))
+    (note,) = exporting._other_tokens([], pieces_of(chat), Tokenizer.load(tmp_path / "mine"))
     assert note.startswith("chat_template.jinja: other programs encode a conversation as one text")
 
 

@@ -2,7 +2,7 @@
 
 It writes the text that training saw before an answer, and refuses what nbtrain's own server refuses. Other
 programs encode that text as a whole, with special tokens in it; training encoded learnt and other text apart,
-as letters. pieces_of is for who compares the tokens of both.
+as letters. An export compares the tokens of both on the pieces of a short conversation.
 """
 
 import json

@@ -263,7 +263,7 @@ class ChatText:
         try:
             return self._text(messages, add_generation_prompt)
         except Refusal as refusal:
-            if len(others) < len(messages):
+            if 0 < len(others) < len(messages):
                 return self(others, add_generation_prompt)
             raise ConfigError(refusal.message) from None
 

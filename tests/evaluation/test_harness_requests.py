@@ -125,6 +125,9 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert own([question, prefix], add_generation_prompt=False).endswith("<|assistant|>\n So ")
     with pytest.raises(ConfigError, match="must be one of"):
         own([{"role": "stranger", "content": "a"}])
+    for prompt in (True, False):
+        with pytest.raises(ConfigError, match="the chat template refuses these messages: no"):
+            theirs([{"role": "system", "content": "alone"}], add_generation_prompt=prompt)
     assert own.takes_turns and theirs.takes_turns
     single = chat_of({"kind": "alpaca", "path": "x"})
     assert not single.takes_turns and "a text" in single([{"role": "system", "content": "s"}, question])

@@ -12,7 +12,7 @@ from nbtrain.api.generate import loading_of
 from nbtrain.api.run import RunLike, open_run
 from nbtrain.base.errors import ConfigError, RecordError
 from nbtrain.base.files import not_allowed
-from nbtrain.base.workspace import resolve, tokenizer_dir
+from nbtrain.base.workspace import resolve, tokenizer_dir, typed_path
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _file(path: Any) -> Path:
 
 def _path(path: PathLike) -> Path:
     """As typed first, then below the workspace."""
-    return typed if (typed := Path(path).expanduser()).exists() else resolve(path)
+    return typed if (typed := typed_path(path)).exists() else resolve(path)
 
 
 def _on_path(name: str) -> str:

@@ -8,6 +8,7 @@ from nbtrain.api.arguments import text as as_text
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
+from nbtrain.base.workspace import typed_path
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 
@@ -76,7 +77,7 @@ def export_weights(
         raise misused("folder", folders[0], "the path of a folder to write")
     return export_model(
         open_run(run).directory,
-        Path(folders[0]).expanduser().absolute(),
+        typed_path(folders[0]).absolute(),
         target=to,
         step=whole_or_none("step", step, "the newest checkpoint"),
         dtype=None if dtype is None else as_text("dtype", dtype),

@@ -42,7 +42,7 @@ def check_name(name: str, what: str) -> str:
 def workspace() -> Path:
     """The folder that relative paths are relative to."""
     if configured := os.environ.get("NBTRAIN_WORKSPACE"):
-        return Path(configured).expanduser().resolve()
+        return typed_path(configured).resolve()
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
@@ -93,9 +93,23 @@ def dataset_dir(name: str) -> Path:
     return data_home() / "dataset" / check_name(name, "data.name")
 
 
+def typed_path(path: str | os.PathLike) -> Path:
+    """A path as a person types it: ~ is the home folder.
+
+    Raises ConfigError for the home folder of a user whom the machine does not know.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise ConfigError(
+            f"{path}: this machine knows no home folder of {user}. Write the whole path."
+        ) from None
+
+
 def resolve(path: str | os.PathLike) -> Path:
     """An absolute path: as given if absolute, else relative to the workspace."""
-    path = Path(path).expanduser()
+    path = typed_path(path)
     return path if path.is_absolute() else workspace() / path
 
 

@@ -21,7 +21,15 @@ from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, display, valid_name, workspace
+from nbtrain.base.workspace import (
+    NAME_PATTERN,
+    NAME_RULE,
+    bundled,
+    display,
+    typed_path,
+    valid_name,
+    workspace,
+)
 from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE
 from nbtrain.config.earlier import ADDED_LATER, renamed
@@ -113,7 +121,7 @@ def find(run: str | Path) -> Path:
         )
     if not str(run).strip():
         raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
-    typed = Path(run).expanduser()
+    typed = typed_path(run)
     names = [typed]
     if typed.name and typed.suffix not in (".yaml", ".yml"):
         names.insert(0, typed.with_name(typed.name + ".yaml"))

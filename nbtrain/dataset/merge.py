@@ -29,7 +29,7 @@ from nbtrain.base.html_table import html_table
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.version import __version__
-from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, valid_name
+from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
@@ -167,7 +167,7 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
     if isinstance(target, RunConfig):
         return True
     text = os.fspath(target)
-    folders = [Path(text).expanduser().absolute(), resolve(text).absolute()]
+    folders = [typed_path(text).absolute(), resolve(text).absolute()]
     return dataset.directory in ([*folders, dataset_dir(text)] if valid_name(text) else folders)
 
 
@@ -265,7 +265,7 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
             f"{text}: the name of a new dataset {NAME_RULE}; a prefix elsewhere has a folder, e.g. ./{text}."
         )
     else:
-        path = Path(text).expanduser()
+        path = typed_path(text)
         if path.suffix in (".bin", ".idx"):
             path = path.with_suffix("")
         if not path.name or path.is_dir():

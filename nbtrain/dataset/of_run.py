@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.order import natural
-from nbtrain.base.workspace import dataset_dir, display, resolve, valid_name
+from nbtrain.base.workspace import dataset_dir, display, resolve, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
@@ -41,7 +41,7 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
     if valid_name(text) and dataset_dir(text).is_dir():
         return _in_folder(dataset_dir(text))
     # As typed first, then below the workspace.
-    for path in (Path(text).expanduser(), resolve(text)):
+    for path in (typed_path(text), resolve(text)):
         if path.is_dir() and any(path.glob("[!.]*.idx")):
             return _in_folder(path.absolute())
         prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path

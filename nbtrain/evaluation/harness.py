@@ -108,7 +108,8 @@ def _task_file(name: str, file: Path, folder: Path) -> Path:
         raise DataError(f"{file}: no such file.")
     [tasks, *_] = map(Path, lm_eval.tasks.__path__)
     named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
-    own = next((path for path in tasks.rglob(f"{name}.yaml") if named.search(path.read_text("utf-8"))), None)
+    files = (path for path in tasks.rglob("*.yaml") if path.stem == name)
+    own = next((path for path in files if named.search(path.read_text("utf-8"))), None)
     if own is None:
         raise ConfigError(
             f"{name}: lm-evaluation-harness has no task file of this name. Give a folder with task files as "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.workspace import workspace
+from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.flags import VERSIONS, tables
 from nbtrain.foreign.job import Job
@@ -23,7 +23,7 @@ def _path(file: str | Path) -> Path:
     """The file as typed, or below the workspace."""
     if not isinstance(file, str | Path):
         raise ConfigError(f"{file!r}: must be the path of {FILES}.")
-    typed = Path(file).expanduser()
+    typed = typed_path(file)
     return typed if typed.is_absolute() or typed.exists() else workspace() / typed
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.progress import Progress
-from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
+from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
@@ -59,7 +59,7 @@ def converted(
 
 def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
     """The first token ids of a text file, by the tokenizer that the run will have."""
-    path = Path(text).expanduser()
+    path = typed_path(text)
     path = path if path.is_file() else resolve(text)
     try:
         content = path.read_bytes()[:TEXT_BYTES].decode(errors="ignore")

@@ -16,7 +16,7 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
-from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir
+from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.config.load import Overrides, load, override_layer, validate
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
@@ -181,7 +181,7 @@ def _import(
 
 def _target(path: Path, overwrite: bool) -> Path:
     """The run YAML's path. Raises ConfigError if it may not be written."""
-    path = path.expanduser().absolute()
+    path = typed_path(path).absolute()
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
     if path.exists() and not overwrite:
@@ -233,7 +233,7 @@ def _folder_of(source: str | Path) -> Path:
             f"{source}: is no address that is fetched. One of the Hub is hf://ORGANISATION/MODEL or "
             "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
         )
-    typed = Path(source).expanduser()
+    typed = typed_path(source)
     folder = typed.absolute() if typed.exists() else resolve(source)
     if not folder.exists() and HUB_ID.fullmatch(str(source)):
         raise CheckpointError(

@@ -1,6 +1,7 @@
 """A folder or file of models that appears when it is whole: written beside its place, and renamed."""
 
 import contextlib
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def _must_be_free(to: Path) -> None:
 
 def _remove_leftovers(to: Path) -> None:
     """What killed exports to this folder have left; one that still writes holds its lock."""
-    for leftover in to.parent.glob(f".{to.name}.*.tmp"):
+    for leftover in to.parent.glob(f".{glob.escape(to.name)}.*.tmp"):
         if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:
             shutil.rmtree(leftover, ignore_errors=True)
             os.close(held)

@@ -11,6 +11,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import typed_path
 from nbtrain.config.architectures import FIELDS
 from nbtrain.config.load import find, flatten, load, to_yaml
 from nbtrain.config.resume import within
@@ -25,7 +26,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
     Raises ConfigError if a rule is broken, if the file exists and `overwrite` is False, or if it cannot be
     written.
     """
-    path = path_of(path).expanduser().absolute()
+    path = typed_path(path_of(path)).absolute()
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
     if path.exists() and not overwrite:

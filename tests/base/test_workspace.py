@@ -1,6 +1,11 @@
 """Relative paths mean the same from the root, from notebooks/ and from below it."""
 
+from pathlib import Path
+
+import pytest
+
 from nbtrain.base import workspace as places
+from nbtrain.base.errors import ConfigError
 
 
 def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
@@ -27,6 +32,14 @@ def test_an_error_says_which_folder_was_looked_in_and_why(tmp_path, monkeypatch)
     assert places.the_workspace() == f"The workspace is {tmp_path}, found from the current folder."
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     assert places.the_workspace() == f"The workspace is {tmp_path} (NBTRAIN_WORKSPACE)."
+
+
+def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of-mine")
+    for read in (places.typed_path, places.resolve):
+        assert read("~/model") == Path("/home/of-mine/model")
+        with pytest.raises(ConfigError, match=r"^~nobody-here/x: this machine knows no home folder of"):
+            read("~nobody-here/x")
 
 
 def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path):

@@ -26,3 +26,14 @@ def test_a_name_that_no_disk_takes(tmp_path):
     with pytest.raises(CheckpointError, match=said), new_place(to, 0):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_are_of_this_name_alone(tmp_path):
+    """Characters of a pattern in it are letters."""
+    for name in ("a*", "a**b", "[ab]"):
+        (tmp_path / f".{name}.1234.tmp").mkdir()
+    (tmp_path / ".ab.1234.tmp").mkdir()
+    for name in ("a*", "a**b", "[ab]"):
+        with new_place(tmp_path / name, 0):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".ab.1234.tmp", "[ab]", "a*", "a**b"]

@@ -13,7 +13,7 @@ from typing import Any, Union
 import numpy as np
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, valid_name
+from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, read_manifest
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -233,7 +233,7 @@ def _find_tokenizer(
 
 def _named_tokenizer(named: str) -> tuple[Decoder, str]:
     folders = [tokenizer_dir(named)] if valid_name(named) else []
-    for folder in [*folders, Path(named).expanduser().absolute(), resolve(named)]:
+    for folder in [*folders, typed_path(named).absolute(), resolve(named)]:
         if (folder / "manifest.json").is_file():
             return Tokenizer.load(folder), display(folder)
         file = folder / ONE_FILE if folder.is_dir() else folder

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.workspace import typed_path
 
 # Kubernetes mounts it into every pod that has a service account.
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -49,7 +50,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
         if in_pod:
             config.load_incluster_config(client_configuration=configuration)
             return Connection(client.ApiClient(configuration), namespace or own_namespace(), None)
-        path = os.pathsep.join(str(Path(one).expanduser()) for one in files.split(os.pathsep) if one)
+        path = os.pathsep.join(str(typed_path(one)) for one in files.split(os.pathsep) if one)
         config.load_kube_config(config_file=path, context=context, client_configuration=configuration)
         contexts, active = config.list_kube_config_contexts(config_file=path)
     except (config.ConfigException, OSError) as error:
@@ -72,4 +73,4 @@ def own_namespace() -> str:
 
 
 def _any_file(files: str) -> bool:
-    return any(Path(one).expanduser().is_file() for one in files.split(os.pathsep) if one)
+    return any(typed_path(one).is_file() for one in files.split(os.pathsep) if one)

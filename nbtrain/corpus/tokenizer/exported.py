@@ -1,7 +1,8 @@
 """A tokenizer beside an exported model, as transformers reads it.
 
     data/tokenizer/<name>/as-given/   the files of a tokenizer that was taken over, as they were (chat
-                                      template, added tokens, settings); exported again, byte for byte. Else
+                                      template, added tokens, settings); exported again, byte for byte, but
+                                      for a list of added tokens if the run has added some. Else
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 
@@ -20,6 +21,8 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
+# tokenizer_config.json's own list of added tokens, {id: entry}, as transformers 4 writes it.
+ADDED = "added_tokens_decoder"
 
 
 def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[str, int | None]:
@@ -33,6 +36,8 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
         shutil.copytree(kept, to, dirs_exist_ok=True)
     if not (to / ONE_FILE).exists():
         files.write_bytes(to / ONE_FILE, (directory / ONE_FILE).read_bytes())
+    if tokenizer.added_tokens:
+        _renew_list(to)
     if not (to / SETTINGS).exists():
         token = tokenizer.eod_token
         settings = {
@@ -44,6 +49,21 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
         }
         files.write_json(to / SETTINGS, settings)
     return framing_ids(to, tokenizer.eod_id)
+
+
+def _renew_list(folder: Path) -> None:
+    """Write the added tokens of tokenizer.json into the list of tokenizer_config.json, if it has one.
+
+    Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) take their added tokens from the list alone
+    and would cut new ones into letters; transformers 4 adds what the list has besides tokenizer.json. With
+    equal lists every version has the ids of training. Without a list both would take tokenizer.json's, but
+    by a path that their sources call legacy.
+    """
+    settings = settings_of(folder)
+    if ADDED in settings:
+        added = files.read_json(folder / ONE_FILE)["added_tokens"]
+        entries = {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in added}
+        files.write_json(folder / SETTINGS, {**settings, ADDED: entries})
 
 
 def holds_tokenizer(folder: Path) -> bool:

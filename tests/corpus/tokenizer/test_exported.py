@@ -1,0 +1,81 @@
+"""A tokenizer that is exported: transformers reads the ids of training from its files."""
+
+import json
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from nbtrain.base import files
+from nbtrain.corpus.tokenizer.exported import write_tokenizer
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, from_vocabulary
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+TEXT = "x<|im_start|>ab<new>ab<|im_start|><new>"
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def added(folder):
+    """The list of added tokens of a folder's tokenizer.json, as transformers 4 writes it beside it."""
+    entries = files.read_json(folder / "tokenizer.json")["added_tokens"]
+    return {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in entries}
+
+
+def exported(workspace, name, is_listed=True):
+    """(a run's tokenizer with two added tokens, its export), taken over from one of class `name`.
+
+    `is_listed`: its tokenizer_config.json lists the added tokens, as transformers 4 writes it.
+    """
+    theirs, mine, out = workspace / "theirs", workspace / "mine", workspace / "out"
+    theirs.mkdir()
+    out.mkdir()
+    letters = [*sorted(ByteLevel.alphabet()), "ab", EOD_TOKEN]
+    files.write_json(theirs / "vocab.json", {letter: number for number, letter in enumerate(letters)})
+    (theirs / "merges.txt").write_text("#version: 0.2\na b\n")
+    built = from_vocabulary(theirs / "vocab.json", theirs / "merges.txt")
+    built.add_special_tokens(["<|im_start|>"])
+    built.save(str(theirs / "tokenizer.json"))
+    for one in ("vocab.json", "merges.txt"):
+        (theirs / one).unlink()
+    settings = {
+        "tokenizer_class": name,
+        "eos_token": EOD_TOKEN,
+        "additional_special_tokens": ["<|im_start|>"],
+    }
+    if is_listed:
+        settings["added_tokens_decoder"] = added(theirs)
+    files.write_json(theirs / "tokenizer_config.json", settings)
+    adopt(theirs, EOD_TOKEN, mine, ["<|im_start|>", "<new>"])
+    assert write_tokenizer(mine, out, 64)["eos_token_id"] == 257
+    return Tokenizer.load(mine), out
+
+
+def test_added_tokens_are_in_every_list(workspace):
+    """Of tokenizer.json and of tokenizer_config.json; what else the settings say stays."""
+    _, out = exported(workspace, "Qwen2Tokenizer")
+    before = json.loads((workspace / "theirs" / "tokenizer_config.json").read_text())
+    settings = json.loads((out / "tokenizer_config.json").read_text())
+    assert settings == {**before, "added_tokens_decoder": added(out)}
+    assert settings["added_tokens_decoder"] == {
+        "257": {"content": EOD_TOKEN, **PLAIN, "special": True},
+        "258": {"content": "<|im_start|>", **PLAIN, "special": False},
+        "259": {"content": "<new>", **PLAIN, "special": False},
+    }
+
+
+def test_settings_without_a_list_stay_as_they_were(workspace):
+    """Byte for byte, as transformers 5 writes them."""
+    _, out = exported(workspace, "Qwen2Tokenizer", is_listed=False)
+    kept = (workspace / "theirs" / "tokenizer_config.json").read_bytes()
+    assert (out / "tokenizer_config.json").read_bytes() == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
+def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
+    """In transformers, whichever class the settings name."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer, out = exported(workspace, name, is_listed)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs(TEXT).input_ids == tokenizer.encode(TEXT).tolist() == [87, 258, 256, 259, 256, 258, 259]
+    assert theirs.convert_tokens_to_ids("<new>") == 259

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pwd
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -103,18 +104,26 @@ def read_json(path: Path) -> Any | None:
     Raises RecordError (a ValueError), naming the file, if it may not be read or the content is not JSON.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise RecordError(f"{not_allowed(error)}.") from error
     try:
-        return json.loads(text)
+        return json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecordError(f"{path}:{line}: not JSON: byte {error.start + 1} is not UTF-8") from error
     except json.JSONDecodeError as error:
         what = f"{error.msg.removesuffix(' at')} (column {error.colno})"
         raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
     except RecursionError as error:
         raise RecordError(f"{path}:1: not JSON: objects and lists are too deep in each other") from error
+    except ValueError as error:  # of Python's integers, which says nothing of the place
+        most = sys.get_int_max_str_digits()
+        raise RecordError(
+            f"{path}: a whole number has more than {most:,} digits, which is not read"
+        ) from error
 
 
 def not_allowed(error: OSError) -> str:

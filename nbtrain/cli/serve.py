@@ -97,7 +97,7 @@ def _prompts_of(file: str | None) -> list[str]:
             continue
         try:
             prompt = json.loads(line).get("prompt")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}:{number}: is no JSON ({error}).") from None
         if not isinstance(prompt, str):
             raise ConfigError(f'{file}:{number}: has no text under "prompt".')

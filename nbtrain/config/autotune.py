@@ -171,7 +171,7 @@ def read_given(text: str) -> dict[str, Any]:
             given = json.loads(Path(text).read_text(encoding="utf-8"))
         else:
             given = json.loads(base64.urlsafe_b64decode(text))
-    except (OSError, binascii.Error, ValueError) as error:
+    except (OSError, binascii.Error, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--deepspeed_config {text[:60]}: is neither the path of a JSON nor base64 of one: {error}. "
             "DeepSpeed's launcher gives it (--autotuning tune)."

@@ -11,6 +11,7 @@ that scores compare with published ones.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,6 +162,13 @@ def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
                     raise DataError(f"{where}: is no text in UTF-8 (byte {error.start}).") from None
                 except json.JSONDecodeError as error:
                     raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}).") from None
+                except RecursionError:
+                    raise DataError(
+                        f"{where}: not JSON: objects and lists are too deep in each other."
+                    ) from None
+                except ValueError:  # of Python's integers
+                    most = sys.get_int_max_str_digits()
+                    raise DataError(f"{where}: a whole number has more than {most:,} digits.") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
 

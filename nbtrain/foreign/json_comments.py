@@ -6,6 +6,7 @@ and reported, so that a file is understood and its fault named.
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,8 +107,14 @@ class _Reader:
         if character == '"':
             return self._string()
         if match := _NUMBER.match(self.text, self.position):
+            try:
+                value = json.loads(match.group(0))
+            except ValueError:  # Python makes no integer of so many digits
+                raise self.error(
+                    f"a whole number has more than {sys.get_int_max_str_digits():,} digits"
+                ) from None
             self.position = match.end()
-            return json.loads(match.group(0))
+            return value
         for word, value in _WORDS.items():
             if self.text.startswith(word, self.position):
                 self.position += len(word)

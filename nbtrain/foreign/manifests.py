@@ -5,12 +5,14 @@ v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
 """
 
 import re
+import sys
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import shortened
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.launch import Launch, find_launch
@@ -48,9 +50,18 @@ class Tree:
             self.texts[prefix] = node.value
         if isinstance(node, yaml.SequenceNode):
             return [self._construct(item, f"{prefix}.{at}") for at, item in enumerate(node.value)]
-        return (
-            yaml.SafeLoader("").construct_object(node) if node.tag.endswith((":int", ":bool")) else node.value
-        )
+        rules = {
+            "int": f"a whole number of at most {sys.get_int_max_str_digits():,} digits",
+            "bool": "true or false",
+        }
+        rule = rules.get(node.tag.rpartition(":")[2])
+        if rule is None:
+            return node.value
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except (ValueError, LookupError):  # of a text with a tag (!!int x), and of too many digits
+            found = f"{self.places[prefix]}: {prefix} = {shortened(node.value)}"
+            raise ConfigError(f"{found}: must be {rule}.") from None
 
     def find(self, dotted: str) -> Value | None:
         """The value of a dotted key with its place; None if there is none."""

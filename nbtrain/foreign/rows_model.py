@@ -240,7 +240,7 @@ def _entries(path: PurePosixPath) -> int:
     for file in (Path(path), workspace() / path):
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         return len(found) if isinstance(found, dict) else 0
     return 0

@@ -97,7 +97,7 @@ def _open_consolidated(path: Path) -> ModelFolder:
     header = read_header(path)
     try:
         described = json.loads(header.metadata[OWN])
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(
             f"{display(path)}: its metadata does not say what the model is. Name the folder with its "
             f"{CONFIG}; of single files those of `nbtrain export --to consolidated` are read."

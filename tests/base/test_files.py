@@ -65,3 +65,11 @@ def test_reading_json_tells_missing_from_broken(tmp_path):
         RecordError, match=r"broken\.json:1: not JSON: objects and lists are too deep in each"
     ):
         files.read_json(broken)
+    broken.write_bytes('{"a": "ä",\n"b": "'.encode() + b'\xe9"}')
+    with pytest.raises(RecordError, match=r"broken\.json:2: not JSON: byte 19 is not UTF-8$"):
+        files.read_json(broken)
+    broken.write_text('{"a": %s}' % ("9" * 4301))
+    with pytest.raises(
+        RecordError, match=r"broken\.json: a whole number has more than 4,300 digits, which is not read$"
+    ):
+        files.read_json(broken)

@@ -91,3 +91,8 @@ def test_a_json_is_read_from_its_path_or_base64(tmp_path):
     assert read_given(str(path)) == read_given("eyJhIjogMX0=") == {"a": 1}
     with pytest.raises(ConfigError, match="must hold a JSON object, not 3"):
         read_given("Mw==")
+    path.write_text("[" * 100_000)
+    with pytest.raises(
+        ConfigError, match="is neither the path of a JSON nor base64 of one: maximum recursion"
+    ):
+        read_given(str(path))

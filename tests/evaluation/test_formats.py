@@ -37,6 +37,13 @@ def test_prompts(tmp_path):
     "kind, line, said",
     [
         ("lambada", '{"text" 3}', "not JSON: Expecting ':' delimiter (column 9)."),
+        pytest.param(
+            *("lambada", "[" * 100_000, "not JSON: objects and lists are too deep in each other."), id="deep"
+        ),
+        pytest.param(
+            *("lambada", '{"text": %s}' % ("9" * 4301), "a whole number has more than 4,300 digits."),
+            id="long",
+        ),
         ("lambada", "[1]", "is a list, not an object."),
         ("lambada", '{"txt": "a b"}', "has no text; its fields are txt."),
         ("lambada", '{"text": 3}', "text is a number, not text."),

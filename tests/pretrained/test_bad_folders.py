@@ -315,6 +315,9 @@ def test_paths_that_are_no_folder(folder, tmp_path):
         "none: no such folder. Name one with config.json and safetensors files."
     )
     assert "its metadata does not say what the model is" in message(folder / WEIGHTS)
+    for described in ("[" * 100_000, "{"):
+        save_file({}, folder / "own.safetensors", {"nbtrain": described})
+        assert "its metadata does not say what the model is" in message(folder / "own.safetensors")
     (folder / "config.json").write_text("[1]")
     assert message(folder) == "m/config.json: is no JSON object."
     (folder / "config.json").write_text("{")

@@ -111,7 +111,7 @@ class HfDatasetReader(arrow.ColumnReader):
             value = json.loads(path.read_bytes())[key]
         except PermissionError as error:
             raise unreadable(path, error, self.where) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the "
                 f"whole folder."
@@ -121,6 +121,6 @@ class HfDatasetReader(arrow.ColumnReader):
     def _info(self, key: str) -> str | None:
         try:
             value = json.loads((self.folder() / "dataset_info.json").read_bytes()).get(key)
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
         return str(value) if value else None

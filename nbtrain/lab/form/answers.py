@@ -262,7 +262,7 @@ def overrides_of(request: Request) -> Overrides:
     if isinstance(given, str) and given.lstrip().startswith("{"):
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"overrides are no JSON object: {error}") from None
     return given or None
 

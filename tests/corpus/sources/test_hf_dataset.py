@@ -118,10 +118,11 @@ def test_folders_that_are_none(workspace, refusal):
     assert refusal(hf("set")) == (
         f"{where}set/state.json names 'data-00000-of-00001.arrow', which is not there. Copy the whole folder."
     )
-    (workspace / "set" / "state.json").write_text("{")
-    assert refusal(hf("set")).startswith(
-        f"{where}set/state.json: cannot be read as a record with '_data_files' ("
-    )
+    for content in ("{", "[" * 100_000):
+        (workspace / "set" / "state.json").write_text(content)
+        assert refusal(hf("set")).startswith(
+            f"{where}set/state.json: cannot be read as a record with '_data_files' ("
+        )
     save(workspace / "none")
     assert refusal(hf("none")) == f"{where}none: the dataset has no rows."
 

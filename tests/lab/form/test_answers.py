@@ -71,8 +71,9 @@ def test_overrides_may_be_a_json_object_as_text(workspace: Path) -> None:
     """As the address of a GET has them."""
     found = answer("form", {"yaml": "gpt-tiny", "overrides": '{"batch.max_steps": 3}'})
     assert found["assessment"]["line"] == 'nb.submit("gpt-tiny", {"batch.max_steps": 3})'
-    with pytest.raises(ConfigError, match="overrides are no JSON object"):
-        answer("form", {"overrides": "{batch"})
+    for text in ("{batch", '{"batch":' * 100_000):
+        with pytest.raises(ConfigError, match="overrides are no JSON object"):
+            answer("form", {"overrides": text})
 
 
 def test_another_yaml_keeps_the_notebooks_overrides_or_says_why_not(workspace: Path) -> None:

@@ -9,20 +9,28 @@
 tokenizer.json alone would load too, without a token that ends a text.
 """
 
+import json
 import shutil
 from pathlib import Path
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus.tokenizer.beginning import SETTINGS, own_token, settings_of
-from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, KEPT, ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.folder import (
+    ADDED_LIST,
+    CONTENT_FILES,
+    KEPT,
+    ONE_FILE,
+    VOCABULARY,
+    read_manifest,
+    refuse_other_than_gpt2,
+)
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
-# tokenizer_config.json's own list of added tokens, {id: entry}, as transformers 4 writes it.
-ADDED = "added_tokens_decoder"
 
 
 def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[str, int | None]:
@@ -60,10 +68,10 @@ def _renew_list(folder: Path) -> None:
     by a path that their sources call legacy.
     """
     settings = settings_of(folder)
-    if ADDED in settings:
+    if ADDED_LIST in settings:
         added = files.read_json(folder / ONE_FILE)["added_tokens"]
         entries = {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in added}
-        files.write_json(folder / SETTINGS, {**settings, ADDED: entries})
+        files.write_json(folder / SETTINGS, {**settings, ADDED_LIST: entries})
 
 
 def holds_tokenizer(folder: Path) -> bool:
@@ -74,19 +82,33 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def entries_of(folder: Path) -> dict[str, int]:
-    """{token: id} of a folder's tokenizer; {} if it has no form that is read. Raises DataError for damage."""
+    """{token: id} of a folder's tokenizer; {} if it has no form that is read.
+
+    Raises DataError for damage, and for a vocabulary of two files that is not read as GPT-2's.
+    """
     document = files.read_json(folder / ONE_FILE)
+    read = folder / (VOCABULARY if document is None else ONE_FILE)
+    if document is None and read.is_file():
+        refuse_other_than_gpt2(folder)
     try:
         if document is None:
-            vocabulary = files.read_json(folder / CONTENT_FILES[1]) or {}
+            vocabulary = files.read_json(read) or {}
         else:
             vocabulary = document["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
             vocabulary = {entry[0]: number for number, entry in enumerate(vocabulary)}
         added = (document or {}).get("added_tokens") or ()
-        return {**vocabulary, **{entry["content"]: entry["id"] for entry in added}}
+        entries = {**vocabulary, **{entry["content"]: entry["id"] for entry in added}}
     except (KeyError, TypeError, IndexError):
-        raise DataError(f"{display(folder / ONE_FILE)}: is not a tokenizer.json of HF tokenizers.") from None
+        what = "a vocabulary of GPT-2's form" if document is None else "a tokenizer.json of HF tokenizers"
+        raise DataError(f"{display(read)}: is not {what}.") from None
+    for token, number in entries.items():
+        if type(number) is not int or number < 0:
+            raise DataError(
+                f"{display(read)}: the id of {shortened(repr(token))} is {shortened(json.dumps(number))}; an "
+                "id is a whole number of at least 0. Copy or download the file again."
+            )
+    return entries
 
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:

@@ -9,26 +9,41 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
-from nbtrain.corpus.tokenizer.beginning import ids_before_text, ids_before_text_of_two_files
+from nbtrain.corpus.tokenizer.beginning import (
+    SETTINGS,
+    ids_before_text,
+    ids_before_text_of_two_files,
+    settings_of,
+)
 from nbtrain.corpus.tokenizer.unknown import unknown_id
 
 EOD_TOKEN = "<|endoftext|>"
 
 SCHEMA_VERSION = 1
 
-CONTENT_FILES = ("merges.txt", "vocab.json")
+MERGES = "merges.txt"
+VOCABULARY = "vocab.json"
+CONTENT_FILES = (MERGES, VOCABULARY)
 
 ONE_FILE = "tokenizer.json"
+
+ADDED_TOKENS = "added_tokens.json"
+# tokenizer_config.json's own list of them, {id: entry}, as transformers 4 writes it.
+ADDED_LIST = "added_tokens_decoder"
+
+# The classes of transformers whose vocab.json and merges.txt are all that there is to know.
+GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 # The folder with what was taken over, as it was: tokenizer.json itself may be changed here, and the other
 # files say what encoding needs not to know (chat template, tokens that begin and end a text).
 KEPT = "as-given"
 KEPT_FILES = (
     ONE_FILE,
-    "tokenizer_config.json",
+    SETTINGS,
     "special_tokens_map.json",
-    "added_tokens.json",
+    ADDED_TOKENS,
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
@@ -37,7 +52,7 @@ KEPT_FILES = (
 )
 
 # Of these, what does not list the entries.
-LISTS = {ONE_FILE, "added_tokens.json", "special_tokens_map.json", "tokenizer.model", *CONTENT_FILES}
+LISTS = {ONE_FILE, ADDED_TOKENS, "special_tokens_map.json", "tokenizer.model", *CONTENT_FILES}
 SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
 OTHER_FORMATS = {
@@ -72,12 +87,14 @@ def adopt(
     `added_tokens` become entries of their own. `path` is a tokenizer.json, a folder that holds one, or a
     folder of GPT-2's vocab.json and merges.txt; it may be `directory` itself. tokenizer.json wins if a folder
     has both, for it alone says how words are cut, unless nbtrain made the folder. Raises DataError if there
-    is none, if it cannot be read, and if it lacks `eod_token`.
+    is none, if it cannot be read, if it lacks `eod_token`, and if two files are not GPT-2's alone.
     """
     path, directory = Path(path), Path(directory)
     one_file = path if path.is_file() else path / ONE_FILE
-    vocab, merges = path / "vocab.json", path / "merges.txt"
+    vocab, merges = path / VOCABULARY, path / MERGES
     has_both_files = vocab.is_file() and merges.is_file()
+    if has_both_files and not one_file.is_file():
+        refuse_other_than_gpt2(path)
     if added_tokens and has_both_files and not one_file.is_file():
         text = from_vocabulary(vocab, merges, eod_token).to_str()
         return _adopt_text(text.encode(), one_file, eod_token, directory, added_tokens)
@@ -133,13 +150,53 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
     kind = next((kind for kind, begins in OTHER_FORMATS.items() if begins.match(content)), None)
     if kind is None:
         return
-    folder = display(path.parent)
     raise DataError(
         f"{display(path)}: is {kind}; a tokenizer.json is needed. Most models have one beside it. Else "
-        f"convert it once, where the packages transformers, sentencepiece and tiktoken are installed: python "
-        f'-c "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('
-        f"'{folder}').save_pretrained('{folder}')\", with the model's own tokenizer_config.json in that "
+        f"convert it once, where the packages transformers, sentencepiece and tiktoken are installed: "
+        f"{_converted_by(path.parent)}, with the model's own tokenizer_config.json in that "
         f"folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
+    )
+
+
+def _converted_by(folder: Path) -> str:
+    """The command that writes a tokenizer.json of whatever transformers reads in a folder."""
+    name = display(folder)
+    return (
+        'python -c "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('
+        f"'{name}').save_pretrained('{name}')\""
+    )
+
+
+def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str] | None:
+    """(an added token that vocab.json lacks, the file that names it); None if there is none."""
+    beside = files.read_json(folder / ADDED_TOKENS)
+    listed = settings.get(ADDED_LIST)
+    entries = listed.values() if isinstance(listed, dict) else ()
+    named = [(token, ADDED_TOKENS) for token in (beside if isinstance(beside, dict) else ())]
+    named += [(one.get("content"), SETTINGS) for one in entries if isinstance(one, dict)]
+    vocabulary = files.read_json(folder / VOCABULARY) if named else None
+    if not isinstance(vocabulary, dict):
+        return None
+    return next((one for one in named if isinstance(one[0], str) and one[0] not in vocabulary), None)
+
+
+def refuse_other_than_gpt2(folder: Path) -> None:
+    """Raises DataError if what lies beside vocab.json and merges.txt says that they are another model's.
+
+    Such files of a slow tokenizer say nothing of how text is normalized and cut (Qwen2: NFC, single digits),
+    and their vocabulary lacks the added tokens; read as GPT-2's they would give other ids without a word.
+    """
+    settings = settings_of(folder)
+    named = settings.get("tokenizer_class")
+    if named not in (None, *GPT2_CLASSES):
+        why = f"{SETTINGS} names {shortened(str(named))}, which cuts text in another way"
+    elif lacking := _not_in_vocabulary(folder, settings):
+        why = f"{lacking[1]} has the added token {shortened(lacking[0])}, which {VOCABULARY} lacks"
+    else:
+        return
+    raise DataError(
+        f"{display(folder)}: {VOCABULARY} and {MERGES} without a {ONE_FILE} are read as GPT-2's, and {why}. "
+        f"Write the {ONE_FILE} once, where the package transformers is installed: {_converted_by(folder)}."
     )
 
 

@@ -1,8 +1,10 @@
 """Tokenizers that somebody brings: GPT-2's two files, and tokenizer.json of every model."""
 
+import contextlib
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -11,6 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import training
+from nbtrain.corpus.tokenizer.exported import entries_of
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -474,3 +477,112 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
         "its tokenizer.json instead."
     )
     assert not (workspace / "mine").exists()
+
+
+def slow_files(folder, settings, added=None):
+    """What a slow tokenizer of transformers 4 saves: GPT-2's two files, the settings, the added tokens."""
+    folder.mkdir()
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", EOD_TOKEN]
+    files.write_json(folder / "vocab.json", {letter: number for number, letter in enumerate(letters)})
+    (folder / "merges.txt").write_text("#version: 0.2\n1 2\n")
+    files.write_json(folder / "tokenizer_config.json", settings)
+    if added is not None:
+        files.write_json(folder / "added_tokens.json", added)
+
+
+def listed(*tokens):
+    return {"added_tokens_decoder": {str(257 + at): {"content": token} for at, token in enumerate(tokens)}}
+
+
+GPT2 = {"tokenizer_class": "GPT2Tokenizer"}
+QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", **listed(EOD_TOKEN, "<|im_end|>")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "added", "why"),
+    [
+        (QWEN, None, "tokenizer_config.json names Qwen2Tokenizer, which cuts text in another way"),
+        (
+            {"tokenizer_class": ["x"]},
+            None,
+            "tokenizer_config.json names ['x'], which cuts text in another way",
+        ),
+        (
+            GPT2,
+            {EOD_TOKEN: 257, "<|im_end|>": 258},
+            "added_tokens.json has the added token <|im_end|>, which vocab.json lacks",
+        ),
+        (
+            listed(EOD_TOKEN, "<|im_end|>"),
+            None,
+            "tokenizer_config.json has the added token <|im_end|>, which vocab.json lacks",
+        ),
+    ],
+)
+@pytest.mark.parametrize("tokens", [(), ("<new>",)])
+def test_two_files_of_another_model(workspace, settings, added, why, tokens):
+    """They would be cut as GPT-2's, without a word; with tokenizer.json beside them they are taken."""
+    slow_files(workspace / "slow", settings, added)
+    for read in (lambda: adopt("slow", EOD_TOKEN, "mine", tokens), lambda: entries_of(Path("slow"))):
+        with pytest.raises(DataError) as caught, contextlib.chdir(workspace):
+            read()
+        assert str(caught.value) == (
+            f"slow: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, and {why}. Write "
+            'the tokenizer.json once, where the package transformers is installed: python -c "from '
+            "transformers import AutoTokenizer; "
+            "AutoTokenizer.from_pretrained('slow').save_pretrained('slow')\"."
+        )
+    assert not (workspace / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "added"),
+    [
+        ({}, None),
+        ({"tokenizer_class": None, "added_tokens_decoder": [1]}, [1]),
+        (GPT2 | listed(EOD_TOKEN), {EOD_TOKEN: 257}),
+        (
+            {"tokenizer_class": "GPT2TokenizerFast", "added_tokens_decoder": {"1": 2, "3": {"content": [4]}}},
+            {},
+        ),
+    ],
+)
+def test_two_files_of_gpt2(workspace, settings, added):
+    """Whatever the settings say that is no other class and no other token."""
+    slow_files(workspace / "slow", settings, added)
+    assert adopt(workspace / "slow", EOD_TOKEN, workspace / "mine")["vocab_size"] == 258
+    assert len(entries_of(workspace / "slow")) == 258
+
+
+@pytest.mark.slow
+def test_the_named_command_writes_a_tokenizer_json(workspace):
+    """With which the folder is taken over, and has the ids of transformers."""
+    transformers = pytest.importorskip("transformers")
+    folder = workspace / "slow"
+    slow_files(folder, QWEN | {"pad_token": EOD_TOKEN}, {"<|im_end|>": 258})
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    adopt(folder, "<|im_end|>", workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine")
+    assert loaded.eod_id == 258
+    for text in ("a12", "e\u0301 \u212b", "Hello world"):
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids
+        assert loaded.encode(text).tolist() == theirs
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one: one["model"]["vocab"].update(x="y"), "the id of 'x' is \"y\""),
+        (lambda one: one["model"]["vocab"].update(x=None), "the id of 'x' is null"),
+        (lambda one: one["model"]["vocab"].update(x=-1), "the id of 'x' is -1"),
+        (lambda one: one["model"]["vocab"].update(x=True), "the id of 'x' is true"),
+        (lambda one: one["added_tokens"][0].update(id=1.5), "the id of '[UNK]' is 1.5"),
+    ],
+)
+def test_ids_that_are_no_numbers(bring, change, said):
+    with pytest.raises(DataError) as caught:
+        entries_of(bring("word_level", change).parent)
+    assert str(caught.value) == (
+        f"word_level/tokenizer.json: {said}; an id is a whole number of at least 0. Copy or download the "
+        "file again."
+    )

@@ -13,20 +13,36 @@ Without torch: for both wings (checkpoint/pretrained/adapters.py has the numbers
 """
 
 import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained import peft_ia3, peft_tokens
 from nbtrain.pretrained.header import read_header
 from nbtrain.pretrained.parameters import Sizes
-from nbtrain.pretrained.peft_files import PREFIX, WEIGHTS, read_settings
+from nbtrain.pretrained.peft_files import PREFIX, SETTINGS, WEIGHTS, read_settings
 from nbtrain.pretrained.tensors import PACKED, Piece
 from nbtrain.pretrained.written import family_of
 
 # Settings with which a file's numbers would mean something else, and their value without it.
 PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None, "layers_to_transform": None}
+# The others of peft 0.21.2's LoraConfig. They are not written: releases that do not know one warn of it.
+ALSO_PLAIN = {
+    **dict.fromkeys(("lora_bias", "use_qalora"), False),
+    **dict.fromkeys(("alora_invocation_tokens", "layer_replication", "target_parameters"), None),
+    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "use_bdlora"), None),
+}
+# Values of init_lora_weights, beside true, false and null, with which peft leaves the base as it is. With any
+# other one (pissa, olora, corda, loftq, lora_ga) the adapters belong to a base that was changed with them.
+KEEP_THE_BASE = ("gaussian", "orthogonal", "eva", "mica")
+# Of which peft writes adapters for the base as it was.
+CONVERTED = ("pissa", "olora", "corda", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -143,15 +159,11 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     if lora.kind == "ia3":
         return peft_ia3.problems_of(folder, config)
     found = read_settings(folder)
-    problems = [
-        f"{key} is {found[key]!r}, which is not read here (only {plain!r} is)"
-        for key, plain in PLAIN.items()
-        if found.get(key, plain) not in (plain, [])
-    ]
+    problems = [*_other_meanings(found)]
     if found.get("peft_type") != "LORA":
         return [f"peft_type is {found.get('peft_type')!r}, and only LORA is read"]
     tensors = read_header(folder / WEIGHTS).tensors
-    modules = adapted_modules(config)
+    modules, scales = adapted_modules(config), _Scales(found, folder / SETTINGS)
     known = {tensor for module in modules for tensor in module.tensors}
     with_rows = peft_tokens.said_by(found, config)
     rows = {one.tensor for one in peft_tokens.modules_of_vocabulary(config) if one.rows in with_rows}
@@ -173,7 +185,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
         ranks = {lora.rank, module.count * lora.rank}
         if len(a) != 2 or a[0] not in ranks or a != (a[0], module.inputs) or b != (module.outputs, a[0]):
             problems.append(f"{module.name} is {list(a)}, {list(b)}: lora.rank is {lora.rank}")
-        elif not math.isclose(scale := _scale(found, module.name, a[0]), lora.scale, rel_tol=1e-6):
+        elif not math.isclose(scale := scales.of(module.name, a[0]), lora.scale, rel_tol=1e-6):
             problems.append(
                 f"{module.name} is multiplied by {scale:g}: lora.alpha and use_rslora make {lora.scale:g}"
             )
@@ -183,9 +195,61 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     return problems
 
 
-def _scale(found: dict[str, Any], module: str, rank: int) -> float:
-    alpha = found.get("lora_alpha", 8)
-    for name, value in (found.get("alpha_pattern") or {}).items():
-        if module == name or module.endswith(f".{name}"):
-            alpha = value
-    return alpha / (math.sqrt(rank) if found.get("use_rslora") else rank)
+def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
+    """Settings with which the numbers are no plain adapters of the base as it is, in words."""
+    for key, plain in (PLAIN | ALSO_PLAIN).items():
+        if found.get(key, plain) not in (plain, []):
+            yield f"{key} is {shortened(repr(found[key]))}, which is not read here (only {plain!r} is)"
+    first = found.get("init_lora_weights", True)
+    called = first.lower() if isinstance(first, str) else ""
+    if first is None or isinstance(first, bool) or called in KEEP_THE_BASE:
+        return
+    fix = (
+        "; save_pretrained of peft writes adapters of the base as it was, if "
+        "path_initial_model_for_weight_conversion is given"
+        if called.startswith(CONVERTED)
+        else ""
+    )
+    yield (
+        f"init_lora_weights is {shortened(repr(first))}, and only adapters that leave the base as it is are "
+        f"read (true, false, {', '.join(KEEP_THE_BASE)}){fix}"
+    )
+
+
+class _Scales:
+    """What the adapters of a file are multiplied by. Raises CheckpointError for settings that are none."""
+
+    def __init__(self, found: Mapping[str, Any], path: Path):
+        self.path = path
+        self.is_rank_stabilized = bool(found.get("use_rslora"))
+        self.alpha = self._number("lora_alpha", found.get("lora_alpha", 8))
+        patterns = found.get("alpha_pattern")
+        if patterns is not None and not isinstance(patterns, dict):
+            raise self._refused("alpha_pattern", patterns, "must be an object")
+        self.patterns = [self._pattern(key, value) for key, value in (patterns or {}).items()]
+
+    def of(self, module: str, rank: int) -> float:
+        # The first one that matches, as get_pattern_key of peft.
+        alphas = (alpha for pattern, alpha in self.patterns if pattern.match(module))
+        alpha = next(alphas, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+    def _pattern(self, key: str, value: Any) -> tuple[re.Pattern[str], float]:
+        try:
+            pattern = re.compile(rf"(.*\.)?({key})$")
+        except (re.error, OverflowError, RecursionError) as error:
+            # Without the place, which counts what is put before the pattern here.
+            why = error.msg if isinstance(error, re.error) else error
+            raise self._refused("alpha_pattern", key, f"is no regular expression: {why}") from None
+        return pattern, self._number(f"alpha_pattern.{key}", value)
+
+    def _number(self, key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e300:
+            raise self._refused(key, value, "must be a number")
+        return float(value)
+
+    def _refused(self, key: str, value: Any, rule: str) -> CheckpointError:
+        return CheckpointError(
+            f"{display(self.path)}: {shortened(key)} = {shortened(repr(value))}: {rule}. Write the adapters "
+            "again, or correct the file."
+        )

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
@@ -13,7 +14,8 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.inference.loaded import fill, model_of
 from nbtrain.jobs.export_model import export_model
 from nbtrain.pretrained.model import open_model
-from nbtrain.pretrained.peft import adapter_problems
+from nbtrain.pretrained.peft import adapter_problems, settings_of, shapes_of
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from tests.inference.made import tokenizer_in
 from tests.pretrained import made
 from tests.train import launch
@@ -166,6 +168,45 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
     assert adapter_problems(tmp_path / "peft", load(config, {"lora.alpha": 7.0}))[0].endswith(
         "is multiplied by 3: lora.alpha and use_rslora make 3.5"
     )
+
+
+# peft says which defaults it takes, which pattern has no module, and what it cannot convert.
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"init_lora_weights": first} for first in (False, None, "gaussian", "orthogonal", "eva", "mica")),
+        *({"init_lora_weights": first} for first in ("pissa", "pissa_niter_2")),
+        {"alpha_pattern": {".*": 12}},
+        {"alpha_pattern": {".*": 6, "c_attn": 12, "q_proj": 12}},
+        {"alpha_pattern": {"proj": 12}},
+        {"alora_invocation_tokens": [3]},
+    ],
+    ids=str,
+)
+def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_path):
+    """The file's numbers stay."""
+    import peft
+    import transformers
+
+    overrides = {**overrides_of(base), "name": "adapted"}
+    (tmp_path / "tiny.yaml").write_text(launch.TINY)
+    config = load(str(tmp_path / "tiny.yaml"), overrides)
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes_of(config).items()
+    }
+    save_file(tensors, tmp_path / WEIGHTS)
+
+    def logits(settings):
+        (tmp_path / SETTINGS).write_text(json.dumps(settings))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
+        with torch.no_grad():
+            return peft.PeftModel.from_pretrained(theirs, tmp_path).eval()(input_ids=TOKENS).logits
+
+    plain = logits(settings_of(config))
+    others = logits({**settings_of(config), **changes})
+    assert bool(adapter_problems(tmp_path, config)) == (not torch.allclose(plain, others, atol=1e-4))
 
 
 def test_peft_opens_rows_of_tokens(with_rows, tmp_path):

@@ -1,0 +1,134 @@
+"""Folders of adapters as peft writes them: settings with which the numbers mean something else."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.model import model_section, open_model
+from nbtrain.pretrained.peft import adapter_problems, settings_of, shapes_of
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
+from tests.pretrained.small import write_small_folder
+
+BASE = "only adapters that leave the base as it is are read (true, false, gaussian, orthogonal, eva, mica)"
+CONVERTED = (
+    "; save_pretrained of peft writes adapters of the base as it was, if "
+    "path_initial_model_for_weight_conversion is given"
+)
+SCALE = "model.layers.0.self_attn.{} is multiplied by {}: lora.alpha and use_rslora make 2"
+AGAIN = "Write the adapters again, or correct the file."
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A run with adapters of all matrices of a small Llama."""
+    folder = tmp_path_factory.mktemp("base")
+    write_small_folder(folder)
+    model = model_section(open_model(folder).described, folder)
+    return RunConfig.model_validate(
+        {
+            "name": "adapted",
+            "init_from": str(folder),
+            "model": model.model_dump(),
+            "lora": {"rank": 2, "alpha": 4},
+            "tokenizer": {"name": "mock", "vocab_size": 20},
+            "data": {"name": "mock"},
+            "batch": {"micro_batch_size": 1, "global_batch_size": 1, "train_tokens": 16},
+            "lr_schedule": {"lr": 1e-4},
+        }
+    )
+
+
+@pytest.fixture
+def problems(config, tmp_path, monkeypatch):
+    """What stands against the run's own adapters, if some settings are others."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    (tmp_path / "a").mkdir()
+    save_file(
+        {name: np.ones(shape, "f4") for name, shape in shapes_of(config).items()}, tmp_path / "a" / WEIGHTS
+    )
+
+    def problems(**changes):
+        (tmp_path / "a" / SETTINGS).write_text(json.dumps({**settings_of(config), **changes}))
+        return adapter_problems(tmp_path / "a", config)
+
+    return problems
+
+
+@pytest.mark.parametrize("first", [True, False, None, "gaussian", "orthogonal", "eva", "mica"])
+def test_first_values_that_leave_the_base_as_it_is(first, problems):
+    assert problems(init_lora_weights=first) == []
+
+
+@pytest.mark.parametrize(
+    "first", ["pissa", "pissa_niter_16", "olora", "corda", "lora_ga", "loftq", "new", [1]]
+)
+def test_adapters_of_a_base_that_was_changed_are_refused(first, problems):
+    fix = "" if first in ("loftq", "new", [1]) else CONVERTED
+    assert problems(init_lora_weights=first) == [f"init_lora_weights is {first!r}, and {BASE}{fix}"]
+
+
+@pytest.mark.parametrize(
+    "key, value, plain",
+    [
+        ("use_dora", True, False),
+        ("lora_bias", True, False),
+        ("use_qalora", True, False),
+        ("alora_invocation_tokens", [39], None),
+        ("layer_replication", [[0, 2], [1, 2]], None),
+        ("target_parameters", ["q_proj.weight"], None),
+        ("arrow_config", {}, None),
+        ("kasa_config", {}, None),
+        ("monteclora_config", {}, None),
+        ("use_bdlora", {}, None),
+    ],
+)
+def test_adapters_that_mean_something_else_are_refused(key, value, plain, problems):
+    assert problems(**{key: value}) == [f"{key} is {value!r}, which is not read here (only {plain!r} is)"]
+    assert problems(**{key: plain}) == []
+
+
+@pytest.mark.parametrize(
+    "pattern, said",
+    [
+        (None, ""),
+        ({"proj": 8}, ""),
+        ({"q_proj": 8}, SCALE.format("q_proj", 4)),
+        ({".*k_pr.j": 8}, SCALE.format("k_proj", 4)),
+        ({"^model.layers.0.self_attn.[vw]_proj": 2}, SCALE.format("v_proj", 1)),
+        # The first one that matches.
+        ({".*": 4, "q_proj": 8}, ""),
+        ({"q_proj": 8, ".*": 4}, SCALE.format("q_proj", 4)),
+    ],
+)
+def test_a_pattern_of_scales_is_a_regular_expression(pattern, said, problems):
+    assert problems(alpha_pattern=pattern) == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"lora_alpha": None}, "lora_alpha = None: must be a number"),
+        ({"lora_alpha": "4"}, "lora_alpha = '4': must be a number"),
+        ({"lora_alpha": True}, "lora_alpha = True: must be a number"),
+        ({"lora_alpha": 10**400}, f"lora_alpha = 1{'0' * 76}...: must be a number"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern.q_proj = None: must be a number"),
+        ({"alpha_pattern": [1]}, "alpha_pattern = [1]: must be an object"),
+        (
+            {"alpha_pattern": {"(": 4}},
+            "alpha_pattern = '(': is no regular expression: missing ), unterminated subpattern",
+        ),
+        (
+            {"alpha_pattern": {"a{99999999999}": 4}},
+            "alpha_pattern = 'a{99999999999}': is no regular expression: the repetition number is too large",
+        ),
+    ],
+    ids=str,
+)
+def test_scales_that_are_none_are_refused(changes, said, problems):
+    with pytest.raises(CheckpointError) as refused:
+        problems(**changes)
+    assert str(refused.value) == f"a/adapter_config.json: {said}. {AGAIN}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.pretrained.header import Header, Tensor, read_header
 
@@ -29,6 +30,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# Of the name of a file, on Linux (NAME_MAX).
+MOST_NAME_BYTES = 255
 # The key of a consolidated file's metadata that says what the model is.
 OWN = "nbtrain"
 
@@ -138,7 +141,23 @@ def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], byt
     names = sorted(set(placed.values()))
     # An index decides which files are read: none outside of its folder.
     if strange := next((name for name in names if Path(name).name != name), None):
-        raise CheckpointError(f"{where}: names the file {strange!r}, which is not in its folder. {again}")
+        raise CheckpointError(
+            f"{where}: names the file {shortened(repr(strange))}, which is not in its folder. {again}"
+        )
+    # The system reports a name that is too long as an error, and not as a file that is missing.
+    sizes = {name: len(name.encode(errors="surrogatepass")) for name in names}
+    if long := next((name for name in names if sizes[name] > MOST_NAME_BYTES), None):
+        raise CheckpointError(
+            f"{where}: names the file {shortened(repr(long))}, whose name has {sizes[long]} bytes: the name "
+            f"of a file has at most {MOST_NAME_BYTES}. {again}"
+        )
+    # save_pretrained removes neither when it writes the other one.
+    if SINGLE not in names and (path / SINGLE).is_file():
+        raise CheckpointError(
+            f"{display(path)}: holds {SINGLE}, and {INDEX}, which names other files: transformers reads "
+            f"{SINGLE} alone, and the others may be another model. Remove {SINGLE}, or the index and its "
+            "files."
+        )
     if missing := [name for name in names if not (path / name).is_file()]:
         raise CheckpointError(
             f"{display(path)}: {counted(len(missing), 'file')} of {len(names)} that {INDEX} names "

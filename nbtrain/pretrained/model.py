@@ -9,7 +9,6 @@ is in values.py.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def open_model(path: Path) -> PretrainedModel:
     described = _describe_own(folder) if folder.is_own else describe(folder.config, folder.path / CONFIG)
     sizes = Sizes.of(model_section(described, folder.path), described.vocab_size)
     known = own_tensors(sizes) if described.family is None else described.family.tensors(sizes)
-    found = _named(folder.tensors, described.family)
+    found = _named(folder, described.family)
     twin = found.pop(OUTPUT, None) if sizes.is_tied else None
     _compare(folder.path, known.tensors, found)
     for tensor in (*found.values(), *([twin] if twin is not None else [])):
@@ -115,10 +114,13 @@ def _describe_own(folder: ModelFolder) -> Described:
         ) from None
 
 
-def _named(tensors: Mapping[str, Tensor], family: Family | None) -> dict[str, Tensor]:
-    """Tensors by the names of the map: buffers left out, GPT-2's with the prefix that some files lack."""
-    found = {}
-    for name, tensor in tensors.items():
+def _named(folder: ModelFolder, family: Family | None) -> dict[str, Tensor]:
+    """Tensors by the names of the map: buffers left out, GPT-2's with the prefix that some files lack.
+
+    Raises CheckpointError if a tensor is there with the prefix and without it.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in folder.tensors.items():
         if NOT_READ.search(name):
             continue
         if (
@@ -127,6 +129,12 @@ def _named(tensors: Mapping[str, Tensor], family: Family | None) -> dict[str, Te
             and not name.startswith((GPT2_ROOT, "lm_head."))
         ):
             name = GPT2_ROOT + name
+        if name in found:
+            raise CheckpointError(
+                f"{display(folder.path)}: holds {name.removeprefix(GPT2_ROOT)} and {name}, which are two "
+                "names of one tensor, and nothing says which one counts. Remove one of them, or get another "
+                "copy of the model."
+            )
         found[name] = tensor
     return found
 

@@ -144,11 +144,44 @@ def test_a_wrong_shape_is_named(folder):
             f"m/{INDEX}: names the file '../c.safetensors', which is not in its folder. Download the folder "
             "again.",
         ),
+        (
+            lambda placed: placed.update({"model.norm.weight": "n" * 256}),
+            f"m/{INDEX}: names the file '{'n' * 76}..., whose name has 256 bytes: the name of a file has at "
+            "most 255. Download the folder again.",
+        ),
     ],
 )
 def test_a_lying_index_is_caught(folder, where, said):
     split(folder, where)
     assert message(folder) == said
+
+
+def test_one_file_beside_an_index_of_others_is_refused(folder):
+    """As save_pretrained of transformers leaves them, if it writes twice into one folder."""
+    whole = (folder / WEIGHTS).read_bytes()
+    split(folder)
+    (folder / WEIGHTS).write_bytes(whole)
+    said = (
+        f"m: holds {WEIGHTS}, and {INDEX}, which names other files: transformers reads {WEIGHTS} alone, and "
+        f"the others may be another model. Remove {WEIGHTS}, or the index and its files."
+    )
+    assert message(folder) == said
+    (folder / "a.safetensors").unlink()
+    assert message(folder) == said
+    placed = dict.fromkeys(load_file(folder / WEIGHTS), WEIGHTS)
+    (folder / INDEX).write_text(json.dumps({"weight_map": placed}))
+    assert len(open_model(folder).tensors) == 21
+
+
+def test_a_tensor_with_and_without_gpt2_s_prefix_is_refused(folder):
+    config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 20}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: np.ones((20, 8), np.float32) for name in ("wte.weight", "transformer.wte.weight")}
+    save_file(tensors, folder / WEIGHTS)
+    assert message(folder) == (
+        "m: holds wte.weight and transformer.wte.weight, which are two names of one tensor, and nothing says "
+        "which one counts. Remove one of them, or get another copy of the model."
+    )
 
 
 def test_half_a_download_is_caught(folder):

@@ -194,12 +194,17 @@ def _biases(family: Family, keys: Keys) -> bool:
 def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
     """rotary_base and rope_scaling, from rope_parameters or the earlier rope_theta and rope_scaling."""
     new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
+    for place in (new, old):
+        if nested := next((key for key, value in place.values.items() if isinstance(value, dict)), None):
+            raise place.refused(
+                nested, "is of one type of layers, and all layers have the same rotary positions here"
+            )
     for place in (keys, new, old):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
             raise place.refused("partial_rotary_factor", "models of this family turn whole heads here")
     base = keys.number("rope_theta", family.rotary_base)
     found = [
-        {"rotary_base": place.number("rope_theta", base), "rope_scaling": _scaling(place, positions)}
+        {"rotary_base": place.number("rope_theta", base), "rope_scaling": _scaling(place, keys, positions)}
         for place in (new, old)
         if place.values
     ]
@@ -213,8 +218,8 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
     return found[0] if found else {"rotary_base": base, "rope_scaling": None}
 
 
-def _scaling(place: Keys, positions: int) -> dict[str, Any] | None:
-    """The fields of model.rope_scaling; None if the angles are as they are."""
+def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
+    """The fields of model.rope_scaling; None if the angles are as they are. `top`: all of config.json."""
     # The earlier form called it `type`.
     called = "rope_type" if "rope_type" in place else "type"
     kind = place.text(called, "default")
@@ -225,10 +230,12 @@ def _scaling(place: Keys, positions: int) -> dict[str, Any] | None:
             called, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
         )
     factor = place.number("factor")
+    if factor < 1:
+        raise place.refused("factor", "must be at least 1")
     found: dict[str, Any] = {"kind": kind, "factor": factor}
     if kind == "llama3":
         found |= {key: place.number(key) for key in ("low_freq_factor", "high_freq_factor")}
-        found["original_max_position_embeddings"] = place.whole("original_max_position_embeddings")
+        found["original_max_position_embeddings"] = _earlier_length(place, top)
     elif kind == "yarn":
         for key in ("mscale", "mscale_all_dim"):
             if key in place:
@@ -241,19 +248,35 @@ def _scaling(place: Keys, positions: int) -> dict[str, Any] | None:
         place.must_be("truncate", True, True, "the ramp's bounds are rounded to whole pairs here")
         # As transformers does without the key.
         found |= {
-            "original_max_position_embeddings": place.whole("original_max_position_embeddings", positions),
+            "original_max_position_embeddings": _earlier_length(place, top, positions),
             "beta_fast": place.number("beta_fast", 32.0),
             "beta_slow": place.number("beta_slow", 1.0),
         }
     return found
 
 
+def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
+    """original_max_position_embeddings: inside, or at the top of config.json, which transformers prefers."""
+    key = "original_max_position_embeddings"
+    if key not in top:
+        return place.whole(key, default)
+    length = top.whole(key)
+    if (inside := place.whole(key, length)) != length:
+        raise top.refused(
+            key,
+            f"is another length than {place.inside}{key} = {inside}, and readers differ in which one they "
+            "take; keep the one that the model was trained with",
+        )
+    return length
+
+
 def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
     """window_size, and which layers have the window."""
     none = {"window_size": None, "window_attn_skip_freq": None}
+    # A missing key is the default window, and null is no window.
+    says_none = "sliding_window" in keys.values and "sliding_window" not in keys
     if family.windows == "all":
-        window = None if "sliding_window" in keys.values and "sliding_window" not in keys else WINDOW
-        return {**none, "window_size": window and keys.whole("sliding_window", WINDOW)}
+        return none if says_none else {**none, "window_size": keys.whole("sliding_window", WINDOW)}
     if family.windows != "some":
         return none
     kinds = keys.values.get("layer_types")
@@ -263,7 +286,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
         raise keys.refused("layer_types", f"must name {' or '.join(LAYER_TYPES)} for each of {layers} layers")
     # SmolLM3's window has no default.
     has_window = keys.flag("use_sliding_window", False) and (
-        not family.has_no_rope_layers or "sliding_window" in keys
+        "sliding_window" in keys if family.has_no_rope_layers else not says_none
     )
     if not has_window:
         if kinds is not None and "sliding_attention" in kinds:
@@ -277,7 +300,8 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
             turning = no_rope_pattern(_layers_without_rope(keys, layers), layers)
             has = [bool(without) for without in turning]
         else:
-            has = [index >= keys.whole("max_window_layers", 28) for index in range(layers)]
+            first = keys.whole("max_window_layers", 28, least=0)
+            has = [index >= first for index in range(layers)]
     else:
         has = [kind == "sliding_attention" for kind in kinds]
     if not any(has):
@@ -292,9 +316,13 @@ def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
     if flags is None:
         interval = keys.whole("no_rope_layer_interval", 4)
         return interval if interval <= layers else None
-    if not isinstance(flags, list) or len(flags) < layers or not set(flags) <= {0, 1}:
+    if (
+        not isinstance(flags, list)
+        or len(flags) < layers
+        or not all(isinstance(flag, int) and flag in (0, 1) for flag in flags)
+    ):
         raise keys.refused("no_rope_layers", f"must be a list with a 0 or a 1 for each of {layers} layers")
-    without = [1 - flag for flag in flags[:layers]]
+    without = [1 - int(flag) for flag in flags[:layers]]
     return without if any(without) else None
 
 

@@ -1,6 +1,7 @@
 """The values of a config.json, each checked where it is read; a wrong one is refused with its key and its
 value."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,21 @@ class Keys:
         """Whether a key has a value that is not null."""
         return self.values.get(key) is not None
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refused(key, "must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refused(key, f"must be a whole number of at least {least}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of at least 0."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise self.refused(key, "must be a number of at least 0")
+        # JSON has whole numbers of any length.
+        if value > sys.float_info.max:
+            raise self.refused(key, f"is above {sys.float_info.max:.1e}, the largest number that is read")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

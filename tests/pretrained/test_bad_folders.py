@@ -324,6 +324,43 @@ CONFIGS = [
         {"num_key_value_heads": 3},
         "m/config.json: num_key_value_heads = 3: must divide num_attention_heads = 2.",
     ),
+    (
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}},
+        "m/config.json: rope_parameters.full_attention = {'rope_type': 'default', 'rope_theta': 500.0}: is "
+        "of one type of layers, and all layers have the same rotary positions here.",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 0}},
+        "m/config.json: rope_parameters.factor = 0: must be at least 1.",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
+        "m/config.json: rope_parameters.factor = 0.5: must be at least 1.",
+    ),
+    (
+        {"rope_theta": 10**400},
+        f"m/config.json: rope_theta = 1{'0' * 76}...: is above 1.8e+308, the largest number that is read.",
+    ),
+    (
+        {
+            "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
+            "original_max_position_embeddings": 4,
+        },
+        "m/config.json: original_max_position_embeddings = 4: is another length than "
+        "rope_parameters.original_max_position_embeddings = 8, and readers differ in which one they take; "
+        "keep the one that the model was trained with.",
+    ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1},
+        "m/config.json: max_window_layers = -1: must be a whole number of at least 0.",
+    ),
+    *(
+        (
+            {"model_type": "smollm3", "no_rope_layers": flags},
+            f"m/config.json: no_rope_layers = {flags}: must be a list with a 0 or a 1 for each of 2 layers.",
+        )
+        for flags in ([[1], [0]], [{}, 0], [1.0, 0.0], [2, 0])
+    ),
     ({"hidden_size": "8"}, "m/config.json: hidden_size = '8': must be a whole number of at least 1."),
     ({"hidden_size": ...}, "m/config.json: has no hidden_size, which the model needs."),
     (

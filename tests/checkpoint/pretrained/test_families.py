@@ -11,7 +11,9 @@ from nbtrain.checkpoint.pretrained.plain import PlainModel
 from nbtrain.checkpoint.pretrained.reading import FolderWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.load import load
+from nbtrain.config.schema import ModelConfig
 from nbtrain.model.gpt import build_model
+from nbtrain.pretrained.families import describe
 from nbtrain.pretrained.fit import fit
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.values import check_values
@@ -140,3 +142,51 @@ def test_llama_s_configuration_refuses_some_heads_and_mistral_s_does_not(tmp_pat
     transformers.MistralConfig(**written)
     with pytest.raises(Exception, match="not a multiple of the number of attention"):
         transformers.LlamaConfig(**{**written, "model_type": "llama"})
+
+
+SHARED = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2}
+SHARED |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 20}
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "qwen2", "sliding_window": None, "max_window_layers": 1},
+        {"model_type": "qwen3", "sliding_window": None, "max_window_layers": 1},
+        {"model_type": "qwen2", "max_window_layers": 1},
+        {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 0},
+        {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 3},
+        {"model_type": "smollm3", "sliding_window": None, "no_rope_layers": [1, 0, 1]},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mistral"},
+        {"model_type": "llama", "original_max_position_embeddings": 16, "rope_scaling": LLAMA_3},
+        {
+            "model_type": "llama",
+            "original_max_position_embeddings": 16,
+            "rope_scaling": {"type": "yarn", "factor": 4.0},
+        },
+        {
+            "model_type": "qwen2",
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+        {"model_type": "llama", "original_max_position_embeddings": 16, "rope_theta": 500},
+    ],
+    ids=str,
+)
+def test_keys_that_are_null_or_stand_elsewhere_mean_what_transformers_reads(said, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SHARED, "use_sliding_window": True, "head_dim": 4, **said}))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    # As its models do.
+    theirs.standardize_rope_params()
+    fields = describe(json.loads(path.read_text()), path).fields
+    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
+    expected = [window if kind == "sliding_attention" else None for kind in kinds]
+    assert list(ModelConfig(**fields).windows) == expected
+    key = "original_max_position_embeddings"
+    assert (fields["rope_scaling"] or {}).get(key) == theirs.rope_parameters.get(key)
+    assert fields["rotary_base"] == theirs.rope_parameters["rope_theta"]

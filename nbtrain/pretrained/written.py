@@ -154,7 +154,8 @@ def config_json(
         "model_type": family.model_type,
         **described,
         "vocab_size": vocab_size,
-        "initializer_range": config.model.init_method_std,
+        # LlamaConfig refuses more than 1. Nothing is drawn again in a model that is trained.
+        "initializer_range": min(config.model.init_method_std, 1.0),
         "tie_word_embeddings": not config.model.untie_embeddings_and_output_weights,
         "use_cache": True,
         **ids,

@@ -190,3 +190,13 @@ def test_keys_that_are_null_or_stand_elsewhere_mean_what_transformers_reads(said
     key = "original_max_position_embeddings"
     assert (fields["rope_scaling"] or {}).get(key) == theirs.rope_parameters.get(key)
     assert fields["rotary_base"] == theirs.rope_parameters["rope_theta"]
+
+
+def test_a_wide_first_draw_is_written_as_llama_s_configuration_takes_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    made.write_model(tmp_path, "llama")
+    _, config = run_of(tmp_path, tmp_path, **{"model.init_method_std": 2.0})
+    written = config_json(config, "fp32", {}, 503)
+    assert transformers.LlamaConfig(**written).initializer_range == 1.0
+    narrow = load(config, {"model.init_method_std": 0.5})
+    assert config_json(narrow, "fp32", {}, 503)["initializer_range"] == 0.5

@@ -23,6 +23,7 @@ BOUND = (
     "normalization",
     "norm_epsilon",
     "position_embedding_type",
+    "rotary_percent",
     "untie_embeddings_and_output_weights",
 )
 # {what a run may change on purpose, to train on longer sequences: what that means}

@@ -144,9 +144,13 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
 
 def test_a_field_that_the_weights_do_not_have_is_refused(folder, workspace):
     before = tree(workspace)
-    with pytest.raises(ConfigError) as refused:
-        import_model("models/small", "mine", ["model.norm_epsilon=1e-5"])
-    assert "model.norm_epsilon is 1.0e-05 in the run and 1.0e-06 in models/small" in str(refused.value)
+    for override, words in (
+        ("norm_epsilon=1e-5", "norm_epsilon is 1.0e-05 in the run and 1.0e-06 in models/small"),
+        ("rotary_percent=0.5", "rotary_percent is 0.5 in the run and 1.0 in models/small"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            import_model("models/small", "mine", [f"model.{override}"])
+        assert f"model.{words}" in str(refused.value)
     assert tree(workspace) == before
     imported = import_model("models/small", "mine", ["model.rotary_base=5e5"])
     assert (

@@ -30,7 +30,9 @@ def export(
     max_shard_bytes: int | None = None,
     overrides: Overrides = None,
 ) -> Union["ExportedModel", "Exported"]:
-    """Write a run's model for other programs; without `step`, the newest whole checkpoint.
+    """Write a run's model for other programs; without `step`, its newest checkpoint, which must be whole.
+
+    Step 0 is what `init_from` names, before any training.
 
     `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
     and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file

@@ -21,12 +21,16 @@ def add_verbs(under: Any) -> None:
     text = "the folder or file to write; for flags and JSON, overrides such as batch.max_steps=2"
     one.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
     one.add_argument("--to", default="hf", metavar="TARGET", help=f"{FORMATS}; or {SCRIPTS}")
-    one.add_argument("--step", type=int, metavar="N", help="the checkpoint; the newest whole one without it")
+    text = (
+        "the checkpoint; default: the newest, and if that is not whole, an error that names the newest whole "
+        "one; 0: the weights that init_from names"
+    )
+    one.add_argument("--step", type=int, metavar="N", help=text)
     text = (
         "format of the weights; without it the one that the run computed with; fp32: the optimizer's masters"
     )
     one.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help=text)
-    text = "the most that one safetensors file holds (default: 5000000000)"
+    text = "the most that one safetensors file holds (default: 5,000,000,000)"
     one.add_argument("--max-shard-bytes", type=int, metavar="BYTES", help=text)
     text = "flags and JSON: write them there; printed without it"
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)

@@ -151,7 +151,8 @@ def _add_serve(under: Any) -> None:
         ),
     ):
         default = getattr(plain, name)
-        said = text if default is None else f"{text} (default {default:g})"
+        # 1,048,576, where :g alone would say 1.04858e+06.
+        said = text if default is None else f"{text} (default {default:,.12g})"
         one.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=said)
     text = "of a chat, as in a run YAML or in Jinja; default: that of the run's data, else of its tokenizer"
     one.add_argument("--chat-template", metavar="FILE", help=text)

@@ -87,7 +87,7 @@ def export_model(
     dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportedModel:
-    """Write a checkpoint as the folder or file `to`; without `step` the newest whole one.
+    """Write a checkpoint as the folder or file `to`; without `step` the newest, which must be whole.
 
     Without `dtype` the weights are in the format that the run computed with; fp32 is the optimizer's masters.
     Raises ConfigError for a model that the target cannot say, CheckpointError if `to` exists or does not fit

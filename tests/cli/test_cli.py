@@ -29,7 +29,16 @@ def test_each_verb_has_help(verb, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([verb, "--help"])
     assert end.value.code == 0
-    assert f"nbtrain {verb}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"nbtrain {verb}" in said
+    assert "e+0" not in said, "a number is written as 1.04858e+06"
+
+
+@pytest.mark.parametrize(("verb", "default"), [("serve", "1,048,576"), ("export", "5,000,000,000")])
+def test_help_shows_all_digits_of_a_default(verb, default, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    assert default in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def bundled(part: str) -> Path:
-    """notebooks or examples/megatron-gpt as shipped: inside the wheel, or beside the package in a clone.
+    """notebooks, examples/megatron-gpt or docs as shipped: in the wheel, or beside the package in a clone.
 
     Raises ConfigError if an installation carries neither.
     """

@@ -1,7 +1,7 @@
 """nbtrain on the command line: one verb per call, the same functions that the notebooks call.
 
     nbtrain doctor                       is this machine ready
-    nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
+    nbtrain init DIR                     notebooks, example YAMLs and docs to a folder of yours
     nbtrain import FILE... [-o YAML]     another program's manifest, script or DeepSpeed JSON as a run YAML
     nbtrain check RUN [key=value ...]    the YAML alone, or FILE...: other programs' files
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk

@@ -12,7 +12,7 @@ from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, config_verb
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
     add_verb(under, "doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
-    one = add_verb(under, "init", init, "Copy the notebooks and example YAMLs to a folder.")
+    one = add_verb(under, "init", init, "Copy the notebooks, example YAMLs and documentation to a folder.")
     one.add_argument("folder", metavar="DIR", type=Path)
     one = add_verb(
         under, "import", import_run, "Make a run YAML of a manifest, a script or a DeepSpeed JSON."
@@ -99,7 +99,7 @@ def init(options: argparse.Namespace) -> None:
     from nbtrain.cli.reference.pages import editor_schema
 
     print(*copy_workspace(options.folder), sep="\n")
-    # The first line of each example YAML names this file to editors.
+    # The first line of each example YAML names this file to editors; a docs/ of the user's own lacks it.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():
         schema_json.parent.mkdir(exist_ok=True)

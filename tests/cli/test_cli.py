@@ -176,8 +176,25 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
     repository = Path(__file__).parents[2]
     assert (yaml.parent / named).read_text() == (repository / "docs" / "run.schema.json").read_text()
     said = capsys.readouterr().out
-    assert "run.schema.json" in said
+    assert f"\n{tmp_path}/my own/docs\n" in said
     assert said.endswith(f"\nNext: cd '{tmp_path}/my own' && nbtrain lab\n")
+
+
+def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
+    """But for two files of the sources. A folder docs/ that is there is the user's own."""
+    assert cli.main(["init", str(tmp_path / "new")]) == 0
+    missing = {
+        link
+        for folder in ("docs", "examples", "notebooks")
+        for page in (tmp_path / "new" / folder).rglob("*")
+        if page.suffix in (".md", ".ipynb")
+        for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / link).exists()
+    }
+    assert missing == {"../ARCHITECTURE.md", "../nbtrain/lab/server/openapi.yaml"}
+    (tmp_path / "old" / "docs").mkdir(parents=True)
+    assert cli.main(["init", str(tmp_path / "old")]) == 0
+    assert [page.name for page in (tmp_path / "old" / "docs").iterdir()] == ["run.schema.json"]
 
 
 @pytest.mark.slow

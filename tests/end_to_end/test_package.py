@@ -72,5 +72,6 @@ def test_a_wheel_carries_everything(tmp_path):
     nbtrain("init", "mine")
     shipped = {path.name for path in (tmp_path / "mine" / "notebooks").glob("*.ipynb")}
     assert shipped == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert (tmp_path / "mine" / "docs" / "config.md").is_file()
     trained = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     assert "every field and every rule holds" in nbtrain("check", str(trained))

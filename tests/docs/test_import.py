@@ -32,7 +32,7 @@ def transcripts() -> list[list[tuple[str, list[str]]]]:
 
 
 def test_the_example_prints_what_the_page_shows(workspace, capsys, monkeypatch):
-    """Each line that the page shows is printed by the command above it, in the page's order."""
+    """All that a command prints, or, as the page says, a few lines of a whole YAML, in its order."""
     monkeypatch.chdir(workspace)
     Path("train.sh").write_text(blocks("bash")[0])
     first, *later = transcripts()
@@ -55,8 +55,11 @@ def _run(commands: list[tuple[str, list[str]]], capsys: pytest.CaptureFixture) -
         cli.main(words[1:])
         captured = capsys.readouterr()
         printed = (captured.out + captured.err).splitlines()
-        places = [printed.index(line) for line in shown]
-        assert places == sorted(places), command
+        if words[1] == "import" and "-o" not in words and captured.out:
+            places = [printed.index(line) for line in shown]
+            assert places == sorted(places), command
+        else:
+            assert printed == shown, command
 
 
 def test_the_script_of_the_page_is_one_that_bash_reads():

@@ -32,16 +32,16 @@ cosine after a warm-up. `recipe: modern` is Llama's layers with norms of queries
 rotary positions, no biases), Muon for the blocks' matrices and AdamW for the rest, and a rate that falls in
 the last fifth (WSD). Both have as many parameters, within 1 %, the same samples in the same order, the same
 batch, warm-up (5 %), decay of weights and clipping, no dropout, and one learning rate for all parameters.
-The command searches each rate by itself: four of them a factor of two apart with one seed, and more as long
-as the best is the lowest or the highest; then two more seeds at the best rate, and shorter runs of the modern
-recipe. It goes on from what it has; this page is of the runs below and no others.
+For each recipe, the command searches the learning rate: four rates a factor of two apart with one seed, and
+more as long as the best is the lowest or the highest; then two more seeds at the best rate, and shorter runs
+of the modern recipe. If it is stopped, the same command does what is left. This page shows the runs so far.
 """
 
 SHOWS = """
 ## What this shows, and what not
 
-- Validation losses are means over {validation} held-out tokens, the same for all. A run's loss is that of its
-  end, where its rate has come down; curves on the way to it are of rates that are still high.
+- Validation losses are means over {validation} held-out tokens, identical for all runs of a size. A run's
+  loss is that of its end, when its learning rate has decayed; earlier points of a curve are at higher rates.
 {more}- These are models of {models} million parameters on little text, with the batch of the demo; no run
   sees its text more than 1.3 times. Nothing is said of larger models, longer runs or other batches; the best
   rates hold for these sizes only.
@@ -51,9 +51,10 @@ SHOWS = """
 LENGTHS = """- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on,
   each with a schedule of its own.
 """
-SPEED = """- CPU seconds of a token were measured alternating, each on one thread, optimizer and data
-  included, beside other work; recipes.json has every round. On a GPU, Newton-Schulz takes another share of a
-  step, and in bf16 another one again.
+SPEED = """- CPU seconds are computed, also for runs on a GPU: a run's tokens times the CPU seconds of one
+  token. These were measured for both recipes in turn, on one thread, optimizer and data included, beside
+  other work; recipes.json has every round. On a GPU, and in bf16, Newton-Schulz takes a different share of a
+  step.
 """
 RATES_LEFT = """- **{size}: the search for the best rates is not finished** ({done}).
   Neither recipe is known at its best rate, a badly tuned baseline flatters the other recipe, and a single
@@ -295,7 +296,7 @@ def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
     return (
         f"\n\n{TITLES['modern']} (rate {ours[0]['lr']:g}) passes {goal:.4f}, the {mean}loss at which "
         f"{TITLES['gpt3']} (rate {theirs[0]['lr']:g}) ends, after {amounts.count(tokens)} of its "
-        f"{amounts.count(ours[0]['tokens'])} tokens{seeds}, while its rate is still high: {shares}."
+        f"{amounts.count(ours[0]['tokens'])} tokens{seeds}, before its rate has decayed: {shares}."
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nbtrain.base.version import PACKAGE
 from nbtrain.base.workspace import workspace
+from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.lab import jupyter
 
 # JupyterLab asks "Would you like to get notified about Jupyter news?" even if it has no address for them: the
@@ -33,6 +34,7 @@ def lab_command(rest: list[str]) -> list[str]:
         f"--ServerApp.root_dir={workspace()}",
         "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb",
         *LAB_STAYS_AT_HOME,
+        *(f"--KernelManager.{name}={value}" for name, value in kernel_encryption().items()),
     ]
     if BUNDLES.is_dir():
         command.append(f"--LabApp.extra_labextensions_path={BUNDLES}")

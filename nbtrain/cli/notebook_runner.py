@@ -12,6 +12,7 @@ from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import bundled, display, output_root, resolve, valid_name, workspace
+from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.parameters import annotated_types, assigned_names
@@ -84,14 +85,18 @@ def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
     """Have papermill run all cells. Raises JobError if the kernel does not start, or dies."""
     from nbclient.exceptions import DeadKernelError
     from papermill.execute import execute_notebook
+    from traitlets.config import Config
 
     streams = {"stdout_file": sys.stdout, "stderr_file": sys.stderr, "progress_bar": False}
     limits = {"kernel_name": "python3", "start_timeout": KERNEL_START_SECONDS}
+    config = Config({"KernelManager": kernel_encryption()})
     for left in reversed(range(KERNEL_STARTS)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
-                execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
+                execute_notebook(
+                    str(source), str(output), dict(parameters), config=config, **limits, **streams
+                )
             return
         except DeadKernelError as error:
             raise JobError(

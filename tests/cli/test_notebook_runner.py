@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient.exceptions import DeadKernelError
 
 from nbtrain.base.errors import JobError
@@ -19,7 +20,9 @@ def papermill(tmp_path, monkeypatch):
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "one.ipynb")
     ends: list[Exception | None] = []
 
-    def execute(source: str, output: str, *_: object, **__: object) -> None:
+    def execute(source: str, output: str, *_: object, config: object, **__: object) -> None:
+        # Without encryption every user of the machine can read a notebook's outputs at its kernel's ports.
+        assert KernelManager(config=config).transport_encryption == "auto"
         Path(output).write_bytes(Path(source).read_bytes())
         if error := ends.pop(0):
             raise error

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.ports import port_to_listen_on
+from nbtrain.cli.kernel_encryption import kernel_encryption
 from tests.conftest import skip_or_fail
 
 REPOSITORY = Path(__file__).parents[2]
@@ -129,6 +130,8 @@ def jupyter_server(
     }
     command += [f"--ServerApp.{name}={value}" for name, value in settings.items()]
     command.append(f"--IdentityProvider.token={TOKEN}")
+    # As `nbtrain lab` has it.
+    command += [f"--KernelManager.{name}={value}" for name, value in kernel_encryption().items()]
     log_path = root / "server.log"
     with log_path.open("wb") as log:
         server = subprocess.Popen(

@@ -3,6 +3,7 @@
 jupyterlab.py says which environment variables choose the browser and keep pictures.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -53,6 +54,9 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.wait_for_selector(".nbtrain-panel[data-state=RUNNING] .nbt-step")
         assert page.locator(".nbtrain-panel").count() == 1
         wait_for_kernel(page)
+        # Encrypted, as `nbtrain lab` has it: with a key in the file that says how to connect to it.
+        [connection] = (lab.root / "runtime").glob("kernel-*.json")
+        assert json.loads(connection.read_text())["curve_publickey"]
 
         run_cell(page, 1)
         wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")

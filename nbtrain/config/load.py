@@ -311,6 +311,25 @@ def validate(located: Located, label: str) -> RunConfig:
     return config
 
 
+def validate_section(located: Located, section: str) -> None:
+    """The schema's word on the keys of one section that are given, before the rest of a run is known.
+
+    Raises ConfigError, in the words of `validate`, which knows what is missing and what has no such name.
+    """
+    model: Any = RunConfig.model_fields[section].annotation
+    try:
+        if section in located.value:
+            model.model_validate(located.value[section])
+    except ValidationError as error:
+        problems = [
+            _problem({**entry, "loc": (section, *entry["loc"])}, located, section)
+            for entry in error.errors(include_url=False)
+            if entry["type"] not in ("missing", "extra_forbidden")
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems)) from None
+
+
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
 # Our words for pydantic's errors, if they say more.

@@ -17,13 +17,14 @@ from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir, typed_path
-from nbtrain.config.load import Overrides, load, override_layer, validate
+from nbtrain.config.load import Overrides, load, override_layer, validate, validate_section
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, to_text
 from nbtrain.corpus.tokenizer.beginning import own_token
 from nbtrain.corpus.tokenizer.exported import entries_of, holds_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.corpus.tokenizer.origin import ids_in
 from nbtrain.corpus.tokenizer.prepare import take_over
 from nbtrain.jobs.from_megatron import converted
 from nbtrain.jobs.initial_weights import other_ids
@@ -114,6 +115,8 @@ def import_model(
                 f"override {key}={layer.value[key]}: {key} is what {given_by} says. Take the override out, "
                 f"or give another {given_by}."
             )
+    # Used before the run is whole.
+    validate_section(layer, "tokenizer")
     folder = _folder_of(source)
     section = layer.value.get("tokenizer") or {}
     tree = find_tree(folder)
@@ -315,8 +318,7 @@ def _eod_token(model: PretrainedModel, entries: dict[str, int]) -> str | None:
         return named
     texts = {number: text for text, number in entries.items()}
     for config in (model.folder.generation_config, model.folder.config):
-        ids = config.get("eos_token_id")
-        for number in ids if isinstance(ids, list) else [ids]:
+        for number in ids_in(config.get("eos_token_id")):
             if number in texts:
                 return texts[number]
     return None

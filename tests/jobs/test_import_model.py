@@ -18,9 +18,10 @@ from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, import_model
+from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, find_tokenizer, import_model
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import this_machine
+from nbtrain.pretrained.model import open_model
 from tests.pretrained.small import write_small_folder
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
@@ -177,6 +178,25 @@ BAD = {
         RecordError,
         "tokenizer_config.json:1: not JSON: objects and lists are too deep in each other",
     ),
+    "a tokenizer_config.json of another encoding": (
+        lambda folder: (folder / "tokenizer_config.json").write_bytes(b'{"eos_token": "\xe9"}'),
+        RecordError,
+        "tokenizer_config.json:1: not JSON: byte 16 is not UTF-8",
+    ),
+    "ids that are no numbers": (
+        lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": "x"}}}'),
+        DataError,
+        "models/small/tokenizer.json: the id of 'a' is \"x\"; an id is a whole number of at least 0. Copy or",
+    ),
+    "two files of another model than GPT-2": (
+        lambda folder: (
+            (folder / "tokenizer.json").rename(folder / "vocab.json"),
+            (folder / "merges.txt").write_text(""),
+            (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}'),
+        ),
+        DataError,
+        "models/small: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, and ",
+    ),
     "a tokenizer.json of nothing": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
         DataError,
@@ -218,6 +238,42 @@ def test_bad_input_writes_nothing(what, folder, workspace):
         import_model("models/small", "mine")
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert tree(workspace) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("tokenizer.vocab_size=abc", "tokenizer.vocab_size = abc: must be a whole number."),
+        ("tokenizer.vocab_size=[1]", "tokenizer.vocab_size = [1]: must be a whole number."),
+        ("tokenizer.vocab_size=-5", "tokenizer.vocab_size = -5: must be at least 1."),
+        ("tokenizer=5", "tokenizer = 5: must be a section: a mapping of keys."),
+        ("tokenizer=[1]", "tokenizer = [1]: must be a section: a mapping of keys."),
+        ("tokenizer=null", "tokenizer = null: must be a section: a mapping of keys."),
+        ("tokenizer.name=5", "tokenizer.name = 5: must be text; write it in quotes."),
+        ("tokenizer.path=5", "tokenizer.path = 5: must be text; write it in quotes."),
+        ("tokenizer.sise=5", "tokenizer has no key `sise`."),
+    ],
+)
+def test_overrides_of_the_tokenizer_are_refused_as_in_check(folder, workspace, override, said):
+    """They are used before the run is whole."""
+    before = tree(workspace)
+    with pytest.raises(ConfigError) as refused:
+        import_model("models/small", "mine", [override])
+    assert str(refused.value).startswith(f"override {override}: {said}")
+    with pytest.raises(ConfigError) as checked:
+        load("gpt-tiny", [override])
+    assert str(refused.value) == str(checked.value)
+    assert tree(workspace) == before
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"), [([[1]], None), ({"a": 1}, None), (True, None), ([[1], "x", 1], "</s>"), (1, "</s>")]
+)
+def test_ends_of_a_text_that_are_no_ids(folder, ids, found):
+    """They name no token; the first id does."""
+    files.write_json(folder / "tokenizer_config.json", {})
+    files.write_json(folder / "generation_config.json", {"eos_token_id": ids})
+    assert find_tokenizer(open_model(folder), {}).eod_token == found
 
 
 def test_another_tokenizer_of_the_name_is_not_replaced(folder, workspace):

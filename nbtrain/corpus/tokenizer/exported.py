@@ -69,8 +69,10 @@ def _renew_list(folder: Path) -> None:
     """
     settings = settings_of(folder)
     if ADDED_LIST in settings:
-        added = files.read_json(folder / ONE_FILE)["added_tokens"]
-        entries = {str(one["id"]): {key: one[key] for key in one if key != "id"} for one in added}
+        document = files.read_json(folder / ONE_FILE) or {}
+        entries = {
+            str(one["id"]): {key: one[key] for key in one if key != "id"} for one in document["added_tokens"]
+        }
         files.write_json(folder / SETTINGS, {**settings, ADDED_LIST: entries})
 
 

@@ -94,7 +94,8 @@ MOST_SEQUENCE_TOKENS = 10**8
 SequenceTokens = _number(1, MOST_SEQUENCE_TOKENS)
 ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
 # A thousand layers train (arXiv:2203.00555); GPT-3 has 96, of width 12,288.
-Layers = _number(1, 100_000)
+MOST_LAYERS = 100_000
+Layers = _number(1, MOST_LAYERS)
 # Every N-th layer, or a word for each layer; Megatron's --window-attn-skip-freq and --no-rope-freq.
 EVERY, EACH = "<every N-th layer>", "<each layer>"
 _ZeroOrOne: Any = _number(0, 1)

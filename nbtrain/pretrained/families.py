@@ -20,6 +20,7 @@ from typing import Any
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.config.fields import MOST_LAYERS
 from nbtrain.pretrained.keys import Keys
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors
@@ -150,7 +151,9 @@ def _read_llama(family: Family, keys: Keys) -> Described:
     elif hidden % heads:
         raise keys.refused("num_attention_heads", f"must divide hidden_size = {hidden}")
     _one_of(keys, "hidden_act", ("silu", "swish"), "silu", "silu, the gate of SwiGLU")
-    layers, positions = keys.whole("num_hidden_layers"), keys.whole("max_position_embeddings")
+    # Bounded first: what follows may make a list of them.
+    layers = keys.whole("num_hidden_layers", most=MOST_LAYERS)
+    positions = keys.whole("max_position_embeddings")
     fields: dict[str, Any] = {
         "architecture": family.architecture,
         "num_layers": layers,

@@ -23,11 +23,13 @@ class Keys:
         """Whether a key has a value that is not null."""
         return self.values.get(key) is not None
 
-    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+    def whole(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
+        """A whole number of at least `least`, and at most `most`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refused(key, f"must be a whole number of at least {least}")
+        if most is not None and value > most:
+            raise self.refused(key, f"must be at most {most:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -361,6 +361,10 @@ CONFIGS = [
         )
         for flags in ([[1], [0]], [{}, 0], [1.0, 0.0], [2, 0])
     ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 10**12},
+        "m/config.json: num_hidden_layers = 1000000000000: must be at most 100,000.",
+    ),
     ({"hidden_size": "8"}, "m/config.json: hidden_size = '8': must be a whole number of at least 1."),
     ({"hidden_size": ...}, "m/config.json: has no hidden_size, which the model needs."),
     (

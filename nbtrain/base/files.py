@@ -109,6 +109,8 @@ def read_json(path: Path) -> Any | None:
         return None
     except PermissionError as error:
         raise RecordError(f"{not_allowed(error)}.") from error
+    except IsADirectoryError as error:
+        raise RecordError(f"{path}: is a folder, and must be a file.") from error
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:

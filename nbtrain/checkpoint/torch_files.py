@@ -21,7 +21,10 @@ SUFFIX = ".pt"
 PIECE_BYTES = 64 << 20
 # How torch's reader names a function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
-
+# What torch's reader raises for bytes that were damaged, or made to confuse it.
+DAMAGED = (
+    *(pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError, ValueError),
+)
 
 _written = 0
 _lock = threading.Lock()
@@ -67,8 +70,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             # It asks to report files of other pickle protocols to PyTorch; nobody but us writes these files.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    # The others are what torch's reader raises for bytes that were made to confuse it.
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError) as error:
+    except DAMAGED as error:
         # Without torch's own words: they advise to turn the protection off.
         raise CheckpointError(f"{display(path)} {_why_refused(error)}.") from None
 

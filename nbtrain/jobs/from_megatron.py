@@ -12,6 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.progress import Progress
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -60,11 +61,12 @@ def converted(
 def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
     """The first token ids of a text file, by the tokenizer that the run will have."""
     path = typed_path(text)
-    path = path if path.is_file() else resolve(text)
     try:
+        path = path if path.is_file() else resolve(text)
         content = path.read_bytes()[:TEXT_BYTES].decode(errors="ignore")
     except OSError as error:
-        raise ConfigError(f"{display(path)}: cannot be read: {error.strerror}.") from None
+        where = shortened(display(path))
+        raise ConfigError(f"--text {where}: cannot be read: {error.strerror}.") from None
     given, name = section.get("path"), section.get("name")
     if given is None and name is None:
         raise ConfigError(

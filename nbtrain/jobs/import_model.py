@@ -16,6 +16,7 @@ from typing import Any
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir, typed_path
 from nbtrain.config.load import Overrides, load, override_layer, validate, validate_section
 from nbtrain.config.rules.check import check_config
@@ -237,8 +238,12 @@ def _folder_of(source: str | Path) -> Path:
             "hf://ORGANISATION/MODEL@REVISION; of anything else name the folder."
         )
     typed = typed_path(source)
-    folder = typed.absolute() if typed.exists() else resolve(source)
-    if not folder.exists() and HUB_ID.fullmatch(str(source)):
+    try:
+        folder = typed.absolute() if typed.exists() else resolve(source)
+        is_there = folder.exists()
+    except OSError as error:
+        raise CheckpointError(f"{shortened(str(source))}: cannot be read: {error.strerror}.") from None
+    if not is_there and HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
             f"{source}: no such folder. If it is a model of the Hub, hf://{source} fetches it with "
             "huggingface_hub; nothing else is downloaded."

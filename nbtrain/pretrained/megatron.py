@@ -18,17 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.pretrained.folder import CONFIG
 
 TRACKER, LATEST = "latest_checkpointed_iteration.txt", "latest"
-STEP = re.compile(r"(iter_\d+|release|global_step\d+)")
-OWN_FILE = re.compile(r"mp_rank_(\d+)(?:_(\d+))?/model_optim_rng\.pt")
-MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+STEP = re.compile(r"(iter_\d{1,18}|release|global_step\d{1,18})")
+OWN_FILE = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?/model_optim_rng\.pt")
+MODEL_FILE = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
+LAYER_FILE = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
 ZERO_3_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 # Orders of the rows of query, key and value: by head or group, or all queries of a tensor rank first.
 ORDERS = ("groups", "thirds")
+# Arguments without which no model is known.
+NUMBERS = (
+    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "max_position_embeddings"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class MegatronTree:
 
     @property
     def tensor_parallel_size(self) -> int:
-        return 1 + max(tensor for tensor, _ in self.files)
+        return 1 + max(tensor for tensor, _ in (*self.files, *self.layers))
 
     @property
     def pipeline_parallel_size(self) -> int:
@@ -89,69 +96,105 @@ def find_tree(path: Path) -> MegatronTree | None:
 
 def _step_of(path: Path) -> Path | None:
     """The folder of a step."""
-    if not path.is_dir():
+    # Trainer of transformers leaves DeepSpeed's files in the folder of a model.
+    if not path.is_dir() or (path / CONFIG).is_file():
         return None
     if STEP.fullmatch(path.name):
         return path
-    for name, form in ((TRACKER, "iter_{:07d}"), (LATEST, "{}")):
+    for name in (TRACKER, LATEST):
         if (path / name).is_file():
-            said = (path / name).read_text(encoding="utf-8", errors="replace").strip()
-            step = path / (form.format(int(said)) if said.isdecimal() else said)
-            if name == TRACKER and not step.is_dir() and (path / LATEST).is_file():
+            said = _said(path / name)
+            is_number = name == TRACKER and re.fullmatch(r"\d{1,18}", said)
+            step = f"iter_{int(said):07d}" if is_number else said
+            found = STEP.fullmatch(step) is not None and (path / step).is_dir()
+            if not found and name == TRACKER and (path / LATEST).is_file():
                 continue  # DeepSpeed's tree has both files, and folders of its own name
-            if not STEP.fullmatch(step.name) or not step.is_dir():
+            if not found:
                 raise CheckpointError(
                     f"{display(path / name)}: names {said[:40]!r}, and there is no such folder beside it. "
                     "Name the folder of a step."
                 )
-            return step
+            return path / step
     return None
 
 
+def _said(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise CheckpointError(f"{display(path)}: cannot be read: {error.strerror}.") from None
+
+
 def _check_whole(tree: MegatronTree) -> None:
-    wanted = {
-        (tensor, pipeline)
-        for tensor in range(tree.tensor_parallel_size)
-        for pipeline in range(tree.pipeline_parallel_size)
-    }
-    missing = sorted(wanted - set(tree.files))
+    ranks = range(tree.tensor_parallel_size)
     if tree.layers:
-        last = max(layer for _, layer in tree.layers)
         # The first layer of a pipeline converts inputs, and the last may: they have no file.
-        ranks = range(tree.tensor_parallel_size)
-        cells = {(tensor, layer) for tensor in ranks for layer in range(1, last + 1)}
-        missing += sorted(cells - set(tree.layers))
-    if missing:
-        tensor, other = missing[0]
-        what = "layer" if tree.layers else "pipeline rank"
-        raise CheckpointError(
-            f"{display(tree.folder)}: {len(missing)} of its files are missing, first that of tensor rank "
-            f"{tensor}, {what} {other}. Copy the whole folder."
-        )
+        last = max(layer for _, layer in tree.layers)
+        tables = [("pipeline rank", tree.files, range(1)), ("layer", tree.layers, range(1, last + 1))]
+    else:
+        tables = [("pipeline rank", tree.files, range(tree.pipeline_parallel_size))]
+    # A number in a name may be anything: no more cells are looked at than there are files.
+    for what, found, others in tables:
+        missing = len(ranks) * len(others) - sum(other in others for _, other in found)
+        if missing:
+            cells = ((tensor, other) for tensor in ranks for other in others)
+            tensor, other = next(cell for cell in cells if cell not in found)
+            raise CheckpointError(
+                f"{display(tree.folder)}: {counted(missing, 'file')} of it "
+                f"{'is' if missing == 1 else 'are'} missing, first that of tensor rank {tensor}, {what} "
+                f"{other}. Copy the whole folder."
+            )
+
+
+# {an argument that changes what a model computes: why a model with it is not read}.
+NOT_HERE = {
+    "apply_residual_connection_post_layernorm": "residuals are taken before the norms here",
+    "apply_layernorm_1p": "weights of norms that are stored less 1 are not read",
+    "layernorm_zero_centered_gamma": "weights of norms that are stored less 1 are not read",
+    "geglu": "this gated activation is not here",
+    "quick_geglu": "this gated activation is not here",
+    "multi_latent_attention": "this attention is not here",
+    "qk_l2_norm": "these norms are not here",
+    "qk_layernorm": "norms of queries and keys are not read from a tree",
+    "window_size": "sliding windows are not read from a tree",
+    "no_rope_freq": "layers without rotary positions are not read from a tree",
+    "rotary_interleaved": "rotary positions turn halves of a head here, not neighbours",
+    "use_rope_scaling": "scaled rotary positions are not read from a tree",
+    "use_mup": "this scaling of a model is not here",
+}
 
 
 def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Fields of our `model` section from Megatron's arguments. Raises CheckpointError for what is not
-    here."""
+    here, and for what is no number and has to be one."""
 
     def refuse(name: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{where}: {name} = {args.get(name)!r}: {why}.")
+        return CheckpointError(f"{where}: {name} = {shortened(repr(args.get(name)))}: {why}.")
 
-    for name, why in (
-        ("apply_residual_connection_post_layernorm", "residuals are taken before the norms here"),
-        ("apply_layernorm_1p", "weights of norms that are stored less 1 are not read"),
-        ("geglu", "this gated activation is not here"),
-        ("multi_latent_attention", "this attention is not here"),
-    ):
-        if args.get(name):
+    def number(name: str, default: float) -> float:
+        value = args.get(name)
+        if value is None:
+            return default
+        if type(value) not in (int, float):
+            raise refuse(name, "a number is needed")
+        return float(value)
+
+    for name, why in NOT_HERE.items():
+        if args.get(name) not in (None, False):
             raise refuse(name, why)
+    if number("rotary_seq_len_interpolation_factor", 1.0) != 1.0:
+        name = "rotary_seq_len_interpolation_factor"
+        raise refuse(name, "scaled rotary positions are not read from a tree")
+    for name in NUMBERS:
+        whole_number(args, name, where)
     experts = args.get("num_experts")
     if experts not in (None, 1, [1], 0):
         raise refuse("num_experts", "mixtures of experts are not here")
     heads, hidden = args["num_attention_heads"], args["hidden_size"]
-    groups = args.get("num_key_value_heads")
-    if args.get("group_query_attention"):
-        groups = args.get("num_query_groups")
+    of_groups = "num_query_groups" if args.get("group_query_attention") else "num_key_value_heads"
+    groups = args.get(of_groups)
+    if groups is not None and heads % whole_number(args, of_groups, where):
+        raise refuse(of_groups, f"must divide num_attention_heads = {heads}")
     rope = args.get("position_embedding_type") == "rope" or bool(args.get("use_rotary_position_embeddings"))
     if not rope and args.get("position_embedding_type") not in (None, "learned_absolute"):
         raise refuse("position_embedding_type", "these positions are not here")
@@ -166,10 +209,10 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         "num_attention_heads": heads,
         "ffn_hidden_size": args["ffn_hidden_size"],
         "max_position_embeddings": args["max_position_embeddings"],
-        "hidden_dropout": float(args.get("hidden_dropout", 0.0)),
-        "attention_dropout": float(args.get("attention_dropout", 0.0)),
+        "hidden_dropout": number("hidden_dropout", 0.0),
+        "attention_dropout": number("attention_dropout", 0.0),
         "normalization": kinds[normalization.lower()],
-        "norm_epsilon": float(args.get("norm_epsilon", args.get("layernorm_epsilon", 1e-5))),
+        "norm_epsilon": number("norm_epsilon", number("layernorm_epsilon", 1e-5)),
         "activation": activation,
         "add_bias_linear": bool(args.get("add_bias_linear", True)),
         "add_qkv_bias": bool(args.get("add_qkv_bias", False)),
@@ -177,13 +220,24 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": bool(args.get("untie_embeddings_and_output_weights", False)),
     }
     if rope:
-        fields["rotary_percent"] = float(args.get("rotary_percent", 1.0))
-        fields["rotary_base"] = float(args.get("rotary_base") or args.get("rope_theta") or 10_000.0)
+        fields["rotary_percent"] = number("rotary_percent", 1.0)
+        fields["rotary_base"] = number("rotary_base", number("rope_theta", 10_000.0))
     if groups not in (None, heads):
         fields["num_query_groups"] = groups
     if (channels := args.get("kv_channels")) not in (None, hidden // heads):
         fields["kv_channels"] = channels
     return fields
+
+
+def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
+    """An argument that is a whole number of at least 1. Raises CheckpointError if it is none."""
+    value = args.get(name)
+    if type(value) is not int or value < 1:
+        said = f"{name} = {shortened(repr(value))}" if name in args else f"no {name}"
+        raise CheckpointError(
+            f"{where}: its arguments have {said}: a whole number of at least 1 is needed to know the model."
+        )
+    return value
 
 
 def is_gelu_of_erf(args: Mapping[str, Any]) -> bool:

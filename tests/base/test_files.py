@@ -56,6 +56,8 @@ def test_a_named_output_keeps_links_and_devices(tmp_path):
 def test_reading_json_tells_missing_from_broken(tmp_path):
     """A missing file gives None; half a file is an error that names the file."""
     assert files.read_json(tmp_path / "none.json") is None
+    with pytest.raises(RecordError, match="is a folder, and must be a file"):
+        files.read_json(tmp_path)
     broken = tmp_path / "broken.json"
     broken.write_text('{"a": ')
     with pytest.raises(ValueError, match=r"broken\.json:1: not JSON"):

@@ -344,6 +344,8 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         "someone/small: no such folder. If it is a model of the Hub, hf://someone/small fetches it with "
         "huggingface_hub; nothing else is downloaded."
     )
+    with pytest.raises(CheckpointError, match=r"^x{77}\.\.\.: cannot be read: File name too long\.$"):
+        import_model("x" * 5000, "mine")
     for address in ("hf://small", "hf:someone/small", "https://huggingface.co/someone/small"):
         with pytest.raises(ConfigError) as wrong:
             import_model(address, "mine")

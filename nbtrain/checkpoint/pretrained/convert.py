@@ -17,7 +17,9 @@ from nbtrain.checkpoint.pretrained.compare import OurModel
 from nbtrain.checkpoint.pretrained.export import write_consolidated
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.load import validate
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree, is_gelu_of_erf
 
 # In nats a token: an order that is wrong costs a trained model more.
@@ -43,7 +45,8 @@ def convert(
         chosen, words = _choose(tree, config, tokens)
         weights = MegatronWeights(tree, chosen)
         notes.append(words)
-    iteration = int(weights.args.get("iteration", 0) or 0)
+    iteration = weights.args.get("iteration")
+    iteration = iteration if type(iteration) is int else 0
     for done, total in write_consolidated(WholeWeights(weights), config, to, iteration):
         yield {"kind": "progress", "stage": "write", "done": done, "total": total}
     yield {"kind": "end", "order": weights.order, "notes": notes}
@@ -51,16 +54,15 @@ def convert(
 
 def run_of(weights: MegatronWeights) -> RunConfig:
     """A run with the model of a tree; nothing else of it is meant."""
-    return RunConfig.model_validate(
-        {
-            "name": "megatron",
-            "model": weights.model.model_dump(),
-            "tokenizer": {"name": "megatron", "vocab_size": weights.vocab_size},
-            "data": {"name": "megatron"},
-            "batch": {"micro_batch_size": 1, "global_batch_size": 1, "train_tokens": 1},
-            "lr_schedule": {"lr": 1e-4},
-        }
-    )
+    said = {
+        "name": "megatron",
+        "model": weights.model.model_dump(),
+        "tokenizer": {"name": "megatron", "vocab_size": weights.vocab_size},
+        "data": {"name": "megatron"},
+        "batch": {"micro_batch_size": 1, "global_batch_size": 1, "train_tokens": 1},
+        "lr_schedule": {"lr": 1e-4},
+    }
+    return validate(Located(said, {}), display(weights.folder))
 
 
 def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
@@ -73,7 +75,15 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
             "(before) or thirds (after), or give a text that the model knows, --text FILE: the order with "
             "the lower loss is taken."
         )
-    ids = torch.tensor(tokens)
+    if len(tokens) < 2:
+        raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Give a longer text.")
+    if (highest := max(tokens)) >= config.tokenizer.vocab_size:
+        raise CheckpointError(
+            f"{where}: the text has the token id {highest:,}, and the model has "
+            f"{config.tokenizer.vocab_size:,} rows: it was encoded by the tokenizer of another model. Name "
+            "the model's own (tokenizer.path=FOLDER)."
+        )
+    ids = torch.tensor(tokens[: config.model.resolved_max_position_embeddings])
     losses = {order: loss_of(MegatronWeights(tree, order), config, ids) for order in ORDERS}
     words = ", ".join(f"{order} {loss:.3f}" for order, loss in losses.items())
     better, worse = sorted(losses, key=lambda order: losses[order])

@@ -24,11 +24,14 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.checkpoint.pretrained.files import NAMES
 from nbtrain.checkpoint.store import MASTER, StoredParameter
-from nbtrain.checkpoint.torch_files import load_file
-from nbtrain.config.schema import ModelConfig
-from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments
+from nbtrain.checkpoint.torch_files import DAMAGED, load_file
+from nbtrain.pretrained.families import Described
+from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments, whole_number
+from nbtrain.pretrained.model import model_section
 from nbtrain.pretrained.parameters import Sizes, parameter_shapes
 
 # Names of classes of which a stand-in is enough.
@@ -54,6 +57,9 @@ RENAMED = {
 # Of arrays: their classes stand in no file, and torch's reader asks for them.
 NUMBERS = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
 ROW_PARALLEL = ("attention.dense.weight", "mlp.dense_4h_to_h.weight")
+LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)")
+# States of kernels, and buffers that are computed.
+NOT_READ = re.compile(r"(^|\.)(_extra_state|inv_freq)$")
 COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 
 
@@ -67,18 +73,30 @@ class MegatronWeights:
         self.tree, self.order = tree, order
         self.folder = tree.folder
         self._loaded: dict[Path, Any] = {}
-        first = self._load(next(iter(tree.files.values())))
-        if "args" not in first:
+        where, first = display(tree.folder), self._load(next(iter(tree.files.values())))
+        args = first.get("args")
+        args = vars(args) if isinstance(args, argparse.Namespace) else args
+        if not isinstance(args, dict):
             raise CheckpointError(
-                f"{display(tree.folder)}: holds no arguments (args), so that nothing says what the model is."
+                f"{where}: holds no arguments (args), so that nothing says what the model is."
             )
-        args = first["args"]
-        self.args: dict[str, Any] = dict(args) if isinstance(args, dict) else vars(args)
-        self.version = float(first.get("checkpoint_version", 0))
-        where = display(tree.folder)
-        self.model = ModelConfig(**fields_of_arguments(self.args, where))
-        self.vocab_size = int(self.args["padded_vocab_size"])
+        self.args: dict[str, Any] = args
+        self.version = first.get("checkpoint_version", 0)
+        if type(self.version) not in (int, float):
+            raise CheckpointError(
+                f"{where}: checkpoint_version = {shortened(repr(self.version))}: must be a number."
+            )
+        _refuse_fewer_ranks(tree, args, where)
+        fields = fields_of_arguments(args, where)
+        self.vocab_size = whole_number(args, "padded_vocab_size", where)
+        described = Described(None, fields, self.vocab_size, fields["max_position_embeddings"])
+        self.model = model_section(described, tree.folder)
         self.sizes = Sizes.of(self.model, self.vocab_size)
+        if self.version < 2 and self.sizes.num_query_groups != self.sizes.num_attention_heads:
+            raise CheckpointError(
+                f"{where}: checkpoint_version = {self.version:g}: its files hold no grouped queries, and its "
+                "arguments ask for them."
+            )
 
     @property
     def is_ambiguous(self) -> bool:
@@ -91,7 +109,9 @@ class MegatronWeights:
     def dtype(self) -> torch.dtype:
         """The format of the weights; fp32 if there are several."""
         kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
-        return kinds.pop() if len(kinds) == 1 else torch.float32
+        kind = kinds.pop() if len(kinds) == 1 else torch.float32
+        # Of another one no weight is read.
+        return kind if kind in NAMES else torch.float32
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -101,13 +121,8 @@ class MegatronWeights:
     def read(self, name: str, state: str = MASTER) -> torch.Tensor:
         """A whole parameter, flat, fp32. Raises CheckpointError if a rank lacks it, or has another shape."""
         assert state == MASTER, "of a tree the weights are read"
-        shape = self.parameters[name].shape
         found = self._joined(name).float()
-        if found.shape != shape:
-            raise CheckpointError(
-                f"{display(self.folder)}: {name} has the shape {list(found.shape)}, and {list(shape)} by its "
-                "arguments."
-            )
+        assert found.shape == self.parameters[name].shape, "each part has been looked at"
         if not bool(torch.isfinite(found).all()):
             raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Take another step.")
         return found.reshape(-1)
@@ -129,12 +144,39 @@ class MegatronWeights:
         return parts[0]
 
     def _part(self, rank: int, name: str) -> torch.Tensor:
-        try:
-            return self._ranks[rank][name]
-        except KeyError:
+        where = f"{display(self.folder)}: tensor rank {rank}"
+        found = self._ranks[rank].get(name)
+        if found is None:
+            raise CheckpointError(f"{where} has no {name}, which its arguments ask for.")
+        if found.is_meta or found.layout != torch.strided or found.dtype not in NAMES:
             raise CheckpointError(
-                f"{display(self.folder)}: tensor rank {rank} has no {name}, which its arguments ask for."
-            ) from None
+                f"{where} has {name} as {found.dtype}, {found.layout}; plain fp32, bf16 and fp16 are read."
+            )
+        wanted = self._shape(name)
+        if found.shape != wanted:
+            raise CheckpointError(
+                f"{where} of {self.tree.tensor_parallel_size} has {name} in the shape {list(found.shape)}, "
+                f"and {list(wanted)} by its arguments."
+            )
+        return found
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Of a rank's part of a tensor. Raises CheckpointError if the ranks do not divide the whole."""
+        shape, ranks = list(self.parameters[name].shape), self.tree.tensor_parallel_size
+        is_column = ".query_key_value." in name or ".dense_h_to_4h." in name or name in COLUMN_PARALLEL
+        if not is_column and not name.endswith(ROW_PARALLEL):
+            return tuple(shape)
+        dim = 0 if is_column else 1
+        cut = self.sizes.num_query_groups if ".query_key_value." in name else shape[dim]
+        if cut % ranks:
+            raise CheckpointError(
+                f"{display(self.folder)}: {ranks} tensor ranks do not divide the {cut} "
+                f"{'groups of queries' if '.query_key_value.' in name else 'rows or columns'} of {name}."
+            )
+        shape[dim] //= ranks
+        if ".dense_h_to_4h." in name and self.sizes.is_gated:
+            shape[0] *= 2
+        return tuple(shape)
 
     def _by_group(self, rows: torch.Tensor) -> torch.Tensor:
         """A rank's rows of query, key and value as [queries of a group|key|value] of each group."""
@@ -154,6 +196,11 @@ class MegatronWeights:
     @cached_property
     def _ranks(self) -> list[dict[str, torch.Tensor]]:
         """{canonical name: that rank's part} of each tensor rank."""
+        found = self._stored()
+        self._refuse_others(found)
+        return found
+
+    def _stored(self) -> list[dict[str, torch.Tensor]]:
         tree = self.tree
         if tree.layers:
             return [self._of_layers(rank) for rank in range(tree.tensor_parallel_size)]
@@ -168,6 +215,16 @@ class MegatronWeights:
             found.append(own)
         return found
 
+    def _refuse_others(self, found: list[dict[str, torch.Tensor]]) -> None:
+        """Raises CheckpointError for a tensor that the model of the arguments does not have."""
+        for rank, part in enumerate(found):
+            others = (name for name in part if name not in self.parameters)
+            if extra := next((name for name in others if not NOT_READ.search(name)), None):
+                raise CheckpointError(
+                    f"{display(self.folder)}: tensor rank {rank} holds {shortened(extra)}, which is no part "
+                    "of the model that its arguments describe, and would be lost."
+                )
+
     def _of_stage(self, path: Path, first: int) -> dict[str, torch.Tensor]:
         """Of a file without layers of its own; its layers are numbered from 0 in each stage."""
         state = self._load(path)
@@ -177,17 +234,14 @@ class MegatronWeights:
                 f"{display(path)}: holds no model in one piece (interleaved pipeline stages?), which is not "
                 "read."
             )
-        language = model.get("language_model", model)
-        found: dict[str, torch.Tensor] = {}
-        for name, tensor in _flat(language.get("embedding", {})).items():
-            found[name] = tensor
-        for name, tensor in _flat(language.get("encoder", language.get("transformer", {}))).items():
+        language = _inner(model, "language_model") or model
+        found = _flat(_inner(language, "embedding"))
+        for name, tensor in _flat(_inner(language, "encoder", "transformer")).items():
             ours = _ours(name)
-            if ours.startswith("layers."):
-                _, index, rest = ours.split(".", 2)
-                ours = f"layers.{int(index) + first}.{rest}"
+            if (layer := LAYER.fullmatch(ours)) is not None:
+                ours = f"layers.{int(layer[1]) + first}.{layer[2]}"
             found[ours] = tensor
-        for name, tensor in _flat(language.get("output_layer", {})).items():
+        for name, tensor in _flat(_inner(language, "output_layer")).items():
             found[f"output_layer.{name}"] = tensor
         return found
 
@@ -198,7 +252,7 @@ class MegatronWeights:
         for (tensor, number), path in self.tree.layers.items():
             if tensor != rank:
                 continue
-            for name, value in self._load(path).items():
+            for name, value in _flat(self._load(path)).items():
                 ours = _ours(name)
                 if number == 1:
                     found[ours] = value
@@ -212,7 +266,10 @@ class MegatronWeights:
 
     def _load(self, path: Path) -> Any:
         if path not in self._loaded:
-            self._loaded[path] = load_allowed(path)
+            loaded = load_allowed(path)
+            if not isinstance(loaded, dict):
+                raise CheckpointError(f"{display(path)}: holds no dictionary, as files of Megatron do.")
+            self._loaded[path] = loaded
         return self._loaded[path]
 
 
@@ -221,7 +278,7 @@ def load_allowed(path: Path) -> Any:
     name."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (ValueError, RuntimeError, OSError):
+    except (*DAMAGED, OSError):
         raise CheckpointError(
             f"{display(path)}: is no file that torch.save has written since version 1.6, or a damaged one."
         ) from None
@@ -246,6 +303,23 @@ def _ours(name: str) -> str:
     for theirs, ours in RENAMED.items():
         name = name.replace(theirs, ours)
     return name
+
+
+def _inner(state: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The dictionary by the first of the names that has one; {} if none has."""
+    return next((state[name] for name in names if isinstance(state.get(name), dict)), {})
+
+
+def _refuse_fewer_ranks(tree: MegatronTree, args: dict[str, Any], where: str) -> None:
+    """Raises CheckpointError if a tree was saved by more ranks than have files."""
+    sizes = {"tensor_model_parallel_size": tree.tensor_parallel_size}
+    if not tree.layers:
+        sizes["pipeline_model_parallel_size"] = tree.pipeline_parallel_size
+    for name, size in sizes.items():
+        if type(args.get(name)) is int and args[name] > size:
+            raise CheckpointError(
+                f"{where}: {name} = {args[name]}, and files of {size} are there. Copy the whole folder."
+            )
 
 
 def _flat(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:

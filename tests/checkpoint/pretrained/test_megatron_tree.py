@@ -1,10 +1,13 @@
 """Trees of Megatron-LM and Megatron-DeepSpeed, in their form, joined to what they were cut from."""
 
 import argparse
+import contextlib
 import enum
 import random
+import re
 import sys
 import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -288,9 +291,14 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / "tree")
     assert str(refused.value) == (
-        "tree/global_step40: 1 of its files are missing, first that of tensor rank 1, layer 3. Copy the "
-        "whole folder."
+        "tree/global_step40: 1 file of it is missing, first that of tensor rank 1, layer 3. Copy the whole "
+        "folder."
     )
+    write_deepspeed(tmp_path / "unsaid", config, weights, 2, "groups", piped=True)
+    for rank in (0, 1):
+        (tmp_path / "unsaid" / "global_step40" / f"mp_rank_{rank:02d}_model_states.pt").unlink()
+    with pytest.raises(CheckpointError, match="2 files of it are missing, first that of tensor rank 0, pipe"):
+        find_tree(tmp_path / "unsaid")
     write_own(tmp_path / "own", config, weights, 2, 2)
     (tmp_path / "own" / "iter_0000040" / "mp_rank_00_001" / "model_optim_rng.pt").unlink()
     with pytest.raises(CheckpointError, match="first that of tensor rank 0, pipeline rank 1"):
@@ -298,6 +306,10 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text("41")
     with pytest.raises(CheckpointError, match="names '41', and there is no such folder beside it"):
         find_tree(tmp_path / "own")
+    for said in ("9" * 5000, "x" * 5000):
+        (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text(said)
+        with pytest.raises(CheckpointError, match=f"names '{said[:40]}', and there is no such folder"):
+            find_tree(tmp_path / "own")
     (step / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="was saved with ZeRO 3"):
         find_tree(tmp_path / "tree")
@@ -315,6 +327,27 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p = True: weights of norms that are stored less 1"),
         ({"num_experts": [8]}, r"num_experts = \[8\]: mixtures of experts are not here"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi': these positions are not"),
+        ({"layernorm_zero_centered_gamma": True}, "gamma = True: weights of norms that are stored less 1"),
+        ({"rotary_interleaved": True}, "rotary_interleaved = True: rotary positions turn halves of a head"),
+        ({"rotary_seq_len_interpolation_factor": 4}, "interpolation_factor = 4: scaled rotary positions are"),
+        ({"window_size": (99, 0)}, r"window_size = \(99, 0\): sliding windows are not read from a tree"),
+        ({"num_layers": "4"}, "its arguments have num_layers = '4': a whole number of at least 1 is needed"),
+        ({"padded_vocab_size": None}, "its arguments have padded_vocab_size = None: a whole number of at"),
+        (
+            {"num_attention_heads": 0},
+            "its arguments have num_attention_heads = 0: a whole number of at least",
+        ),
+        ({"num_layers": 10**9}, "num_layers = 1000000000: Input should be less than or equal to 100000"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),
+        ({"layernorm_epsilon": "x"}, "layernorm_epsilon = 'x': a number is needed"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size = 2, and files of 1 are there"),
+        # What the arguments describe is not all that is there, or has another shape.
+        ({"num_layers": 2}, r"tensor rank 0 holds layers\.2\.\S+, which is no part of the model that its"),
+        ({"add_bias_linear": False}, r"rank 0 holds layers\.0\.\S+\.bias, which is no part of the model"),
+        (
+            {"padded_vocab_size": 600},
+            r"0 of 1 has word_embeddings\.weight in the shape \[512, 64\], and \[600",
+        ),
     ],
 )
 def test_what_models_here_have_not_is_refused(more, said, model, tmp_path):
@@ -322,7 +355,91 @@ def test_what_models_here_have_not_is_refused(more, said, model, tmp_path):
     args = argparse.Namespace(**{**vars(arguments(config)), **more})
     write_own(tmp_path / "tree", config, weights, 1, 1, args=args)
     with pytest.raises(CheckpointError, match=said):
-        MegatronWeights(find_tree(tmp_path / "tree"))
+        read_all(tmp_path / "tree")
+
+
+def read_all(root):
+    read = MegatronWeights(find_tree(root))
+    for name in read.parameters:
+        read.read(name)
+
+
+QKV = "layers.1.self_attention.query_key_value.weight"
+OF_STATE = {
+    "list": (lambda state: [state], "model_optim_rng.pt: holds no dictionary"),
+    "args": (lambda state: {**state, "args": [1]}, "holds no arguments"),
+    "version": (lambda state: {**state, "checkpoint_version": None}, "checkpoint_version = None: must be a"),
+    "model": (lambda state: {**state, "model": {"language_model": [1]}}, "rank 0 has no word_embeddings"),
+    "layer": (
+        lambda state: with_tensor(state, "layers.x.a", torch.ones(1)),
+        "rank 0 holds layers.x.a, which",
+    ),
+    "unknown": (
+        lambda state: with_tensor(state, QKV.replace("query_key_value", "q_layernorm"), torch.ones(1)),
+        "rank 0 holds layers.1.attention.q_layernorm.weight, which is no part of the model",
+    ),
+    "shape": (lambda state: with_tensor(state, QKV, torch.ones(5, 3)), "weight in the shape [5, 3], and [96"),
+    "format": (
+        lambda state: with_tensor(state, QKV, torch.ones(96, 64).long()),
+        "rank 0 has layers.1.attention.query_key_value.weight as torch.int64, torch.strided; plain fp32",
+    ),
+}
+
+
+def with_tensor(state, name, tensor):
+    state["model"]["language_model"]["encoder"][name] = tensor
+    return state
+
+
+@pytest.mark.parametrize("version", [1.0, 3.0])
+@pytest.mark.parametrize("kind", OF_STATE)
+def test_files_that_hold_something_else(kind, version, model, tmp_path):
+    config, weights = model(GPT)
+    write_own(tmp_path / "tree", config, weights, 2, 1, version=version)
+    change, said = OF_STATE[kind]
+    for path in (tmp_path / "tree").rglob("*.pt"):
+        torch.save(change(torch.load(path, weights_only=False)), path)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        read_all(tmp_path / "tree")
+
+
+def test_states_of_kernels_are_left_out(model, tmp_path):
+    config, weights = model(GPT)
+    write_own(tmp_path / "tree", config, weights, 1, 1)
+    (path,) = (tmp_path / "tree").rglob("*.pt")
+    state = torch.load(path, weights_only=False)
+    with_tensor(state, "layers.1.self_attention._extra_state", torch.ones(1))
+    torch.save(with_tensor(state, "layers.1.self_attention.rotary_emb.inv_freq", torch.ones(1)), path)
+    assert_joined(tmp_path / "tree", weights)
+
+
+def test_damaged_pickles(model, tmp_path):
+    """Whatever torch's reader raises for them."""
+    config, weights = model({"model.num_layers": 1})
+    write_own(tmp_path / "tree", config, weights, 1, 1)
+    (path,) = (tmp_path / "tree").rglob("*.pt")
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    first = content.find(pickled)
+    for seed in range(40):
+        numbers = random.Random(seed)
+        damaged = bytearray(content)
+        damaged[first + numbers.randrange(len(pickled))] = numbers.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(CheckpointError):
+            read_all(tmp_path / "tree")
+
+
+def test_the_folder_of_a_model_is_no_tree(tmp_path):
+    """Trainer of transformers leaves DeepSpeed's files and `latest` beside the model's."""
+    (tmp_path / "global_step500").mkdir()
+    (tmp_path / "global_step500" / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
+    (tmp_path / "latest").write_text("global_step500")
+    with pytest.raises(CheckpointError, match="was saved with ZeRO 3"):
+        find_tree(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert find_tree(tmp_path) is None
 
 
 @pytest.fixture
@@ -337,12 +454,26 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
     workspace = in_this_process
     config, weights = model(LLAMA)
     write_deepspeed(workspace / "tree", config, weights, 2, "thirds")
+    write_deepspeed(workspace / "learned", *model(GPT), 1, "groups")
     with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine")
     assert "--qkv-order groups (before) or thirds (after), or give a text that the model knows" in str(
         refused.value
     )
     assert not (workspace / "mine.yaml").exists() and not list((workspace / "data").rglob("*.safetensors"))
+    words = " ".join(f"word{number}" for number in range(600))
+    make_tokenizer("large", [words], 700)
+    for text, said in {
+        words: "the text has the token id 6",
+        "w": "the text has one token; at least 2 are needed",
+        # More tokens than the model has positions.
+        "a b c " * 200: "both orders of query, key and value give the text the same loss",
+    }.items():
+        (workspace / "text.txt").write_text(text)
+        with pytest.raises(CheckpointError, match=said):
+            import_model("learned", "mine", ["tokenizer.name=large"], text="text.txt")
+    with pytest.raises(ConfigError, match=r"--text x{77}\.\.\.: cannot be read: File name too long"):
+        import_model("learned", "mine", ["tokenizer.name=large"], text="x" * 5000)
     imported = import_model("tree", "mine", qkv_order="thirds")
     kept = workspace / "data" / "model" / "mine.safetensors"
     assert imported.config.init_from == "data/model/mine.safetensors" and imported.family == "nbtrain"
@@ -387,6 +518,3 @@ def test_the_order_is_chosen_by_the_loss_of_a_text(in_this_process, model, tmp_p
         assert imported.notes[0].startswith(said)
     with pytest.raises(ConfigError, match="--text needs the tokenizer"):
         import_model("groups", "mine", text="text.txt")
-    (workspace / "text.txt").write_text(" alpha")
-    with pytest.raises(CheckpointError, match="both orders of query, key and value give the text the same"):
-        import_model("groups", "other", ["tokenizer.name=greek"], text="text.txt")

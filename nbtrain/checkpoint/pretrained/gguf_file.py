@@ -241,7 +241,9 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     document = json.loads(path.read_text(encoding="utf-8"))
     model = document["model"]
     pre = name_of_words(document)
-    if model["type"] != "BPE" or model.get("byte_fallback") or pre is None:
+    # Early files name no type: what has merges is a BPE.
+    is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
+    if not is_bpe or model.get("byte_fallback") or pre is None:
         raise ConfigError(
             "--to gguf: this tokenizer is not written: of byte-level BPEs those with the words of GPT-2, "
             "Llama 3, Qwen2 or SmolLM are. Export the run with --to hf, and convert the folder with "
@@ -255,12 +257,27 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     for entry in document.get("added_tokens") or ():
         tokens[entry["id"]], types[entry["id"]] = entry["content"], 3 if entry["special"] else 4
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    settings = folder / "tokenizer_config.json"
-    template = json.loads(settings.read_text()).get("chat_template") if settings.is_file() else None
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    try:
+        template = _template(folder)
+    except ValueError as error:
+        raise ConfigError(f"--to gguf: the tokenizer's chat template cannot be read: {error}.") from None
     found = {"tokens": tokens, "types": types, "merges": merges, "pre": pre}
-    return {**found, "chat_template": template if isinstance(template, str) else None}
+    return {**found, "chat_template": template}
+
+
+def _template(folder: Path) -> str | None:
+    """The template of chats, as transformers looks for it. Raises ValueError if its file is no text."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    found = found.get("chat_template")
+    if isinstance(found, list):
+        # Several that have names.
+        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get(
+            "default"
+        )
+    return found if isinstance(found, str) else None
 
 
 def name_of_words(document: dict[str, Any]) -> str | None:

@@ -11,6 +11,8 @@ from collections import OrderedDict
 
 import torch
 
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
 from nbtrain.checkpoint.masters import Weights
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
 from nbtrain.checkpoint.store import MASTER, CheckpointStore
@@ -32,7 +34,7 @@ class WholeWeights:
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def whole(self, name: str) -> torch.Tensor:
-        """One parameter, in its shape."""
+        """One parameter, in its shape. Raises CheckpointError if it holds NaN or Inf in this format."""
         if name not in self._kept:
             self._kept[name] = self._read(name)
             while len(self._kept) > KEPT:
@@ -46,6 +48,12 @@ class WholeWeights:
         else:
             shape = self.source.parameters[name].shape
             found = self.source.read(name, MASTER).view(shape).to(self.dtype)
+        if not bool(torch.isfinite(found).all()):
+            what = {torch.float16: "in fp16, whose largest number is 65,504. Take another format, or another"}
+            raise CheckpointError(
+                f"{display(self.source.folder)}: {name} holds NaN or Inf "
+                f"{what.get(self.dtype, 'and has no use. Take another')} step."
+            )
         return found[: self.vocab_size] if name in OF_VOCABULARY else found
 
     def tensor(self, known: TensorMap, name: str) -> torch.Tensor:

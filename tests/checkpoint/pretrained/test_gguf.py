@@ -199,3 +199,21 @@ def test_rules_for_words_have_llama_cpp_s_names():
     assert name_of_words({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}) == "gpt-2"
     assert name_of_words({"pre_tokenizer": {"type": "Whitespace"}}) is None
     assert name_of_words({}) is None
+
+
+def test_tokenizers_of_other_forms(tmp_path):
+    """Early ones name no type of model; templates may be a list, or no text."""
+    tokenizer_in(tmp_path)
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    expected = gguf_file.read_tokenizer(tmp_path, 320)
+    del document["model"]["type"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    assert gguf_file.read_tokenizer(tmp_path, 320) == expected
+    named = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert gguf_file.read_tokenizer(tmp_path, 320)["chat_template"] == "d"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xe9")
+    with pytest.raises(
+        ConfigError, match=r"--to gguf: the tokenizer's chat template cannot be read: 'utf-8'"
+    ):
+        gguf_file.read_tokenizer(tmp_path, 320)

@@ -263,7 +263,13 @@ def _fetch(model: str, revision: str | None) -> Path:
     # Each revision has a folder of its own: shards that another one has left would be read as its own.
     name = model if revision is None else f"{model}@{revision}"
     folder = data_home() / "model" / name.replace("/", "--")
+    # Without the Hub its library takes whatever is in the folder for the whole, unless it knows the commit.
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
+        if unfinished.exists():
+            revision = huggingface_hub.HfApi().model_info(model, revision=revision).sha
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.touch()
         huggingface_hub.snapshot_download(
             model,
             revision=revision,
@@ -271,7 +277,10 @@ def _fetch(model: str, revision: str | None) -> Path:
             ignore_patterns=NOT_FETCHED,
             local_dir=folder,
         )
+        unfinished.unlink()
     except Exception as error:
+        if not folder.exists():
+            unfinished.unlink(missing_ok=True)
         # Errors of the library, of its HTTP client and of the system; their first line says what it was.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"hf://{model}: huggingface_hub could not fetch it: {words}") from error

@@ -382,6 +382,44 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         import_model("hf://someone/other", "other")
 
 
+def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch):
+    """Without the Hub its library returns a folder as it is, unless it is asked for a commit."""
+    kept = workspace / "data" / "model" / "someone--small"
+    asked = []
+
+    def interrupted(model, revision, local_dir, **patterns):
+        local_dir.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(folder / name, local_dir)
+        raise KeyboardInterrupt
+
+    def unreachable(model, revision=None):
+        raise OSError("no network")
+
+    def fetched(model, revision, local_dir, **patterns):
+        asked.append(revision)
+        shutil.copytree(folder, local_dir, dirs_exist_ok=True)
+
+    library = types.SimpleNamespace(
+        snapshot_download=interrupted, HfApi=lambda: types.SimpleNamespace(model_info=unreachable)
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    with pytest.raises(KeyboardInterrupt):
+        import_model("hf://someone/small", "mine")
+    library.snapshot_download = fetched
+    with pytest.raises(
+        CheckpointError, match="hf://someone/small: huggingface_hub could not fetch it: no net"
+    ):
+        import_model("hf://someone/small", "mine")
+    assert asked == []
+    info = types.SimpleNamespace(sha="0" * 40)
+    library.HfApi = lambda: types.SimpleNamespace(model_info=lambda model, revision: info)
+    import_model("hf://someone/small", "mine")
+    # Whole, it is used without the Hub too.
+    import_model("hf://someone/small", "again")
+    assert asked == ["0" * 40, None] and [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
 def test_what_is_fetched_from_the_hub():
     """By the library's own reading of the patterns: no pickle, and the weights once."""
     utils = pytest.importorskip("huggingface_hub.utils")

@@ -194,6 +194,11 @@ def refuse(config: RunConfig, model_type: str) -> None:
             "with --to hf."
         )
     if model_type == "smollm3":
+        if model.add_bias_linear:
+            raise ConfigError(
+                f"{config.where('model.add_bias_linear')}: model.add_bias_linear = true: llama.cpp's SmolLM3 "
+                "has no biases, and would not load the file. Export it with --to hf."
+            )
         expected = [layer for layer in range(model.num_layers) if (layer + 1) % NO_ROPE_FREQ == 0]
         if model.layers_without_rope != expected:
             raise ConfigError(

@@ -119,6 +119,9 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
         made.write_model(tmp_path / kind, kind)
         with pytest.raises(ConfigError, match=said):
             written(tmp_path / kind, tmp_path)
+    made.make_model("smollm3", attention_bias=True, mlp_bias=True).save_pretrained(tmp_path / "biases")
+    with pytest.raises(ConfigError, match=r"add_bias_linear = true: llama\.cpp's SmolLM3 has no biases"):
+        written(tmp_path / "biases", tmp_path)
     made.write_model(tmp_path / "m", "llama")
     document = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
     for change in (

@@ -169,7 +169,8 @@ def _source(source: dict[str, Any]) -> str:
 
     name = source.get("name") or source.get("kind") or ""
     cells = (name, number("documents"), number("tokens"), source.get("licence") or "not stated")
-    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+    # A licence that was written over several lines would end its row.
+    return f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
 
 
 def _whole(manifest: DatasetManifest) -> str:

@@ -1,0 +1,10 @@
+"""README.md of an exported model."""
+
+from nbtrain.jobs.model_card import _source
+
+
+def test_a_source_is_one_row():
+    """Whatever its licence: text over several lines, or with the mark between cells."""
+    source = {"name": "wiki|en", "documents": 1200, "tokens": None, "licence": "CC BY\n4.0 | GFDL\n"}
+    assert _source(source) == "| wiki/en | 1,200 |  | CC BY 4.0 / GFDL |"
+    assert _source({"kind": "jsonl"}) == "| jsonl |  |  | not stated |"

@@ -61,8 +61,8 @@ RATES_LEFT = """- **{size}: the search for the best rates is not finished** ({do
   seed has no spread: the figures do not say which recipe learns faster.
 """
 SEEDS_LEFT = """- **{size}: not all seeds have run** ({done}).
-  Each recipe is at its best rate, which lies between rates that are worse; how much the losses differ from
-  seed to seed is not known yet.
+  Each recipe is at its best rate, which lies between rates that are worse. Fewer than three seeds say little
+  of how much the losses differ from seed to seed.
 """
 
 

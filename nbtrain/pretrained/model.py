@@ -73,7 +73,7 @@ def open_model(path: Path) -> PretrainedModel:
     known = own_tensors(sizes) if described.family is None else described.family.tensors(sizes)
     found = _named(folder, described.family)
     twin = found.pop(OUTPUT, None) if sizes.is_tied else None
-    _compare(folder.path, known.tensors, found)
+    _compare(folder, known.tensors, found)
     for tensor in (*found.values(), *([twin] if twin is not None else [])):
         if tensor.dtype not in READ:
             raise CheckpointError(
@@ -139,25 +139,29 @@ def _named(folder: ModelFolder, family: Family | None) -> dict[str, Tensor]:
     return found
 
 
-def _compare(path: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
+def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
     """Raises CheckpointError for tensors that are missing, not known, or of another shape."""
-    where = display(path)
+    where = display(folder.path)
+    # What says which model it is, and how one gets the whole.
+    source = "metadata" if folder.is_own else CONFIG
+    again = "Copy the file again." if folder.is_own else "Download the folder again."
     if missing := [name for name in wanted if name not in found]:
         what = _some(missing, "is missing", "are missing")
         raise CheckpointError(
-            f"{where}: {what}. A model of its {CONFIG} has {counted(len(wanted), 'tensor')}; the rest would "
-            "be random numbers. Download the folder again."
+            f"{where}: {what}. A model of its {source} has {counted(len(wanted), 'tensor')}; the rest would "
+            f"be random numbers. {again}"
         )
     if extra := [name for name in found if name not in wanted]:
         what = _some(extra, "is no part of the model", "are no parts of the model")
         raise CheckpointError(
-            f"{where}: {what} that its {CONFIG} describes, and would be lost. Is it the right {CONFIG}?"
+            f"{where}: {what} that its {source} describes, and would be lost. "
+            + (again if folder.is_own else f"Is it the right {CONFIG}?")
         )
     for name, shape in wanted.items():
         if found[name].shape != shape:
             raise CheckpointError(
                 f"{where}: {name} has the shape {list(found[name].shape)}, and {list(shape)} by its "
-                f"{CONFIG}. Download the folder again."
+                f"{source}. {again}"
             )
 
 

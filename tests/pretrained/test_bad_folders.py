@@ -9,8 +9,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nbtrain.base.errors import CheckpointError
+from nbtrain.config.load import load
 from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.parameters import Sizes
+from nbtrain.pretrained.tensors import own_tensors
 from nbtrain.pretrained.values import check_values
+from nbtrain.pretrained.written import own_description
 from tests.pretrained.small import write_small_folder
 
 WEIGHTS = "model.safetensors"
@@ -378,6 +382,30 @@ CONFIGS = [
 def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
     change_config(folder, **changes)
     assert said in message(folder)
+
+
+def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    config, path = load("llama-tiny", check=False), tmp_path / "own.safetensors"
+    described = {"nbtrain": json.dumps(own_description(config, 8, 1))}
+    shapes = own_tensors(Sizes.of(config.model, 8)).tensors
+    count, name = f"{len(shapes):,}", "word_embeddings.weight"
+    whole = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
+    rest = {one: value for one, value in whole.items() if one != name}
+    for tensors, said in (
+        (
+            rest,
+            f"{name} is missing. A model of its metadata has {count} tensors; the rest would be random "
+            "numbers.",
+        ),
+        (
+            {**whole, "other": whole[name]},
+            "other is no part of the model that its metadata describes, and would be lost.",
+        ),
+        ({**whole, name: whole[name][:3]}, f"{name} has the shape [3, 256], and [8, 256] by its metadata."),
+    ):
+        save_file(tensors, path, described)
+        assert message(path) == f"own.safetensors: {said} Copy the file again."
 
 
 def test_paths_that_are_no_folder(folder, tmp_path):

@@ -122,10 +122,12 @@ def read_json(path: Path) -> Any | None:
     except RecursionError as error:
         raise RecordError(f"{path}:1: not JSON: objects and lists are too deep in each other") from error
     except ValueError as error:  # of Python's integers, which says nothing of the place
-        most = sys.get_int_max_str_digits()
-        raise RecordError(
-            f"{path}: a whole number has more than {most:,} digits, which is not read"
-        ) from error
+        raise RecordError(f"{path}: {too_many_digits()}") from error
+
+
+def too_many_digits() -> str:
+    """What is wrong with JSON of which json.loads raises a ValueError that is no JSONDecodeError."""
+    return f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which is not read"
 
 
 def not_allowed(error: OSError) -> str:

@@ -96,14 +96,14 @@ def dataset_dir(name: str) -> Path:
 def typed_path(path: str | os.PathLike) -> Path:
     """A path as a person types it: ~ is the home folder.
 
-    Raises ConfigError for the home folder of a user whom the machine does not know.
+    Raises ConfigError if this machine does not know that home folder.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        user = Path(path).parts[0]
+        home = Path(path).parts[0]
         raise ConfigError(
-            f"{path}: this machine knows no home folder of {user}. Write the whole path."
+            f"{path}: this machine knows no home folder {home}. Write the whole path."
         ) from None
 
 

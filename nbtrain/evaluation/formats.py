@@ -11,12 +11,12 @@ that scores compare with published ones.
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.files import too_many_digits
 from nbtrain.base.terminal import nearest
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -167,8 +167,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
                         f"{where}: not JSON: objects and lists are too deep in each other."
                     ) from None
                 except ValueError:  # of Python's integers
-                    most = sys.get_int_max_str_digits()
-                    raise DataError(f"{where}: a whole number has more than {most:,} digits.") from None
+                    raise DataError(f"{where}: {too_many_digits()}.") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
 

@@ -6,11 +6,11 @@ and reported, so that a file is understood and its fault named.
 
 import json
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.files import too_many_digits
 
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf")}
@@ -109,10 +109,8 @@ class _Reader:
         if match := _NUMBER.match(self.text, self.position):
             try:
                 value = json.loads(match.group(0))
-            except ValueError:  # Python makes no integer of so many digits
-                raise self.error(
-                    f"a whole number has more than {sys.get_int_max_str_digits():,} digits"
-                ) from None
+            except ValueError:
+                raise self.error(too_many_digits()) from None
             self.position = match.end()
             return value
         for word, value in _WORDS.items():

@@ -38,7 +38,9 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
     monkeypatch.setenv("HOME", "/home/of-mine")
     for read in (places.typed_path, places.resolve):
         assert read("~/model") == Path("/home/of-mine/model")
-        with pytest.raises(ConfigError, match=r"^~nobody-here/x: this machine knows no home folder of"):
+        with pytest.raises(
+            ConfigError, match=r"^~nobody-here/x: this machine knows no home folder ~nobody-here"
+        ):
             read("~nobody-here/x")
 
 

@@ -212,6 +212,13 @@ def test_lab_shows_the_repositorys_labextension():
     assert (Path(option.partition("=")[2]) / "nbtrain" / "package.json").is_file()
 
 
+def test_lab_encrypts_what_kernels_send():
+    """Of several --KernelManager.transport_encryption the last one counts, so that a person's own does."""
+    option = "--KernelManager.transport_encryption"
+    command = [word for word in lab_command([f"{option}=disabled"]) if word.startswith(option)]
+    assert command == [f"{option}=auto", f"{option}=disabled"]
+
+
 def test_lab_hands_jupyterlabs_own_options_on():
     """`nbtrain lab --no-browser --port 8899` is no usage error; other verbs refuse what they do not know."""
     options = cli.parse(["lab", "--no-browser", "--port", "8899"])

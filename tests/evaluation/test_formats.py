@@ -41,7 +41,11 @@ def test_prompts(tmp_path):
             *("lambada", "[" * 100_000, "not JSON: objects and lists are too deep in each other."), id="deep"
         ),
         pytest.param(
-            *("lambada", '{"text": %s}' % ("9" * 4301), "a whole number has more than 4,300 digits."),
+            *(
+                "lambada",
+                '{"text": %s}' % ("9" * 4301),
+                "a whole number has more than 4,300 digits, which is not read.",
+            ),
             id="long",
         ),
         ("lambada", "[1]", "is a list, not an object."),

@@ -63,7 +63,7 @@ def charts_in_rows(
     """(chart, its curves, marks) of small charts, three side by side."""
     # A legend that is longer than its chart is wide breaks: it would take the room of the chart beside it.
     cells = [
-        f'<td style="text-align:left;vertical-align:top;padding:0 12px 6px 0">'
+        '<td style="text-align:left;vertical-align:top;padding:0 12px 6px 0">'
         f'<div style="width:{SMALL_SIZE[0]}px">{picture}</div></td>'
         for chart, curves, marks in charts
         if (picture := chart_image(chart, curves, *SMALL_SIZE, marks))

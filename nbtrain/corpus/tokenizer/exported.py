@@ -11,6 +11,7 @@ tokenizer.json alone would load too, without a token that ends a text.
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from nbtrain.base import files
@@ -36,11 +37,13 @@ CLASS = "PreTrainedTokenizerFast"
 def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[str, int | None]:
     """Write the tokenizer in `directory` into the folder `to`; the ids of the tokens that frame a text.
 
-    Returns {bos_token_id, eos_token_id, pad_token_id}. Raises DataError as Tokenizer.load does.
+    Returns {bos_token_id, eos_token_id, pad_token_id}. Raises DataError as Tokenizer.load does, also for a
+    vocabulary in as-given/ that has changed.
     """
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
     if kept.is_dir():
+        _refuse_changed_vocabulary(kept, tokenizer.manifest.get("kept") or {})
         shutil.copytree(kept, to, dirs_exist_ok=True)
     if not (to / ONE_FILE).exists():
         files.write_bytes(to / ONE_FILE, (directory / ONE_FILE).read_bytes())
@@ -57,6 +60,18 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
         }
         files.write_json(to / SETTINGS, settings)
     return framing_ids(to, tokenizer.eod_id)
+
+
+def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -> None:
+    """Settings and chat template may be edited; ids would mean other text than the run has learnt."""
+    for name in (ONE_FILE, *CONTENT_FILES):
+        path, known = kept / name, sha256_of_names.get(name)
+        if path.is_file() and known is not None and files.sha256_of(path) != known:
+            raise DataError(
+                f"{display(path)}: has changed since the tokenizer was taken over. Ids would no longer mean "
+                f"the same text: restore it, or remove {display(kept.parent)} and run "
+                "`nbtrain prepare RUN.yaml`."
+            )
 
 
 def _renew_list(folder: Path) -> None:

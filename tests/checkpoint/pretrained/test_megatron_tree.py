@@ -518,3 +518,20 @@ def test_the_order_is_chosen_by_the_loss_of_a_text(in_this_process, model, tmp_p
         assert imported.notes[0].startswith(said)
     with pytest.raises(ConfigError, match="--text needs the tokenizer"):
         import_model("groups", "mine", text="text.txt")
+
+
+@pytest.mark.parametrize("named", ["tree", "tree/iter_0000010"])
+def test_a_distributed_checkpoint_says_how_it_is_converted(named, tmp_path, monkeypatch):
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    step = tmp_path / "tree" / "iter_0000010"
+    step.mkdir(parents=True)
+    (tmp_path / "tree" / "latest_checkpointed_iteration.txt").write_text("10")
+    for name in ("__0_0.distcp", ".metadata", "common.pt", "metadata.json"):
+        (step / name).touch()
+    with pytest.raises(CheckpointError) as refused:
+        find_tree(tmp_path / named)
+    assert str(refused.value) == (
+        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not read. "
+        "Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
+        "ANOTHER_FOLDER, which writes mp_rank_* folders and ends, and name that folder."
+    )

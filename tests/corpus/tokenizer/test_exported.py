@@ -6,6 +6,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from nbtrain.base import files
+from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, from_vocabulary
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -67,6 +68,22 @@ def test_settings_without_a_list_stay_as_they_were(workspace):
     _, out = exported(workspace, "Qwen2Tokenizer", is_listed=False)
     kept = (workspace / "theirs" / "tokenizer_config.json").read_bytes()
     assert (out / "tokenizer_config.json").read_bytes() == kept
+
+
+def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
+    """Ids of training would mean other text; settings and a chat template may be edited."""
+    exported(workspace, "Qwen2Tokenizer")
+    adopt(workspace / "theirs", EOD_TOKEN, workspace / "taken")
+    kept = workspace / "taken" / "as-given"
+    (kept / "chat_template.jinja").write_text("{{ messages }}")
+    write_tokenizer(workspace / "taken", workspace / "again", 64)
+    (kept / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError) as refused:
+        write_tokenizer(workspace / "taken", workspace / "again", 64)
+    assert str(refused.value) == (
+        "taken/as-given/tokenizer.json: has changed since the tokenizer was taken over. Ids would no longer "
+        "mean the same text: restore it, or remove taken and run `nbtrain prepare RUN.yaml`."
+    )
 
 
 @pytest.mark.slow

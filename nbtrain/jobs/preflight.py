@@ -16,10 +16,11 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.files import is_read_only
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
+from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.placeholders import placeholders_of
-from nbtrain.config.rules.layout import FLASH_GENERATION, FP8_CAPABILITY
+from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show

@@ -14,6 +14,7 @@ m documents
 """
 
 import contextlib
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -33,8 +34,13 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 
+# What torch's kernel for varying lengths checks (aten/native/transformers/cuda/flash_attn/flash_api.cpp,
+# mha_varlen_fwd): Ampere or newer, heads of a multiple of 8, 256 at most.
+LENGTHS_CAPABILITY, LENGTHS_HEAD_MULTIPLE, LENGTHS_HEAD_SIZE = (8, 0), 8, 256
+
 # Fastest of 64, 128 and 256 at 512 tokens and heads of 64.
 BLOCK_ROWS = 128
+TRIAL_TOKENS = 16
 # On a GPU larger products; not measured.
 GPU_BLOCK_ROWS = 256
 
@@ -74,15 +80,26 @@ def mask_of(numbers: torch.Tensor) -> torch.Tensor:
     return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
 
 
-def takes_lengths(device: str, dtype: torch.dtype, dropout: float, backend: str) -> bool:
-    """Whether torch's kernel for varying lengths can be used; otherwise a mask has to be made."""
+def takes_lengths(device: str, dtype: torch.dtype, head_size: int, dropout: float, backend: str) -> bool:
+    """Whether torch's kernel for varying lengths can be used; otherwise a mask has to be made.
+
+    It is the flash kernel, called directly: unlike scaled_dot_product_attention it pads no heads.
+    """
     return (
         device == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
+        and head_size % LENGTHS_HEAD_MULTIPLE == 0
+        and head_size <= LENGTHS_HEAD_SIZE
         and dropout == 0
-        and backend == "auto"
+        and backend in ("auto", "flash")
+        and _has_flash()
         and _varlen_kernel() is not None
     )
+
+
+@functools.cache
+def _has_flash() -> bool:
+    return torch.cuda.get_device_capability() >= LENGTHS_CAPABILITY
 
 
 def _varlen_kernel():
@@ -129,17 +146,35 @@ def causal_attention(
         band = _band(queries, keys, window, query.device)
         mask = band if mask is None else mask & band
     is_causal = mask is None and queries == keys and queries > 1
-    grouped = query.shape[1] != key.shape[1]
     with _kernels(backend):
-        if grouped and query.is_cuda and not torch.compiler.is_compiling():
-            choice = torch._fused_sdp_choice(query, key, value, mask, dropout, is_causal, enable_gqa=True)
-            if choice == SDPBackend.MATH.value:
-                # Of torch's CUDA kernels only flash takes groups.
-                key, value = (repeated(tensor, query.shape[1]) for tensor in (key, value))
-                grouped = False
+        if _repeats(query, key, value, mask, dropout, is_causal, backend):
+            key, value = (repeated(tensor, query.shape[1]) for tensor in (key, value))
+        grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=grouped
         )
+
+
+def _repeats(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    backend: str,
+) -> bool:
+    """Whether keys and values are repeated for the queries of their group.
+
+    Of torch's fused kernels for CUDA only flash takes groups: without it math would be left, or, if efficient
+    is the only one allowed, nothing.
+    """
+    if query.shape[1] == key.shape[1] or not query.is_cuda:
+        return False
+    if backend == "efficient" or torch.compiler.is_compiling():
+        return backend == "efficient"
+    choice = torch._fused_sdp_choice(query, key, value, mask, dropout, is_causal, enable_gqa=True)
+    return choice == SDPBackend.MATH.value
 
 
 def repeated(x: torch.Tensor, heads: int, dim: int = 1) -> torch.Tensor:
@@ -172,6 +207,9 @@ def keeps_weights(
         band = _band(query.shape[-2], key.shape[-2], window, query.device)
         mask = band if mask is None else mask & band
     with _kernels(backend):
+        if _repeats(query, key, value, mask, dropout, mask is None, backend):
+            # Sizes are all that counts here: nothing is copied.
+            key = value = query[:, :, :1].expand(-1, -1, key.shape[-2], -1)
         # The kernel that torch's function itself would choose.
         choice = torch._fused_sdp_choice(
             query, key, value, mask, dropout, mask is None, enable_gqa=query.shape[1] != key.shape[1]
@@ -215,9 +253,9 @@ def _kernel_of(
     if own:
         return "blocked"
     # torch's other kernels would need a mask; flash takes none.
-    device, whole = query.device.type, documents is None and query.shape[-2] == keys
-    flash = "auto" if backend == "flash" else backend
-    return "lengths" if whole and takes_lengths(device, query.dtype, dropout, flash) else "torch"
+    whole, size = documents is None and query.shape[-2] == keys, query.shape[-1]
+    lengths = whole and takes_lengths(query.device.type, query.dtype, size, dropout, backend)
+    return "lengths" if lengths else "torch"
 
 
 def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
@@ -233,20 +271,29 @@ def backend_problem(
     dropout: float = 0.0,
     documents: bool = False,
     head_size: int = 64,
+    grouped: bool = False,
+    window: int | None = None,
 ) -> str | None:
     """Why attention `backend` cannot be used, in torch's words, or None if a tiny trial succeeds.
 
-    dtype is the products' format: bf16 under autocast. Random generators are left unchanged.
+    dtype is the products' format: bf16 under autocast. `grouped`: queries share keys. Random generators are
+    left unchanged.
     """
     if backend == "auto":
         return None
-    query = torch.zeros(1, 1, 16, head_size, dtype=dtype, device=device, requires_grad=True)
-    numbers = torch.zeros(1, 16, dtype=torch.int32, device=device)
-    bounds = Documents(mask_of(numbers)) if documents else None
+    query, key = (
+        torch.zeros(1, heads, TRIAL_TOKENS, head_size, dtype=dtype, device=device, requires_grad=True)
+        for heads in (1 + grouped, 1)
+    )
+    ends = torch.tensor([0, TRIAL_TOKENS], dtype=torch.int32, device=device)
+    as_lengths = takes_lengths(query.device.type, dtype, head_size, dropout, backend)
+    bounds = documents_of(ends, TRIAL_TOKENS, 1, TRIAL_TOKENS, as_lengths) if documents else None
+    # One that hides something.
+    window = None if window is None else min(window, TRIAL_TOKENS // 2)
     with preserved(), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
-            causal_attention(query, query, query, dropout, backend, bounds).sum().backward()
+            causal_attention(query, key, key, dropout, backend, bounds, window).sum().backward()
         except RuntimeError as error:
             words = [str(reason.message) for reason in reasons] or [str(error)]
             return " ".join(word.splitlines()[0] for word in words)

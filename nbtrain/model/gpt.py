@@ -206,7 +206,7 @@ class GPT(nn.Module):
         config, device = self.config, tokens.device.type
         dtype = torch.bfloat16 if config.autocast else self.final_layernorm.weight.dtype
         dropout = config.attention_dropout if self.training else 0.0
-        as_lengths = takes_lengths(device, dtype, dropout, config.attention_backend)
+        as_lengths = takes_lengths(device, dtype, config.head_size, dropout, config.attention_backend)
         as_lengths = as_lengths and config.attn_logit_softcapping is None
         batch, length = tokens.shape
         return documents_of(cu_seqlens, max_seqlen, batch, length, as_lengths)

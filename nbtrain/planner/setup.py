@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes, trained_row_elements
+from nbtrain.config.arithmetic.attention_kernels import keeps_scores, masks_windows
 from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
@@ -214,8 +215,8 @@ def setup_of(config: RunConfig) -> Setup:
         double_quant=config.lora is not None and config.lora.bnb_4bit_use_double_quant,
         recompute=parallel.activation_checkpointing.granularity,
         recompute_interval=parallel.activation_checkpointing.interval_layers,
-        keeps_scores=_keeps_scores(config),
-        masks_windows=_masks_windows(config),
+        keeps_scores=keeps_scores(config),
+        masks_windows=masks_windows(config),
         compiled=config.model.compile,
         reduce_bucket_elements=bucket_elements(config, parallel.reduce_bucket_size),
         allgather_bucket_elements=bucket_elements(config, parallel.allgather_bucket_size),
@@ -229,20 +230,3 @@ def setup_of(config: RunConfig) -> Setup:
         muon_steps=config.optimizer.muon_num_ns_steps if config.optimizer.type == "Muon" else 0,
         saves_in_background=config.checkpoint.async_save and config.mode == "full",
     )
-
-
-def _keeps_scores(config: RunConfig) -> bool:
-    """Whether the attention kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
-    backend = config.model.attention_backend
-    on_cpu = config.resources.device == "cpu"
-    return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
-
-
-def _masks_windows(config: RunConfig) -> bool:
-    """Whether windows are a mask to attention's kernel (model/attention.py, _kernel_of)."""
-    model, on_cpu = config.model, config.resources.device == "cpu"
-    if model.window_size is None or model.attn_logit_softcapping is not None:
-        return False
-    if model.compile or model.attention_dropout > 0 or model.attention_backend in ("math", "efficient"):
-        return True
-    return model.attention_backend == "flash" if on_cpu else config.precision.dtype == "fp32"

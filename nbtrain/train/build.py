@@ -133,6 +133,8 @@ def refuse_backend(config: RunConfig, world: World) -> None:
         model.attention_dropout,
         documents=data.inter_document_masking or data.packing == "best_fit",
         head_size=model.resolved_kv_channels,
+        grouped=model.resolved_num_query_groups < model.num_attention_heads,
+        window=model.window_size,
     )
     if problem is not None:
         raise ConfigError(

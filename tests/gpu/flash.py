@@ -23,7 +23,10 @@ SHAPES = {
     "heads of 96": (1, 16, 4096, 96),
     "1000 tokens": (2, 12, 1000, 64),
 }
-TINY = {"tiny": (2, 2, 48, 16)}
+TINY = {"tiny": (2, 4, 48, 16)}
+# On the first shape: queries that share keys, and a window. Of torch's kernels for CUDA flash alone takes
+# groups, and flash takes no mask.
+VARIANTS = {"2 groups": (2, None), "window of 16": (None, 16), "2 groups, window of 16": (2, 16)}
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Attended = tuple[torch.Tensor, list[torch.Tensor]]
 """Output [b, n, s, d], and the gradients of query, key and value."""
@@ -38,8 +41,14 @@ def cases(place: Place) -> Iterator[Case]:
             for words, shape in shapes.items():
                 find = functools.partial(_kernel, place, backend, dtype, shape)
                 yield Case(f"{backend}, {name}, {words} {'x'.join(map(str, shape))}", find)
+            shape = next(iter(shapes.values()))
+            for words, (groups, window) in VARIANTS.items():
+                find = functools.partial(_kernel, place, backend, dtype, shape, groups, window)
+                yield Case(f"{backend}, {name}, {words}", find)
     for name, dtype in formats.items():
-        yield Case(f"documents, {name}", functools.partial(_documents, place, dtype))
+        for head_size in (64, 100) if place.on_gpu else (16,):
+            words = f"documents, {name}, heads of {head_size}"
+            yield Case(words, functools.partial(_documents, place, dtype, head_size))
 
 
 def inputs(place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
@@ -50,16 +59,22 @@ def inputs(place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> list[tor
 
 
 def attended(
-    tensors: list[torch.Tensor], backend: str, dtype: torch.dtype, documents: Documents | None = None
+    tensors: list[torch.Tensor],
+    backend: str,
+    dtype: torch.dtype,
+    documents: Documents | None = None,
+    window: int | None = None,
 ) -> Attended:
     """Attention computed in `dtype`."""
     query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors[:3])
-    output = causal_attention(query, key, value, backend=backend, documents=documents)
+    output = causal_attention(query, key, value, backend=backend, documents=documents, window=window)
     gradients = torch.autograd.grad(output, (query, key, value), tensors[3].to(dtype))
     return output.detach(), list(gradients)
 
 
-def attended_plainly(tensors: list[torch.Tensor], mask: torch.Tensor | None = None) -> Attended:
+def attended_plainly(
+    tensors: list[torch.Tensor], mask: torch.Tensor | None = None, window: int | None = None
+) -> Attended:
     """Attention by plain products and a softmax, each rounded to the tensors' format.
 
     torch's math kernel computes in fp32 and rounds its result alone.
@@ -68,30 +83,46 @@ def attended_plainly(tensors: list[torch.Tensor], mask: torch.Tensor | None = No
     if mask is None:
         tokens = query.shape[-2]
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
-    scores = (query * query.shape[-1] ** -0.5) @ key.mT
-    output = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value
+    if window is not None:
+        mask = mask.triu(1 - window)
+    shared = query.shape[1] // key.shape[1]
+    keys, values = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
+    scores = (query * query.shape[-1] ** -0.5) @ keys.mT
+    output = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
     return output.detach(), list(torch.autograd.grad(output, (query, key, value), tensors[3]))
 
 
-def _kernel(place: Place, backend: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Finding:
+def _kernel(
+    place: Place,
+    backend: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    groups: int | None = None,
+    window: int | None = None,
+) -> Finding:
     device = "cuda" if place.on_gpu else "cpu"
-    if problem := backend_problem(device, dtype, backend, head_size=shape[-1]):
+    if problem := backend_problem(
+        device, dtype, backend, head_size=shape[-1], grouped=groups is not None, window=window
+    ):
         raise Impossible(f"{backend} does not serve this device: {problem}")
     tensors = inputs(place, dtype, shape)
-    exact, plain = attended(tensors, "math", torch.float32), attended_plainly(tensors)
-    ours, kernels = _profiled(lambda: attended(tensors, backend, dtype))
+    if groups is not None:
+        tensors[1:3] = [tensor[:, :groups].contiguous() for tensor in tensors[1:3]]
+    exact = attended(tensors, "math", torch.float32, window=window)
+    plain = attended_plainly(tensors, window=window)
+    ours, kernels = _profiled(lambda: attended(tensors, backend, dtype, window=window))
     return compared(ours, plain, exact, kernels, must="flash" if backend == "flash" else "")
 
 
-def _documents(place: Place, dtype: torch.dtype) -> Finding:
+def _documents(place: Place, dtype: torch.dtype, head_size: int) -> Finding:
     """Documents by their cumulative lengths (torch's kernel for varying lengths) against their mask."""
-    sequences, _, tokens, _ = shape = (2, 12, 1024, 64) if place.on_gpu else (2, 2, 48, 16)
+    sequences, _, tokens, _ = shape = (2, 12, 1024, head_size) if place.on_gpu else (2, 2, 48, head_size)
     bounds = torch.tensor(
         [0, tokens // 3, tokens // 2, tokens, tokens + 7, sequences * tokens], dtype=torch.int32
     )
     device, longest = "cuda" if place.on_gpu else "cpu", tokens
     bounds = bounds.to(device)
-    lengths = takes_lengths(device, dtype, 0.0, "auto")
+    lengths = takes_lengths(device, dtype, shape[-1], 0.0, "auto")
     mask = documents_of(bounds, longest, sequences, tokens, as_lengths=False)
     tensors = inputs(place, dtype, shape)
     exact = attended(tensors, "math", torch.float32, mask)

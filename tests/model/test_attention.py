@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from nbtrain.model import attention
 from nbtrain.model.attention import (
@@ -206,14 +207,68 @@ def test_documents_attend_as_if_alone(backend, dtype):
             torch.testing.assert_close(ours[part], theirs, **tolerance)
 
 
-def test_lengths_are_for_what_the_kernel_can_do():
+@pytest.mark.parametrize(
+    ("change", "can"),
+    [
+        ({}, True),
+        ({"dtype": torch.float16}, True),
+        ({"backend": "flash"}, True),
+        ({"head_size": 256}, True),
+        ({"device": "cpu"}, False),
+        ({"dtype": torch.float32}, False),
+        ({"dropout": 0.1}, False),
+        ({"backend": "math"}, False),
+        ({"backend": "efficient"}, False),
+        # What scaled_dot_product_attention would pad, the kernel refuses.
+        ({"head_size": 100}, False),
+        ({"head_size": 320}, False),
+    ],
+)
+def test_lengths_are_for_what_the_kernel_can_do(change, can, monkeypatch):
     """16 bits on CUDA without dropout; everything else has a mask."""
-    assert takes_lengths("cuda", torch.bfloat16, 0.0, "auto")
-    assert takes_lengths("cuda", torch.float16, 0.0, "auto")
-    assert not takes_lengths("cpu", torch.bfloat16, 0.0, "auto")
-    assert not takes_lengths("cuda", torch.float32, 0.0, "auto")
-    assert not takes_lengths("cuda", torch.bfloat16, 0.1, "auto")
-    assert not takes_lengths("cuda", torch.bfloat16, 0.0, "math")
+    monkeypatch.setattr(attention, "_has_flash", lambda: True)
+    how = {"device": "cuda", "dtype": torch.bfloat16, "head_size": 64, "dropout": 0.0, "backend": "auto"}
+    assert takes_lengths(**how | change) == can
+    monkeypatch.setattr(attention, "_has_flash", lambda: False)
+    assert not takes_lengths(**how | change), "a GPU before Ampere"
+
+
+@pytest.mark.parametrize(("capability", "has"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_flash_is_there_from_ampere_on(capability, has, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert attention._has_flash.__wrapped__() == has
+
+
+class OnCuda:
+    """What is asked of a tensor before a kernel is chosen."""
+
+    is_cuda = True
+
+    def __init__(self, heads):
+        self.shape = (2, heads, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("backend", "groups", "choice", "repeats"),
+    [
+        # Torch's efficient kernel takes no groups, and nothing else is allowed: not even asked.
+        ("efficient", 2, None, True),
+        ("efficient", 4, None, False),
+        ("auto", 2, SDPBackend.MATH, True),
+        ("auto", 2, SDPBackend.FLASH_ATTENTION, False),
+        ("flash", 2, SDPBackend.FLASH_ATTENTION, False),
+    ],
+)
+def test_keys_of_groups_are_repeated_for_kernels_without_groups(
+    backend, groups, choice, repeats, monkeypatch
+):
+    def chosen(*_, enable_gqa):
+        assert enable_gqa and choice is not None
+        return choice.value
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", chosen)
+    key = OnCuda(groups)
+    assert attention._repeats(OnCuda(4), key, key, None, 0.0, True, backend) == repeats
 
 
 @pytest.mark.gpu
@@ -239,9 +294,10 @@ def test_lengths_give_what_the_mask_gives():
     ("backend", "dropout"), [("auto", 0.1), ("flash", 0.0), ("math", 0.1), ("math", 0.0)]
 )
 @pytest.mark.parametrize("documents", [False, True])
-def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents):
+@pytest.mark.parametrize("others", [{}, {"grouped": True, "window": 512}])
+def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents, others):
     state = torch.get_rng_state()
-    assert backend_problem("cpu", torch.float32, backend, dropout, documents) is None
+    assert backend_problem("cpu", torch.float32, backend, dropout, documents, **others) is None
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -15,9 +15,9 @@ the sum is
 
 Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation checkpointing makes the layers'
 forward pass twice. Selective checkpointing makes the scores and their product with the values twice, if the
-attention kernel keeps the scores, which only the math backend does; recomputing the MLP's activation takes no
-product. What flash attention computes again inside its own backward pass is left out, as is usual. A device's
-share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
+attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no product.
+What flash attention computes again inside its own backward pass is left out, as is usual. A device's share is
+the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
 data-parallel ranks take other tokens, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
@@ -29,6 +29,7 @@ Muon's Newton-Schulz iterations are made once a step, whatever its batch, and co
 of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with X.
 """
 
+from nbtrain.config.arithmetic.attention_kernels import keeps_scores
 from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
 
@@ -43,9 +44,7 @@ def hardware_flops_per_token(config: RunConfig) -> float:
     model = config.model
     recomputed = {
         "none": 0.0,
-        "selective": model.num_layers * attention_flops_per_token(config)
-        if model.attention_backend == "math"
-        else 0.0,
+        "selective": model.num_layers * attention_flops_per_token(config) if keeps_scores(config) else 0.0,
         "full": _layers_forward(config),
     }[config.parallel.activation_checkpointing.granularity]
     return model_flops_per_token(config) + recomputed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION, FLASH_HEAD_SIZE, lengths_problem
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.rules.wording import (
@@ -15,10 +16,6 @@ from nbtrain.config.rules.wording import (
 )
 from nbtrain.config.schema import RopeScalingConfig, RunConfig
 
-# torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256.
-FLASH_HEAD_SIZE = 256
-# FPDT and torch's flash kernel are of the second generation of flash-attn.
-FLASH_GENERATION = 2
 # FP8 as the schema promises it: from Hopper on; cuBLAS wants every side of a product to be a multiple of 16.
 FP8_CAPABILITY = (9, 0)
 FP8_MULTIPLE = 16
@@ -315,12 +312,25 @@ def attention_backend_serves(config: RunConfig) -> Problems:
         elif head > FLASH_HEAD_SIZE:
             most = f"heads of at most {FLASH_HEAD_SIZE}"
             reason = f"flash attention takes {most}, and this model's heads have {head}"
+        else:
+            reason = _flash_without_mask(config)
     if reason:
         yield (
             f"{found(config, 'model.attention_backend')}\n"
             f"  cannot serve this run: {reason}.\n"
             "  Set attention_backend: auto."
         )
+
+
+def _flash_without_mask(config: RunConfig) -> str | None:
+    """Why the flash kernel of a GPU cannot keep to a window, for which it has no mask."""
+    model = config.model
+    if model.window_size is None:
+        return None
+    problem = lengths_problem(config) or ("compile: false, and it is true" if model.compile else None)
+    return problem and (
+        f"flash attention takes no mask, and without one window_size({model.window_size}) needs {problem}"
+    )
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:

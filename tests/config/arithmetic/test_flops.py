@@ -51,6 +51,7 @@ def test_each_product_is_counted_once():
         ("none", "auto", 0),
         ("none", "math", 0),
         ("selective", "flash", 0),
+        ("selective", "auto", 0),
         ("selective", "math", 3 * 80),
         ("full", "auto", 3 * 368),
     ],
@@ -60,6 +61,12 @@ def test_hardware_flops_count_what_is_computed_again(granularity, backend, again
     config = small(granularity, backend)
     assert model_flops_per_token(config) == model_flops_per_token(small())
     assert hardware_flops_per_token(config) == model_flops_per_token(config) + again
+
+
+def test_on_a_cpu_dropout_keeps_the_scores():
+    """No other kernel than math has dropout there."""
+    config = load(small("selective"), {"model.attention_dropout": 0.1}, check=False)
+    assert hardware_flops_per_token(config) == model_flops_per_token(config) + 3 * 80
 
 
 def test_the_formula_of_megatron_deepspeeds_log():

@@ -311,6 +311,30 @@ BROKEN = {
         "384.\n"
         "  Set attention_backend: auto.",
     ),
+    "flash attention of a window with dropout": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "model.window_size=512"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
+        "attention_dropout: 0, and it is 0.1.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention of a window in compiled layers": (
+        "gpt-125m",
+        ["model={attention_backend: flash, window_size: 512, attention_dropout: 0, compile: true}"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
+        "compile: false, and it is true.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention of a window with odd heads": (
+        "gpt-125m",
+        ["model={attention_backend: flash, attention_dropout: 0, kv_channels: 100, window_size: 512}"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
+        "heads of a multiple of 8, and this model's heads have 100.\n"
+        "  Set attention_backend: auto.",
+    ),
     "FP8 on a GPU without it": (
         "gpt-125m",
         ["precision.fp8=true", "precision.dtype=bf16"],

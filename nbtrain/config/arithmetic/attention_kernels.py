@@ -1,0 +1,50 @@
+"""Which kernel attends in a run, as far as that is known before launch; model/attention.py chooses it.
+
+On a GPU torch has flash (no mask), efficient and math. Windows, and documents that are kept apart, are a mask
+to all of them, unless flash gets lengths: torch's kernel for sequences of varying lengths is flash, called
+without what scaled_dot_product_attention does around it.
+"""
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.schema import RunConfig
+
+# torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256. Called with lengths, it
+# takes heads of a multiple of 8 (aten/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd).
+FLASH_HEAD_SIZE = 256
+FLASH_HEAD_MULTIPLE = 8
+# FPDT and torch's flash kernel are of the second generation of flash-attn.
+FLASH_GENERATION = 2
+
+
+def keeps_scores(config: RunConfig) -> bool:
+    """Whether the kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
+    backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
+    return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
+
+
+def masks_windows(config: RunConfig) -> bool:
+    """Whether windows are a mask to the kernel, which then attends to all pairs of positions."""
+    model, on_cpu = config.model, config.resources.device == "cpu"
+    if model.window_size is None or model.attn_logit_softcapping is not None:
+        return False
+    if model.compile or model.attention_dropout > 0 or model.attention_backend in ("math", "efficient"):
+        return True
+    return model.attention_backend == "flash" if on_cpu else lengths_problem(config) is not None
+
+
+def lengths_problem(config: RunConfig) -> str | None:
+    """What the flash kernel needs on a GPU to be called with lengths, and what is there instead; None if it
+    can be."""
+    model, head = config.model, config.model.resolved_kv_channels
+    device = find_device(config.resources.gpu_type)
+    if config.precision.dtype == "fp32":
+        return "bf16 or fp16, and precision.dtype is fp32"
+    if device and FLASH_GENERATION not in device.flash_attention:
+        return f"a GPU from Ampere on, and resources.gpu_type is {device.name}"
+    if model.attention_dropout:
+        return f"attention_dropout: 0, and it is {model.attention_dropout:g}"
+    if head > FLASH_HEAD_SIZE:
+        return f"heads of at most {FLASH_HEAD_SIZE}, and this model's heads have {head}"
+    if head % FLASH_HEAD_MULTIPLE:
+        return f"heads of a multiple of {FLASH_HEAD_MULTIPLE}, and this model's heads have {head}"
+    return None

@@ -26,13 +26,19 @@ class Needed:
 
     weights: int
     slot: int
-    """Of one text."""
+    """Of one text, whose keys and values are there once."""
+    groups: int
+    """Heads of keys and values: of more ranks several have the same one, each a copy."""
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
         """What a model of so many parameters takes."""
         numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
-        return cls(num_parameters * bytes_per_number, numbers * bytes_per_number)
+        return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
+
+    def slot_over(self, ranks: int) -> int:
+        """Bytes of one text over so many ranks, copies included."""
+        return self.slot * max(ranks // self.groups, 1)
 
 
 def fit(
@@ -50,9 +56,9 @@ def fit(
     for ranks in sizes:
         if ranks > len(free):
             continue
-        room = USED_SHARE * min(free[:ranks]) * ranks - needs.weights
-        if room >= needs.slot * (slots or 1):
-            return ranks, slots or int(min(room // needs.slot, most_slots))
+        room, slot = USED_SHARE * min(free[:ranks]) * ranks - needs.weights, needs.slot_over(ranks)
+        if room >= slot * (slots or 1):
+            return ranks, slots or int(min(room // slot, most_slots))
     raise ConfigError(
         f"the model takes {size(needs.weights)} and each text at once {size(needs.slot)}, of which "
         f"{slots or 1} must fit: free are {' and '.join(size(one) for one in free)}. Ask for fewer texts at "
@@ -63,11 +69,13 @@ def fit(
 def cuts_of(config: GPTConfig, most: int) -> list[int]:
     """The numbers of tensor-parallel ranks, up to `most`, over which a model can be cut."""
     heads, groups = config.num_attention_heads, config.query_groups
+    rows = (heads + 2 * groups) * config.head_size
     return [
         ranks
         for ranks in range(1, most + 1)
         if heads % ranks == 0
         and (groups % ranks == 0 or ranks % groups == 0)
+        and rows % ranks == 0
         and config.ffn_hidden_size % ranks == 0
     ]
 

@@ -229,7 +229,7 @@ def test_packed_weights_give_the_same_logits(activation):
 def test_how_many_gpus_and_texts_at_once():
     """The fewest GPUs that hold weights and one text; then as many texts as there is room for."""
     gigabyte = 1 << 30
-    needs = Needed(weights=30 * gigabyte, slot=gigabyte)
+    needs = Needed(weights=30 * gigabyte, slot=gigabyte, groups=8)
     assert fit(needs, [80 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (1, 42)
     assert fit(needs, [24 * gigabyte] * 4, [1, 2, 4], most_slots=64) == (2, 13)
     assert fit(needs, [24 * gigabyte] * 4, [1, 4], slots=20) == (4, 20)
@@ -240,7 +240,15 @@ def test_how_many_gpus_and_texts_at_once():
         "24.0 GiB. Ask for fewer texts at once, end what else uses the memory, or take a machine with more "
         "of it."
     )
+    # Ranks that share a head of keys and values have a copy of it each.
+    for groups, texts in ((4, 56), (2, 28), (1, 14)):
+        needs = Needed(weights=30 * gigabyte, slot=gigabyte, groups=groups)
+        assert fit(needs, [24 * gigabyte] * 4, [4], most_slots=64) == (4, texts)
     assert cuts_of(gpt_config(num_query_groups=2, ffn_hidden_size=24), 8) == [1, 2, 4]
+    # (4 + 2) heads of 6 are 36 rows; 4 divides them, and not (4 + 2) heads of 5.
+    multi_query = {"num_query_groups": 1, "ffn_hidden_size": 24}
+    assert cuts_of(gpt_config(**multi_query, kv_channels=6), 8) == [1, 2, 4]
+    assert cuts_of(gpt_config(**multi_query, kv_channels=5), 8) == [1, 2]
     assert cuts_of(gpt_config(num_attention_heads=6, num_query_groups=3, ffn_hidden_size=24), 8) == [1, 3, 6]
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.adapters import adapter_activations, adapter_sizes
 from nbtrain.config.arithmetic.batch import Rampup, StepSizes
 from nbtrain.config.arithmetic.parameters import count_layers, largest_of
 from nbtrain.config.arithmetic.shape import Shape
@@ -25,6 +26,7 @@ from nbtrain.config.load import load
 from nbtrain.config.rules.combinations import KINDS, clashes
 from nbtrain.config.rules.layout import FP8_MULTIPLE
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.legal_sections import cut_problems_of_sections, stage_problems_of_sections
 from nbtrain.planner.setup import Place, Recompute, Setup, setup_of
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -173,7 +175,20 @@ class Space:
             reduce_bucket_elements=min(self.reduce_bucket, bucket),
             allgather_bucket_elements=min(self.allgather_bucket, bucket),
             nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses)),
+            **self.adapters(tensor),
         )
+
+    def adapters(self, tensor: int) -> dict[str, Any]:
+        """What a setup says of the run's adapters, cut over `tensor` ranks."""
+        if self.config is None or self.config.lora is None:
+            return {}
+        key = ("adapters", tensor)
+        if key not in self.memo:
+            self.memo[key] = {
+                "adapter_sizes": adapter_sizes(self.config, tensor),
+                "adapter_activations": adapter_activations(self.config, tensor),
+            }
+        return self.memo[key]
 
     def run(self, layout: Layout, check: bool = True) -> RunConfig:
         """The run with a layout. Raises ConfigError if only a shape is known, or with every broken rule."""
@@ -284,6 +299,8 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
     sides = shape.hidden_size, ffn, shape.query_width, rows
     if space.base.fp8 and any(side // tensor % FP8_MULTIPLE for side in sides):
         yield f"FP8 takes matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
+    if space.config is not None:
+        yield from cut_problems_of_sections(space.config, shape, tensor, pipeline, ulysses)
     if not combinations(cut.flags, space.kept):
         yield from kind_problems(cut.flags, PLAIN, space.kept)
 
@@ -300,6 +317,8 @@ def _size_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
         yield f"tensor_parallel_size({cut.tensor}) does not divide seq_length({tokens}), and SP cuts it"
     if options.hpz and space.hpz_partition and (cut.data * cut.ulysses) % space.hpz_partition:
         yield f"zero_hpz_partition_size({space.hpz_partition}) does not divide the data-parallel ranks"
+    if space.config is not None:
+        yield from stage_problems_of_sections(space.config, options.zero_stage)
     interval, layers = space.base.recompute_interval, space.base.shape.num_layers
     if options.recompute == "full" and interval > 1 and cut.pipeline <= layers:
         most = max(cut_evenly(space.shape(cut.tensor), cut.pipeline, recomputed=True))

@@ -51,6 +51,30 @@ RUNS = {
         "model.kv_channels": 40,
     },
     "muon": {"optimizer.type": "Muon"},
+    "prescaled": {"parallel.prescale_gradients": True, "precision.dtype": "fp32"},
+    "lora": {
+        "model.num_attention_heads": 8,
+        "model.num_query_groups": 2,
+        "init_from": "a-run",
+        "lora": {"rank": 4, "dropout": 0.1},
+    },
+    "4 bits": {
+        "model.num_attention_heads": 8,
+        "model.hidden_size": 256,
+        "init_from": "a-run",
+        "lora": {"rank": 4, "load_in_4bit": True},
+    },
+    "4 bits, double quantization": {
+        "init_from": "a-run",
+        "lora": {"rank": 4, "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+    },
+    "ia3": {"init_from": "a-run", "lora": {"kind": "ia3"}},
+    "dpo": {
+        "init_from": "a-run",
+        "dpo": {},
+        "data.packing": "best_fit",
+        "data.sources": [{"kind": "preference", "path": "pairs.jsonl"}],
+    },
 }
 
 

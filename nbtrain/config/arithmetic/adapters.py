@@ -48,9 +48,12 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
     return tuple(size for target, found in sizes.items() if target in lora.targets for size in found)
 
 
-def adapter_activations(config: RunConfig) -> tuple[int, int]:
-    """(numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank."""
-    lora, shape, tensor = config.lora, shape_of(config), config.parallel.tensor_parallel_size
+def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[int, int]:
+    """(numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank.
+
+    `tensor`: as of adapter_sizes.
+    """
+    lora, shape, tensor = config.lora, shape_of(config), tensor or config.parallel.tensor_parallel_size
     if lora is None:
         return 0, 0
     if lora.kind == "ia3":

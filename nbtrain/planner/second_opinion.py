@@ -71,7 +71,8 @@ def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> Secon
         return None
     planned = planned or estimate(setup)
     shape, model_ranks = setup.shape, setup.model_size
-    whole = shape.num_layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
+    vocabularies = shape.output_weights * (1 if shape.tied else 2)
+    whole = shape.num_layers * (shape.attention_weights + shape.mlp_weights) + vocabularies
     # The formulas know data-parallel GPUs alone: each model rank is counted as a model of its own.
     count = whole // model_ranks
     nodes = max(1, min(setup.nodes, setup.data_axis_size))

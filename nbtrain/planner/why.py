@@ -128,7 +128,8 @@ def _model(shape: Shape, parameters: Parameters) -> list[Term]:
         f"{query:,} x {hidden:,} projection{_biases(attention_biases)})",
         "mlp": f"{layers} layers x ({matrices} x {hidden:,} x {ffn:,}{_biases(mlp_biases)})",
         "output_layer": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden, not tied",
-        "layernorm": f"(2 x {layers} layers + 1) norms x {'' if shape.rmsnorm else '2 x '}{hidden:,}",
+        "layernorm": f"(2 x {layers} layers + 1) norms x {'' if shape.rmsnorm else '2 x '}{hidden:,}"
+        + (f" + {layers} layers x {shape.head_norm_parameters:,} of heads" if shape.qk_layernorm else ""),
     }
     terms = [
         Term(part, count, "parameters", formulas[part], _SHAPE)

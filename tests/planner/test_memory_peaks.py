@@ -8,6 +8,7 @@ import pytest
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.planner.memory import activations, buffers, estimate
+from nbtrain.planner.memory.estimate import fullest_stage, stage_parts
 from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.setup import Setup
 
@@ -115,3 +116,26 @@ def test_autocast_keeps_the_cast_matrices_of_a_program_with_whole_fp32_weights()
     assert cast - plain == 2 * stage.matrices and 0 < stage.matrices < stage.elements
     cut = replace(ONE, engine="composer", zero_stage=3, data_parallel_size=4)
     assert estimate(replace(cut, autocast=True)).parts["weights"] == estimate(cut).parts["weights"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_that_are_looked_up_are_not_cast(tied):
+    """The first stage of a pipeline has them too; a product with them is made on the last one."""
+    setup = replace(ONE, engine="nbtrain", shape=replace(SHAPE, tied=tied), pipeline_parallel_size=2)
+    first, last = stage_of(setup, 0), stage_of(setup, 1)
+    assert first.parameters.word_embeddings == 50304 * 2048
+    blocks = [stage.parameters.attention + stage.parameters.mlp for stage in (first, last)]
+    assert [first.matrices, last.matrices] == [blocks[0], blocks[1] + 50304 * 2048]
+
+
+def test_a_later_stage_with_more_windows_may_be_the_fullest():
+    """Of middle stages with equally many layers each kind is looked at: a mask is kept in each layer."""
+    shape = replace(SHAPE, padded_vocab_size=128, window_size=512)
+    shape = replace(shape, window_layers=(False,) * 12 + (True,) * 6 + (False,) * 6)
+    setup = replace(
+        ONE, engine="nbtrain", shape=shape, pipeline_parallel_size=4, stage_layers=(6,) * 4,
+        masks_windows=True, recompute="none", micro_batch_size=1, global_batch_size=1,
+    )  # fmt: skip
+    found, _ = fullest_stage(setup)
+    totals = [sum(stage_parts(setup, index).values()) for index in range(4)]
+    assert totals[2] > totals[1] and found.number == totals.index(max(totals)) == 2

@@ -39,5 +39,14 @@ def test_where_both_count_the_same_they_agree():
     assert found.planned_device_bytes / found.device_bytes == pytest.approx(18 / 20, rel=0.02)
 
 
+def test_an_output_layer_of_its_own_is_counted():
+    """ZeRO 2 on one GPU takes 20 bytes for each parameter: more, by the words, if they are not tied."""
+    zero_2 = "parallel.zero_stage=2"
+    tied = load("gpt-125m", [zero_2])
+    own = load("gpt-125m", [zero_2, "model.untie_embeddings_and_output_weights=true"])
+    more = second_opinion(setup_of(own)).device_bytes - second_opinion(setup_of(tied)).device_bytes
+    assert more == 20 * tied.padded_vocab_size * 768
+
+
 def test_without_zero_there_is_no_opinion():
     assert second_opinion(setup_of(load("gpt-tiny"))) is None

@@ -51,6 +51,12 @@ def test_the_formulas_add_up_to_the_plan(run):
             "256 sequences x 2,048 tokens; as 16 micro batch x 1 data parallel x 16 accumulation",
         ),
         ("gpt-125m", "Batch", "steps", "2,500,000,000 tokens / 524,288 a step, rounded up"),
+        (
+            "gpt-tiny",
+            "Model",
+            "layernorm",
+            "(2 x 4 layers + 1) norms x 256 + 4 layers x 128 of heads",
+        ),
         ("gpt-13b-4xdp-4xpp", "Cost", "GPUs", None),
         ("gpt-tiny", "A step", "compute / attention", None),
     ],
@@ -91,3 +97,29 @@ def test_the_plan_opens_to_its_formulas_in_a_notebook():
 )
 def test_values_are_shown_in_their_units(term, text):
     assert shown(term) == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel"),
+    [
+        ("{}", "flash attention 3, causal half"),
+        ("{attention_backend: math}", "its scores kept"),
+        (
+            "{window_size: 512, attention_dropout: 0}",
+            "flash attention 3, causal half; a window of 512 tokens in 100% of the layers",
+        ),
+        (
+            "{window_size: 512, window_attn_skip_freq: 2}",
+            "flash attention 3, causal half; all pairs in 50% of the layers, whose window is a mask",
+        ),
+        (
+            "{attn_logit_softcapping: 50, attention_dropout: 0}",
+            "nbtrain's kernel for capped scores, causal half",
+        ),
+    ],
+)
+def test_the_kernel_of_attention_is_named(settings, kernel):
+    [term] = [
+        one for one in sections("gpt-125m", f"model={settings}")[1]["A step"] if "attention" in one.name
+    ]
+    assert term.formula.endswith(f" ms: {kernel}")

@@ -1,5 +1,6 @@
 """Rules of attention's fields: groups of queries, windows, layers without rope, caps of scores."""
 
+import math
 from collections.abc import Callable
 
 from nbtrain.config.rules.wording import Problems, found, join, no_divisor
@@ -37,11 +38,13 @@ def groups_divide(config: RunConfig) -> Problems:
             f"or an equal part of one; nearest: {join(near)}."
         )
     elif (rows := (heads + 2 * groups) * model.resolved_kv_channels) % tensor:
+        unit = tensor // math.gcd(tensor, heads + 2 * groups)
         yield (
             f"{found(config, 'parallel.tensor_parallel_size')}\n"
             f"  must divide the rows of query, key and value, (num_attention_heads({heads}) + 2 * "
             f"num_query_groups({groups})) * head size({model.resolved_kv_channels}) = {rows}: with fewer "
-            "groups than ranks they are cut evenly. Set another tensor_parallel_size, or an even kv_channels."
+            "groups than ranks they are cut evenly. Set another tensor_parallel_size, or a multiple of "
+            f"{unit} as kv_channels."
         )
 
 

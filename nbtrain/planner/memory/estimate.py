@@ -117,18 +117,18 @@ def estimate(setup: Setup) -> MemoryEstimate:
 def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int]]:
     """The stage that needs most, and its bytes by part.
 
-    Of middle stages with equally many layers the first one holds the most micro batches: only that one is
-    looked at.
+    Of middle stages with equally many layers, and as many of them with windows, the first one holds the most
+    micro batches: only that one is looked at.
     """
     stages = setup.layers_by_stage
     last = len(stages) - 1
-    looked_at: dict[tuple[int, bool, bool], int] = {}
+    looked_at: dict[tuple[int, int, bool, bool], Stage] = {}
     for index, layers in enumerate(stages):
-        looked_at.setdefault((layers, index == 0, index == last), index)
+        stage = stage_of(setup, index)
+        looked_at.setdefault((layers, stage.window_layers, index == 0, index == last), stage)
     best: tuple[Stage, dict[str, int]] | None = None
     most = -1
-    for index in looked_at.values():
-        stage = stage_of(setup, index)
+    for stage in looked_at.values():
         parts = _parts(setup, stage)
         if (total := sum(parts.values())) > most:
             best, most = (stage, parts), total

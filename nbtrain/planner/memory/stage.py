@@ -50,8 +50,9 @@ class Stage(NamedTuple):
     def matrices(self) -> int:
         """Elements that autocast casts: those that go into products."""
         counted = self.parameters
-        # Words that are not tied are looked up and enter no product.
-        return counted.attention + counted.mlp + (counted.output_layer or counted.word_embeddings)
+        # Words are looked up, and enter a product if they are tied, on the last stage.
+        output = counted.output_layer or (counted.word_embeddings if self.is_last else 0)
+        return counted.attention + counted.mlp + output
 
 
 def stage_of(setup: Setup, index: int) -> Stage:

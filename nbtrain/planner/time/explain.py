@@ -7,7 +7,7 @@ step.py; here they are written out with the numbers put in, when someone asks.
 
 import math
 
-from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.engines import ENGINES, Engine
 from nbtrain.planner.setup import Setup
 from nbtrain.planner.terms import Term
 from nbtrain.planner.time import compute
@@ -199,6 +199,26 @@ def _between_copies(gradient: float, sharing: int, copies: int, times: int) -> t
     return size, f" + {times:,} x 2 x {copies - 1}/{copies} x {gradient / sharing:,.0f} bytes between copies"
 
 
+def _kernel(setup: Setup, engine: Engine) -> str:
+    """Which kernel attends, and to which pairs of positions."""
+    shape = setup.shape
+    if setup.keeps_scores:
+        return "its scores kept"
+    if not shape.window_layers:
+        pairs = "causal half"
+    elif setup.masks_windows:
+        pairs = f"causal half; all pairs in {shape.window_share:.0%} of the layers, whose window is a mask"
+    else:
+        pairs = (
+            f"causal half; a window of {shape.window_size:,} tokens in {shape.window_share:.0%} of the layers"
+        )
+    if shape.attn_softcap:
+        return f"nbtrain's kernel for capped scores, {pairs}"
+    if setup.on_gpu:
+        return f"flash attention {engine.flash_generation}, {pairs}"
+    return f"the {pairs.replace('causal half', 'causal half of all pairs', 1)}"
+
+
 def _compute(setup: Setup, rates: Rates) -> list[Term]:
     """The four parts of compute."""
     engine, shape = ENGINES[setup.engine], setup.shape
@@ -215,13 +235,6 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     memory = rates.memory_bytes_per_second
     # On a CPU the rate of products is that of training, memory included.
     moved = f", and the matrices at {memory / 1e12:.3g} TB/s" if memory < math.inf else ""
-    kernel = (
-        "its scores kept"
-        if setup.keeps_scores
-        else f"flash attention {engine.flash_generation}, causal half"
-        if setup.on_gpu
-        else "the causal half of all pairs"
-    )
     return [
         Term(
             "compute / products",
@@ -234,7 +247,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
             "compute / attention",
             micro * layers * (forward + backward),
             "seconds",
-            f"{times} x {(forward + backward) * 1e3:.3g} ms: {kernel}",
+            f"{times} x {(forward + backward) * 1e3:.3g} ms: {_kernel(setup, engine)}",
             "arXiv:2205.14135, section 3.1; arXiv:2307.08691",
         ),
         Term(

@@ -383,7 +383,7 @@ BROKEN = {
         "override parallel.tensor_parallel_size=4: parallel.tensor_parallel_size = 4\n"
         "  must divide the rows of query, key and value, (num_attention_heads(12) + 2 * "
         "num_query_groups(1)) * head size(65) = 910: with fewer groups than ranks they are cut evenly. "
-        "Set another tensor_parallel_size, or an even kv_channels.",
+        "Set another tensor_parallel_size, or a multiple of 2 as kv_channels.",
     ),
     "a pattern of no window": (
         "gpt3-tiny",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import shortened
 
 MOST_NEW_TOKENS = 1_000_000
 MOST_CHOICES = 64
@@ -18,6 +19,8 @@ MOST_STOP_CHARS = 1000
 MOST_LOGPROBS = 20
 """OpenAI's bound of top_logprobs."""
 MOST_BIASES = 1024
+# No model has more tokens; a larger id is also too large for the JSON between the processes.
+TOKEN_IDS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Generation:
     def __post_init__(self) -> None:
         for name, holds, rule in self._rules():
             if not holds:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be {rule}.")
+                raise ConfigError(f"{name} = {shortened(str(getattr(self, name)))} must be {rule}.")
         if self.num_beams > 1:
             self._check_beams()
 
@@ -76,6 +79,10 @@ class Generation:
         yield "repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 does nothing)"
         for name in ("presence_penalty", "frequency_penalty"):
             yield name, -2 <= getattr(self, name) <= 2, "from -2 to 2 (0 does nothing)"
+        holds = len(self.logit_bias) <= MOST_BIASES and all(
+            0 <= one < TOKEN_IDS for one, _ in self.logit_bias
+        )
+        yield "logit_bias", holds, f"of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}"
         yield "num_beams", 1 <= self.num_beams <= MOST_BEAMS, f"from 1 to {MOST_BEAMS} (1 is no beam search)"
         yield "length_penalty", abs(self.length_penalty) < float("inf"), "a finite number"
         yield "n", 1 <= self.n <= MOST_CHOICES, f"from 1 to {MOST_CHOICES}"

@@ -143,9 +143,14 @@ class Dispatcher:
                 "may. Try again later.",
                 code="queue_full",
             )
-        for request_id, request in zip(answer.numbers, requests):
-            self._answers[request_id] = answer
-            self.process.send({"kind": "generate", **request, "id": request_id})
+        try:
+            for request_id, request in zip(answer.numbers, requests):
+                self._answers[request_id] = answer
+                self.process.send({"kind": "generate", **request, "id": request_id})
+        except BaseException:
+            # Nobody gets the answer: it must not take a place for ever.
+            answer.cancel()
+            raise
         return answer
 
     def forget(self, answer: Answer) -> None:

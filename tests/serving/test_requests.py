@@ -48,6 +48,12 @@ def test_openais_defaults_and_vllms_names():
         ({"prompt": "a", "stop": ["b", 3]}, "stop: must be a text or a list of texts.", "stop"),
         ({"prompt": "a", "temperature": "1"}, "temperature: input should be a valid number.", "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut).", "top_p"),
+        (
+            {"prompt": "a", "logit_bias": {"9" * 20: 1}},
+            f"logit_bias = (({'9' * 20}, 1.0),) must be of at most 1,024 token ids, each from 0 to "
+            "4,294,967,295.",
+            "logit_bias",
+        ),
         ({"prompt": "a", "colour": 1}, "colour is not supported: no such field is known here.", "colour"),
     ],
 )
@@ -249,6 +255,24 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
         made.fail_all(Refusal(503, "over"))
         with pytest.raises(Refusal, match="over"):
             made.submit([{"n": 1}])
+
+    asyncio.run(play())
+
+
+def test_a_request_that_cannot_be_sent_takes_no_place(dispatcher):
+    async def play() -> None:
+        made = dispatcher()
+        send = made.process.send
+
+        def failing(line: dict) -> None:
+            if line.get("prompt") == "b":
+                raise TypeError("an integer exceeds 64 bits")
+            send(line)
+
+        made.process.send = failing
+        with pytest.raises(TypeError):
+            made.submit([{"n": 1, "prompt": "a"}, {"n": 1, "prompt": "b"}])
+        assert not made.is_busy and {"kind": "cancel", "id": "0"} in made.process.sent
 
     asyncio.run(play())
 

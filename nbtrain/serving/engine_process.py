@@ -95,6 +95,8 @@ class EngineProcess:
         self._is_ready.wait()
         if self.error is not None:
             raise self.error
+        if self._is_closed:
+            raise NbtrainError("the model was unloaded while it was still loading.")
         return self.ready
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -131,9 +133,9 @@ class EngineProcess:
                     self.send({"kind": "generate", **request, "id": request_id})
                 if not running:
                     return
-                if self.error is not None and events.empty():
-                    raise self.error
-                if (event := events.get()) is None:
+                # Requests after the end: nobody puts a None for them.
+                has_ended = self.error is not None or self._is_closed
+                if (has_ended and events.empty()) or (event := events.get()) is None:
                     raise self.error or NbtrainError("the model was unloaded while it generated.")
                 number = running[event["id"]]
                 if "end" in event or "error" in event:

@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
 
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.serving import megatron
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
+from nbtrain.serving.engine_process import EngineProcess, Loading
 from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.openai_answers import Form, Piece
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
@@ -305,6 +308,22 @@ def test_a_refused_request_is_known_before_a_stream_begins(dispatcher):
         await asyncio.wait_for(taken.accepted(), 10)
 
     asyncio.run(play())
+
+
+def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
+    """Neither for its model, which another thread unloads while it loads, nor for an answer."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    engine = EngineProcess(Loading("a run"))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.wait_until_ready)
+        engine.close()
+        with pytest.raises(NbtrainError, match="was unloaded while it was still loading"):
+            waiting.result(60)
+        with pytest.raises(NbtrainError, match="was unloaded while it generated"):
+            pool.submit(next, engine.stream({"prompt": "a"})).result(60)
 
 
 def test_a_socket_in_use_is_named():

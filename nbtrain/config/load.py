@@ -210,6 +210,7 @@ def override_layer(overrides: Overrides) -> Located:
     Raises ConfigError if an override is not key=value, or if a key and something inside it are both set.
     """
     layer = Located()
+    whole: set[str] = set()
     for key, value in _override_items(overrides):
         # What is below labels is one name: labels.example.com/team.
         section, _, label = key.partition(".")
@@ -221,9 +222,10 @@ def override_layer(overrides: Overrides) -> Located:
             if not isinstance(target, dict):
                 outer = ".".join(parents[: depth + 1])
                 raise ConfigError(f"{place}: {outer} is overridden too; give one of the two.")
-        if isinstance(target.get(last), dict):
+        if isinstance(target.get(last), dict) and key not in whole:
             raise ConfigError(f"{place}: keys inside {key} are overridden too; give one of the two.")
         target[last] = value
+        whole.add(key)
         layer.origins[key] = place
     return renamed(layer)
 

@@ -1,6 +1,7 @@
 """A resolved run as the value of one environment variable, and back: in the file that a dry run writes."""
 
 import json
+import re
 
 from nbtrain.base.addresses import without_secrets
 from nbtrain.base.errors import ConfigError
@@ -10,6 +11,8 @@ from nbtrain.config.yaml_source import parse_yaml
 
 # Linux takes 131,072 bytes for a variable with its name.
 MOST_CHARS = 130_000
+# Each escape of a JSON text. For a character beyond U+FFFF JSON has two, which YAML reads as two characters.
+ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)")
 
 
 def one_line(config: RunConfig) -> str:
@@ -27,12 +30,20 @@ def one_line(config: RunConfig) -> str:
             )
     # Kubernetes replaces $(NAME), pdsh %h and its like.
     text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
+    text = ESCAPE.sub(_of_yaml, text)
     if len(text) > MOST_CHARS:
         raise ConfigError(
             f"{config.name}: the resolved run has {len(text):,} characters, and a variable of the file "
             f"may have {MOST_CHARS:,}. Name fewer files in data.sources, or submit it without a dry run."
         )
     return text
+
+
+def _of_yaml(escape: re.Match[str]) -> str:
+    if not escape[1]:
+        return escape[0]
+    character = json.loads('"' + escape[0] + '"')
+    return rf"\U{ord(character):08x}"
 
 
 def from_one_line(text: str, variable: str) -> RunConfig:

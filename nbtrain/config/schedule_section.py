@@ -33,6 +33,12 @@ def given_unit(section: ConfigModel, stem: str) -> str | None:
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
+def other_warmups(schedule: ConfigModel) -> list[str]:
+    """Fields that give the warm-up in another unit than tokens: beside lr_warmup_tokens they are refused."""
+    fields = (f"lr_warmup_{unit}" for unit in ("samples", "steps", "fraction"))
+    return [field for field in fields if getattr(schedule, field) is not None]
+
+
 class RampupConfig(ConfigModel):
     """Batch ramp-up: from start_batch_size in equal increments to global_batch_size, over ramp_samples."""
 

@@ -102,6 +102,13 @@ def _misleading(text: str, reads: str, number: str) -> MisleadingValue:
     return MisleadingValue(text, f"{reads}. {instead} {show(text)} with the quotes for text.")
 
 
+def _refuse_twice(loader: _Loader, node: yaml.MappingNode) -> Any:
+    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    if again := next((key for number, key in enumerate(keys) if key in keys[:number]), None):
+        raise yaml.constructor.ConstructorError(None, None, f"{shortened(again)} is written twice; keep one")
+    return loader.construct_yaml_map(node)
+
+
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = node.value
     if len(text) > MOST_DIGITS:
@@ -145,6 +152,7 @@ def _refuse_date(loader: _Loader, node: yaml.ScalarNode) -> None:
 
 
 for _tag, _constructor in (
+    (f"{_TAG}map", _refuse_twice),
     (f"{_TAG}int", _construct_int),
     (f"{_TAG}float", _construct_float),
     (f"{_TAG}bool", _construct_bool),

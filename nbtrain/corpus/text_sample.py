@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nbtrain.corpus import corpus, dedup
-from nbtrain.corpus.records import Example, Record, SourcePart, Tally, TokenIds
+from nbtrain.corpus.records import Example, Preference, Record, SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 
 MAX_PARTS = 2048
@@ -84,7 +84,7 @@ class _Admission:
 
 def text_of(record: Record) -> str | None:
     """The text that a record is learnt from; None for token ids."""
-    if isinstance(record, Example):
+    if isinstance(record, Example | Preference):
         return "".join(piece for piece, _ in record.pieces)
     return None if isinstance(record, TokenIds) else corpus.text_of(record)
 

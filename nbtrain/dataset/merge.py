@@ -374,6 +374,9 @@ def _joined_manifest(
                 source = {**source, "sequences": [sequences + end for end in source["sequences"]]}
             sources.append(source)
         sequences += len(pair)
+    if not all(manifest.sources for manifest in manifests):
+        # One was adopted and has none: places would leave its sequences to nobody.
+        sources = [{key: source[key] for key in source if key != "sequences"} for source in sources]
     merged = [
         {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}
         for dataset, manifest in zip(inputs, manifests)

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.config.schedule_section import other_warmups
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.lint.remedies import differing, on_device
 from nbtrain.planner.observations import Observations
 
 # Above these shares of a step a wait is worth a change.
@@ -134,12 +136,15 @@ def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
     halved = {"lr_schedule.lr": schedule.lr / 2}
     if schedule.min_lr > schedule.lr / 2:
         halved["lr_schedule.min_lr"] = schedule.min_lr / 2
+    if config.optimizer.muon_lr is not None:
+        halved["optimizer.muon_lr"] = config.optimizer.muon_lr / 2
     yield Proposal("Half the learning rate", halved, why, predictable=False)
     least = int(WARMUP_FRACTION * config.train_tokens)
     if config.lr_warmup_tokens < least:
         share = f"{config.lr_warmup_tokens / config.train_tokens:.1%}"
         warm = f"{why}; warm-up is {share} of the tokens"
-        longer = {"lr_schedule.lr_warmup_tokens": least}
+        others = {f"lr_schedule.{field}": None for field in other_warmups(schedule)}
+        longer = {"lr_schedule.lr_warmup_tokens": least, **others}
         yield Proposal("Longer warm-up", longer, warm, predictable=False)
     clip = config.optimizer.clip_grad
     if not 0 < clip <= CLIP_GRAD:
@@ -193,7 +198,7 @@ def _use_of_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
     for times in (2, 4):
         yield Proposal("Larger micro batches", {"batch.micro_batch_size": times * micro}, why)
     if parallel.offload_optimizer.device != "none":
-        kept = {"parallel.offload_optimizer.device": "none", "parallel.offload_param.device": "none"}
+        kept = differing(config, on_device("offload_optimizer", "offload_param"))
         yield Proposal("Keep state on the device", kept, why)
     for stage in (1, 2):
         if parallel.zero_stage > stage:

@@ -2,6 +2,7 @@
 
     steps         of each batch size of the ramp-up: their number times planner/time/step.py's seconds
     validation    eval_iters batches forward, every eval_interval_steps and at the end
+    test          as many at the end, if data.split has a test part
     checkpoints   their bytes at the disk's rate, unless they are written in the background
 
 The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part by part: 4,769 steps of 5.71 s
@@ -20,6 +21,7 @@ from nbtrain.base.checkpoint_files import measured_save_seconds
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_weights
 from nbtrain.planner.calibrated_rates import calibrated_rates
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
 from nbtrain.planner.engines import ENGINES
@@ -124,8 +126,11 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
         assert one is not None
         seconds += (end - done) * one.seconds
         done = end
-    times = -(-steps // evaluation.eval_interval_steps) if evaluation.eval_iters else 0
-    return {"steps": seconds, "validation": times * evaluation.eval_iters * forward}
+    if config.mode == "perf" or not evaluation.eval_iters:
+        return {"steps": seconds, "validation": 0.0}
+    one, times = evaluation.eval_iters * forward, -(-steps // evaluation.eval_interval_steps)
+    has_test = split_weights(config.data.split)[SPLIT_NAMES.index("test")] > 0
+    return {"steps": seconds, "validation": times * one, **({"test": one} if has_test else {})}
 
 
 def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:

@@ -1,7 +1,7 @@
 """Findings: what stands against a run, each with place, rule with numbers, fix, and what it costs.
 
-`nbtrain check`, the plan, the launch form and the lint of foreign files give one list of them, the dearest
-first. The rules that make findings are in lint/.
+`nbtrain check`, the plan, the launch form and the lint of foreign files give one list of them, in the order
+of by_cost. The rules that make findings are in lint/.
 """
 
 import html
@@ -106,7 +106,7 @@ def stops(findings: Iterable[Finding]) -> bool:
 
 
 def by_cost(findings: Iterable[Finding]) -> list[Finding]:
-    """The dearest first; of equal cost, errors before warnings before notes, else in the order given."""
+    """What is fatal first, then errors before warnings before notes, each the dearest first."""
 
     def rank(finding: Finding) -> tuple[Any, ...]:
         fatal, hours, num_bytes, words = finding.cost.weight

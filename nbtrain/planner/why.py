@@ -180,6 +180,7 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
         "steps": f"{config.train_steps:,} steps x {one:.4g} s as planned",
         "validation": f"once every {evaluation.eval_interval_steps:,} steps: {evaluation.eval_iters:,} "
         f"batches forward x {forward}",
+        "test": f"{evaluation.eval_iters:,} batches forward x {forward}",
         "validation and test": f"2 x {evaluation.eval_iters:,} batches forward x {forward}",
         "checkpoints": f"{saves:,} checkpoints that the run waits for",
     }

@@ -491,6 +491,7 @@ def test_a_long_override_is_whole_among_the_arguments():
 def test_the_later_of_two_overrides_wins():
     """A later override wins, as on every command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2
+    assert load("gpt-tiny", ["labels={team: a, room: b}", "labels={team: c}"]).labels == {"team": "c"}
 
 
 @pytest.mark.parametrize(
@@ -503,6 +504,10 @@ def test_the_later_of_two_overrides_wins():
         (["=4"], "override '=4': must be key=value, e.g. batch.micro_batch_size=4."),
         (["a..b=4"], "override 'a..b=4': must be key=value, e.g. batch.micro_batch_size=4."),
         (["a=[1"], "override 'a=[1': not YAML: expected ',' or ']', but got '<stream end>'."),
+        (
+            ["batch={max_steps: 1, max_steps: 2}"],
+            "override 'batch={max_steps: 1, max_steps: 2}': not YAML: max_steps is written twice; keep one.",
+        ),
         ("a='b", 'overrides "a=\'b": cannot be split into key=value: No closing quotation.'),
         (
             ["batch=1", "batch.max_steps=2"],

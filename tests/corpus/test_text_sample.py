@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from nbtrain.corpus import text_sample
-from nbtrain.corpus.records import Example, SourcePart, Tally, Texts, TokenIds
+from nbtrain.corpus.records import Example, Preference, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.text_sample import sample_texts
+
+
+def test_a_pair_of_answers_is_read_as_its_pieces():
+    """As an example is, without what separates them elsewhere."""
+    prompt = ("Ask. ", False)
+    pair = Preference(Example((prompt, ("Yes.", True))), Example((prompt, ("No.", True))))
+    assert text_sample.text_of(pair) == "Ask. Yes.Ask. No."
 
 
 class Reader(SourceReader):

@@ -20,6 +20,7 @@ from nbtrain.dataset.look.inspect import verify
 from nbtrain.dataset.merge import merge
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.samples.packed_index import mixed_sources
 from tests.dataset.dataset_maker import make_dataset
 from tests.dataset.indexed_writer import IndexedWriter
 
@@ -121,6 +122,20 @@ def test_manifests_and_masks_are_merged(make_config, texts, workspace):
     assert all(mask[number].all() for number in range(120))
     assert [mask[number][:3].tolist() for number in range(120, 150)] == [[0, 0, 1]] * 30
     verify("both")
+
+
+@pytest.mark.parametrize("order", [["prepared", "adopted"], ["adopted", "prepared"]])
+def test_with_an_adopted_dataset_no_sequence_is_left_to_nobody(make_config, texts, order):
+    """It has no sources: the merged manifest says of none where it lies, and packing takes the whole."""
+    config = make_config()
+    prepared, adopted = DatasetFiles.named("prepared"), DatasetFiles.named("adopted")
+    source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
+    make_dataset(config, texts, dataset=prepared, sources=[source])
+    make_dataset(config, texts[:30], dataset=adopted, sources=[])
+    merge("both", order)
+    target = DatasetFiles.named("both")
+    [whole] = mixed_sources(target, target.require(), [], 150)
+    assert (whole.first, whole.last) == (0, 150)
 
 
 def refuses(message, *arguments):

@@ -117,6 +117,24 @@ def test_an_unstable_run_gets_calmer():
     assert {"stability.on_nan": "rollback"} in found
 
 
+def test_a_calmer_run_names_its_warm_up_once():
+    """In tokens, and null for another unit, beside which tokens are refused; Muon's rate is halved too."""
+    changes = {"lr_schedule.lr_warmup_tokens": None, "lr_schedule.lr_warmup_steps": 10}
+    config = load("gpt-125m", {**changes, "optimizer.type": "Muon", "optimizer.muon_lr": 0.02})
+    found = settings(advise(config, seen("FAILED", unstable=True)))
+    least = int(0.01 * config.train_tokens)
+    assert {"lr_schedule.lr_warmup_tokens": least, "lr_schedule.lr_warmup_steps": None} in found
+    assert {"lr_schedule.lr": config.lr_schedule.lr / 2, "optimizer.muon_lr": 0.01} in found
+
+
+def test_state_is_kept_on_the_device_without_settings_of_the_host():
+    offload = {"device": "cpu", "pin_memory": True}
+    config = load("gpt-125m", {"parallel.zero_stage": 2, "parallel.offload_optimizer": offload})
+    found = settings(advise(config, seen(memory_fraction=0.3)))
+    key = "parallel.offload_optimizer"
+    assert {f"{key}.device": "none", f"{key}.pin_memory": False} in found
+
+
 def test_a_hang_and_a_lack_of_host_memory():
     config = load("gpt-125m-2xdp", {"data.num_workers": 8, "checkpoint.async_save": True})
     hang = settings(advise(config, seen("FAILED", hang=True)))

@@ -64,7 +64,7 @@ def test_the_golden_time_part_by_part():
     """4,769 steps, 48 validations of 10 batches, 48 checkpoints: in the log 7.56 h and 47 pauses of 29 s."""
     config = load("gpt-125m")
     parts = estimate_duration(config, engine="upstream").parts
-    assert list(parts) == ["steps", "validation", "checkpoints"]
+    assert list(parts) == ["steps", "validation", "test", "checkpoints"]
     assert parts["steps"] == pytest.approx(7.56 * HOUR, rel=0.1)
     assert (parts["validation"] + parts["checkpoints"]) / 48 == pytest.approx(29, rel=0.1)
     assert sum(parts.values()) == pytest.approx(7.95 * HOUR, rel=0.1)
@@ -111,13 +111,32 @@ def test_zero_3_over_two_machines_is_slower_than_one_gpu():
 
 
 def test_a_trial_takes_its_steps_only():
-    """batch.max_steps shortens the time, not the schedule; one validation and one checkpoint."""
+    """batch.max_steps shortens the time, not the schedule; one validation, the test and one checkpoint."""
     trial = load("gpt-125m", ["batch.max_steps=100"])
     one = step_seconds(trial)
     step = estimate_step(setup_of(trial))
     assert step is not None
-    expected = 100 * one + 10 * forward_seconds(step) + checkpoint_bytes(trial) / 0.18e9
+    expected = 100 * one + 2 * 10 * forward_seconds(step) + checkpoint_bytes(trial) / 0.18e9
     assert estimate_duration(trial).seconds == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batches"),
+    [
+        ({"mode": "perf"}, (0, 0)),
+        ({"evaluation.eval_iters": 0}, (0, 0)),
+        ({"data.split": "95,5,0"}, (10, 0)),
+        ({"data.split": "94,5,1"}, (10, 10)),
+    ],
+)
+def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
+    """Throughput runs are never validated; the test is made if the split has a part for it."""
+    config = load("gpt-125m", {"batch.max_steps": 100, **overrides})
+    step = estimate_step(setup_of(config))
+    assert step is not None
+    parts = estimate_duration(config).parts
+    expected = [count * forward_seconds(step) for count in batches]
+    assert [parts.get(name, 0.0) for name in ("validation", "test")] == pytest.approx(expected)
 
 
 def test_a_ramp_up_has_steps_of_each_size():

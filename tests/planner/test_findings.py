@@ -193,6 +193,16 @@ FOUND = {
         "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
         "costs a run that may diverge",
     ),
+    "a warm-up of one step": (
+        "gpt-13b-4xdp-4xpp",
+        ["lr_schedule={lr_warmup_tokens: null, lr_warmup_steps: 1}"],
+        "warmup_is_long_enough",
+        "lr_schedule.lr_warmup_steps",
+        "The warm-up takes 1 step of 123,978 (0.00081 % of the run); fewer than 100 steps raise the risk of "
+        "a loss that does not come down.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6 in place of lr_warmup_steps, 1.0% of the run.",
+        "costs a run that may diverge",
+    ),
     "no warm-up": (
         "gpt-13b-4xdp-4xpp",
         ["lr_schedule.lr_warmup_tokens=null"],

@@ -117,6 +117,16 @@ def test_host_memory_against_a_machine():
     assert found.cost == type(found.cost)(True, num_bytes=needed - 4 * memory.host_bytes)
 
 
+def test_pinned_state_may_go_back_to_the_device():
+    offload = {"device": "cpu", "pin_memory": True}
+    overrides = {"parallel.zero_stage": 2, "parallel.offload_optimizer": offload}
+    config = load("gpt-125m-4xdp", {**overrides, "resources.memory_per_node_bytes": 1e9})
+    assert host_remedy(config).changes == {
+        "parallel.offload_optimizer.device": "none",
+        "parallel.offload_optimizer.pin_memory": False,
+    }
+
+
 def test_host_memory_that_no_change_saves():
     """Offloading is what makes the model fit its GPU, so that the machine must have the memory."""
     overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]

@@ -82,7 +82,7 @@ def unread(begun: bytes, name: str) -> Unread | None:
 
 def advice(path: Path, suffixes: tuple[str, ...]) -> str | None:
     """What to do about a file that by its name is one of `suffixes` in a compression that is not read."""
-    for kind in UNREAD:
+    for kind in (TAR, *UNREAD):
         if path.name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
             return (
                 f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. "

@@ -140,7 +140,9 @@ class Encoder:
 
     def _may_stream(self, record: Record) -> bool:
         is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
-        return is_text and self._tokenizer.cuts_safely
+        # A text that may become EOD is looked at as a whole.
+        is_looked_at = self._tokenizer.manifest.get("eod_from_text")
+        return is_text and self._tokenizer.cuts_safely and not is_looked_at
 
     def _add_long(self, shard: "_Shard", record: Record) -> None:
         signature = None if self._near is None else self._near.signature(text_of(record))[None]

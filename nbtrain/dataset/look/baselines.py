@@ -7,8 +7,8 @@
 In nats per token, over the very samples that the run's validation reads, and there over the labels that bear
 loss, so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary.
 For each model, k is the value of a fixed grid that gives it the lowest loss: in the baseline's favour, never
-in the trained model's. Pairs run over document ends, as samples do. Counts are of at most the first 20
-million training tokens (`train_tokens` says how many).
+in the trained model's. Pairs run over document ends, as samples do. Counts are of at most 20 million training
+tokens, the first ones of each source (`train_tokens` says how many).
 """
 
 import logging
@@ -26,11 +26,12 @@ from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.build import build_datasets
-from nbtrain.dataset.samples.gpt_index import split_bounds
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
+from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 MAX_TRAIN_TOKENS = 20_000_000
 MAX_VALIDATION_TOKENS = 5_000_000
 K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
@@ -121,6 +122,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
         "seq_length": config.model.seq_length,
         "shuffle": config.data.shuffle,
         "packing": config.data.packing,
+        "weights": [source.weight for source in config.data.sources if hasattr(source, "weight")],
         "eod_mask_loss": config.data.eod_mask_loss,
         "validation_samples": validation_samples(config),
         "max_train_tokens": MAX_TRAIN_TOKENS,
@@ -129,12 +131,13 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     for entry in stored:
         if entry["key"] == key:
             return Baselines(**entry["value"])
-    train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
+    train, valid = (_parts_of(config, opened, name) for name in ("train", "valid"))
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
-    if len(train_tokens) < 2 or valid[0] == valid[1]:
+    num_validation = sum(last - first for first, last in valid)
+    if len(train_tokens) < 2 or not num_validation:
         return NoBaselines(
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training "
-            f"tokens and {valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text "
+            f"tokens and {num_validation:,} validation documents; a baseline needs both. Use more text "
             "or another data.split."
         )
     context, target = _validation_labels(config, opened, valid)
@@ -159,12 +162,12 @@ def validation_samples(config: RunConfig) -> int:
 
 
 def _validation_labels(
-    config: RunConfig, opened: OpenDataset, bounds: tuple[int, int]
+    config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, the labels after them that bear loss); of the whole split if the run never validates."""
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not validation_samples(config):
-        tokens = _tokens(opened.indexed, bounds, MAX_VALIDATION_TOKENS)
+        tokens = _tokens(opened.indexed, parts, MAX_VALIDATION_TOKENS)
         return tokens[:-1], tokens[1:]
     contexts, targets = [], []
     for number in range(validation_samples(config)):
@@ -198,12 +201,25 @@ def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[floa
     return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
 
 
-def _tokens(indexed: IndexedDataset, bounds: tuple[int, int], limit: int) -> np.ndarray:
-    if bounds[0] == bounds[1]:
-        return np.empty(0, np.int64)
-    start = int(indexed.pointers[bounds[0]]) // indexed.dtype.itemsize
-    length = int(indexed.lengths[bounds[0] : bounds[1]].sum(dtype=np.int64))
-    return indexed.tokens[start : start + min(length, limit)].astype(np.int64)
+def _parts_of(config: RunConfig, opened: OpenDataset, split: str) -> list[tuple[int, int]]:
+    """The sequences of a split, [first, last): of each source if it is cut by itself, as best_fit has it."""
+    how, count = (config.data.split, config.data.split_rule), len(opened.indexed)
+    if config.data.packing != "best_fit":
+        return [split_bounds(*how, count)[SPLIT_NAMES.index(split)]]
+    sources = mixed_sources(opened.files, opened.manifest, config.data.sources, count)
+    return [(source.first, source.last) for source in of_split(sources, *how, split)]
+
+
+def _tokens(indexed: IndexedDataset, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
+    """The tokens of all parts; of each its beginning, by its length, if they have more than `limit`."""
+    lengths = [int(indexed.lengths[first:last].sum(dtype=np.int64)) for first, last in parts]
+    share = min(limit / max(sum(lengths), 1), 1.0)
+    found = [np.empty(0, np.int64)]
+    for (first, _), length in zip(parts, lengths, strict=True):
+        if length:
+            start = int(indexed.pointers[first]) // indexed.dtype.itemsize
+            found.append(indexed.tokens[start : start + int(share * length)].astype(np.int64))
+    return np.concatenate(found)
 
 
 def _stored(dataset: DatasetFiles) -> list[dict[str, Any]]:

@@ -73,12 +73,12 @@ def host_remedy(config: RunConfig) -> Remedy | None:
     if config.checkpoint.async_save:
         candidates.append({"checkpoint.async_save": False})
     if parallel.offload_param.device != "none":
-        candidates.append({WEIGHTS: "none"})
+        candidates.append(on_device("offload_param"))
     if parallel.offload_optimizer.device != "none":
-        candidates.append({WEIGHTS: "none", OPTIMIZER: "none"})
+        candidates.append(on_device("offload_param", "offload_optimizer"))
     candidates += [{**more, **changes} for changes in candidates[:1] for more in candidates[1:]]
     for changes in candidates:
-        changes = {key: value for key, value in changes.items() if _differs(config, key, value)}
+        changes = differing(config, changes)
         changed = with_changes(config, changes)
         if find_problems(changed):
             continue
@@ -86,6 +86,17 @@ def host_remedy(config: RunConfig) -> Remedy | None:
         if memory.fits_host and memory.fits is not False:
             return Remedy(changes, memory)
     return None
+
+
+def on_device(*sections: str) -> dict[str, Any]:
+    """State of offload_param or offload_optimizer on the device, without settings of another place."""
+    plain = {"device": "none", "nvme_path": None, "pin_memory": False}
+    return {f"parallel.{section}.{key}": value for section in sections for key, value in plain.items()}
+
+
+def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
+    """The changes that change something."""
+    return {key: value for key, value in changes.items() if _differs(config, key, value)}
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.schedule_section import other_warmups
+from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
 
@@ -93,14 +95,23 @@ def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
     yield finding_of(
         config,
         "warmup_is_long_enough",
-        "lr_schedule.lr_warmup_tokens",
+        _warmup_field(config),
         f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not come down.",
-        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6, "
+        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6{_in_place(config)}, "
         f"{usual / config.train_tokens:.1%} of the run.",
         Cost(words="a run that may diverge"),
         # A hundredth of the run is what most runs take, however few steps it is.
         "note" if fraction >= USUAL_WARMUP_FRACTION else "warning",
     )
+
+
+def _warmup_field(config: RunConfig) -> str:
+    return f"lr_schedule.{next(iter(other_warmups(config.lr_schedule)), 'lr_warmup_tokens')}"
+
+
+def _in_place(config: RunConfig) -> str:
+    others = other_warmups(config.lr_schedule)
+    return f" in place of {others[0]}" if others else ""
 
 
 def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
@@ -112,11 +123,11 @@ def warmup_ends_before_the_run(subject: Subject) -> Iterator[Finding]:
     yield finding_of(
         config,
         "warmup_ends_before_the_run",
-        "lr_schedule.lr_warmup_tokens",
+        _warmup_field(config),
         f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
         f"{config.train_tokens:,}: the learning rate gets to {reached:.2g} of lr({config.lr_schedule.lr:g}).",
-        f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}, 1 % "
-        "of the run, or train for longer.",
+        f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}"
+        f"{_in_place(config)}, 1 % of the run, or train for longer.",
         Cost(words="a run that never has its learning rate"),
     )
 

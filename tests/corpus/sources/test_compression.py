@@ -200,6 +200,15 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     with caplog.at_level(logging.WARNING):
         open_source(source, "here").check_dependencies()
     assert caplog.messages == [f"here: left out: {named}"]
+    caplog.clear()
+    (folder / "a.jsonl.zip").unlink()
+    (folder / "a.jsonl.tar.gz").touch()
+    with caplog.at_level(logging.WARNING):
+        open_source(source, "here").check_dependencies()
+    assert caplog.messages == [
+        "here: left out: texts/a.jsonl.tar.gz is a tar archive by its name, which is not read; .gz, .zst, "
+        ".bz2 and .xz files are. Unpack it with `tar -xf`."
+    ]
 
 
 def test_a_text_that_begins_as_bzip2(workspace):

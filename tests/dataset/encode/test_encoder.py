@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -293,6 +294,16 @@ def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch)
     monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 30)
     prepare(config, force=True)
     assert content(dataset_dir("small")) == whole
+
+
+@pytest.mark.parametrize("eod_from_text", [False, True])
+def test_a_text_that_may_become_eod_is_looked_at_whole(eod_from_text):
+    """Piece by piece the id of EOD would get into a document."""
+    from nbtrain.dataset.encode.encoder import Encoder
+
+    tokenizer = SimpleNamespace(cuts_safely=True, manifest={"eod_from_text": eod_from_text})
+    encoder = SimpleNamespace(settings=SimpleNamespace(sentence_language=None), _tokenizer=tokenizer)
+    assert Encoder._may_stream(encoder, "a text") is not eod_from_text
 
 
 def test_sentences(make_config, workspace):

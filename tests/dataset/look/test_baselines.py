@@ -75,6 +75,29 @@ def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
         baselines(config)
 
 
+def test_packed_sources_are_cut_each_by_itself(make_config, texts, monkeypatch):
+    """Training counts hold the beginnings of both sources, and other weights are another validation."""
+    places = ([0, 60], [60, 120])
+    sources = [{"kind": "jsonl", "name": f"s{number}", "sequences": places[number]} for number in range(2)]
+    own = [{"kind": "chat", "path": f"{number}.jsonl"} for number in range(2)]
+    config = make_config(data={"packing": "best_fit", "split": "50,50,0", "sources": own})
+    make_dataset(config, texts, sources=sources)
+    indexed = IndexedDataset(dataset_of(config).prefix)
+    seen = []
+
+    def counted(train, *rest):
+        seen.append(train)
+        return compute(train, *rest)
+
+    monkeypatch.setattr(module, "compute", counted)
+    baselines(config)
+    halves = [indexed[number] for number in (*range(30), *range(60, 90))]
+    assert np.array_equal(seen[0], np.concatenate(halves))
+    own[1]["weight"] = 3.0
+    baselines(make_config(data={"packing": "best_fit", "split": "50,50,0", "sources": own}))
+    assert len(seen) == 2
+
+
 def test_no_validation_tokens(make_config, texts):
     """A split without validation has nothing to be measured on: an error, or for a notebook the reason."""
     config = make_config(data={"split": "1,0,0"})

@@ -95,7 +95,18 @@ def main(run_path: str) -> int:
                 time.sleep(0.002)
 
     deaf = False
-    done_request = 0
+    done = files.read_json(job.control_ack)
+    done_request = done["request_id"] if done else 0
+
+    def acknowledge(request: ControlRequest | None) -> None:
+        nonlocal done_request
+        if request is None or request.request_id <= done_request:
+            return
+        done_request = request.request_id
+        if rank == 0:
+            done = {"request_id": done_request, "action": request.action, "step": step}
+            files.write_json(job.control_ack, done)
+
     beat("build")
     while step < plan["steps"]:
         beat("train")
@@ -140,15 +151,12 @@ def main(run_path: str) -> int:
         wanted = request.action if request and request.request_id > done_request else None
         if not deaf and (stops or wanted == "stop"):
             save()
+            acknowledge(request)
             say("stopped", "stopped on request")
             return 0
         if wanted == "save":
             save()
-            done_request = request.request_id
-            if rank == 0:
-                files.write_json(
-                    job.control_ack, {"request_id": done_request, "action": "save", "step": step}
-                )
+            acknowledge(request)
         time.sleep(plan["seconds"])
         step += 1
         if step % plan["save"] == 0:

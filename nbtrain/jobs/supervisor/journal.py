@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, last_words
+from nbtrain.base import amounts, files, last_words
 from nbtrain.base.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
@@ -178,7 +178,9 @@ class Journal:
     def request(self, action: str, reason: str) -> None:
         """Ask the ranks, through control/request.json, to do something at their next step boundary."""
         before = ControlRequest.read(self.job.control_request)
-        self._requests = number = max(before.request_id if before else 0, self._requests) + 1
+        # Of an earlier supervisor's requests ack.json alone is left, and rank 0 passes over up to its number.
+        done = (files.read_json(self.job.control_ack) or {}).get("request_id", 0)
+        self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
         asked = ControlRequest(number, action, reason, time.time())
         self._try_write(lambda: asked.write(self.job.control_request))
 

@@ -13,6 +13,7 @@ from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.node_records import Ask
 from nbtrain.base.records import (
     AttemptRecord,
+    ControlRequest,
     Heartbeat,
     JobRecord,
     ProcessIdentity,
@@ -126,6 +127,20 @@ def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
     monkeypatch.setattr(files, "write_json", full)
     supervised.journal.set_state("RUNNING")
     assert supervised.journal.record.state == "RUNNING"
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_new_supervisor_counts_on_from_the_request_that_was_done(supervised, removed):
+    """Rank 0 acts once per number, and every attempt removes the request before it."""
+    job = supervised.job
+    supervised.journal.request("stop", "the time limit of its allocation")
+    files.write_json(job.control_ack, {"request_id": 1, "action": "stop", "step": 4, "time": 1.0})
+    if removed:
+        job.control_request.unlink()
+    later = Journal(job)
+    for number in (2, 3):
+        later.request("save", "asked for")
+        assert ControlRequest.read(job.control_request).request_id == number
 
 
 # --- going back -----------------------------------------------------------------------------------

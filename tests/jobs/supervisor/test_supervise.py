@@ -366,6 +366,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     """On a disk whose lock does not hold: its ranks are killed, and it writes nothing more."""
     job = start(fake(steps=100_000, backend={"share_devices": True}))
     beat = wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2 and beat, "steps")
+    saved = control.request_save(job, wait_seconds=600)
     first = JobRecord.read(job.job_json).supervisor
     with job.supervisor_log.open("ab") as log:
         arguments = [sys.executable, "-c", SECOND, str(job.run.path), job.job_id]
@@ -374,6 +375,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert not beat.process.alive()
     assert "another supervisor has taken over: job.json names process " in job.supervisor_log.read_text()
     wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "the second one goes on")
+    assert control.request_save(job, wait_seconds=600) > saved
     assert control.cancel(job)[0] == "CANCELLED"
     record = JobRecord.read(job.job_json)
     assert record.supervisor != first

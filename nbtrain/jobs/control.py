@@ -272,7 +272,7 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     state, cause = backend.status(job)
-    before = ControlRequest.read(job.control_request)
+    before, done = ControlRequest.read(job.control_request), files.read_json(job.control_ack)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
         raise JobError(f"{which} runs with mode: {mode}, which saves nothing.")
     if state == SUSPENDED:
@@ -286,7 +286,8 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
         raise JobError(f"{which} is {state}; {_instead(job, state, 'save')}")
     if wait_seconds is None:
         return None
-    known = before.request_id if before else 0
+    # An attempt removes the request of the one before it, and leaves that one's answer.
+    known = max(before.request_id if before else 0, done["request_id"] if done else 0)
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
         answer = files.read_json(job.control_ack)

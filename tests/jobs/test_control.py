@@ -15,6 +15,7 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
+from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
 
@@ -200,6 +201,19 @@ def test_a_job_that_waits_has_nothing_to_save(job):
         "be saved yet."
     )
     assert not job.control_ask.exists() and not job.control_request.exists()
+
+
+def test_the_answer_to_an_earlier_request_is_not_taken_for_this_one(job, monkeypatch):
+    """It is left when the request itself is gone, which the next attempt removes."""
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run"})))
+    answers = [{"request_id": number, "action": "save", "step": 100 * number} for number in (1, 2)]
+    files.write_json(job.control_ack, answers[0])
+    monkeypatch.setattr(SupervisedHere, "save", lambda backend, job: True)
+    monkeypatch.setattr(control.time, "sleep", lambda seconds: files.write_json(job.control_ack, answers[1]))
+    assert control.request_save(job, wait_seconds=60) == 200
 
 
 def test_a_supervisor_whose_run_has_a_newer_job_writes_nothing(job):

@@ -28,6 +28,7 @@ from nbtrain.base.jobstate import LOST, read_state
 from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, queue_folder
+from nbtrain.jobs.supervisor import processes
 
 TICKET_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}\.[0-9a-f]{12}\.json")
 SLOT_NAME = re.compile(r"(gpu|cpu)-[A-Za-z0-9][A-Za-z0-9_.:-]{0,120}")
@@ -153,10 +154,11 @@ class Queue:
         for ticket in self.tickets():
             if ticket.supervisor.alive():
                 continue
-            if meaningless(ticket):
-                self.remove(ticket.job)
-            else:
+            if not meaningless(ticket):
                 found.append(ticket)
+            elif not (ticket.holds and processes.marked_pids([ticket.job_id])):
+                # Ranks that still save keep their devices, though a successor of the job waits for them.
+                self.remove(ticket.job)
         return found
 
     def lock_slot(self, slot: str) -> int | None:

@@ -195,6 +195,20 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 
+def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(holders):
+    """kill -9 of the supervisor, a resume, any command: the old ticket goes with the last rank."""
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    job, queue = holders.job("first", 1.0), holders.queue
+    ticket = Ticket(job.job_id, str(job.run.path), "first", ["cpu-0"], 1, 0, 1.0, gone, "", holds=["cpu-0"])
+    queue.write(ticket)
+    job.run.job("99990101-000000-0000").make_folders()
+    marked = {**os.environ, JOB_MARKER: job.job_id}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marked) as rank:
+        assert (queue.lost(), queue.tickets()) == ([], [ticket])
+        rank.communicate(b"\n")
+    assert (queue.lost(), queue.tickets()) == ([], [])
+
+
 def test_causes_are_of_the_order_that_is_shown(holders, cause_of):
     """A new priority counts at once; what the supervisors have written is of before."""
     alive, jobs, now = ProcessIdentity.of(os.getpid()), {}, time.time()

@@ -89,7 +89,8 @@ class Models:
         async with self._loading:
             served = self.loaded
             if name is None and served is not None:
-                return served
+                # Looked at as if it were named: its process may have ended.
+                name = served.name
             known = self.names()
             if name is None or name not in known:
                 listed = ", ".join(known) or "none has a checkpoint yet"

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
 from nbtrain.serving.engine_process import EngineProcess, Loading
 from nbtrain.serving.metrics import Metrics
+from nbtrain.serving.models import Models, Served
 from nbtrain.serving.openai_answers import Form, Piece
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
@@ -324,6 +326,40 @@ def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
             waiting.result(60)
         with pytest.raises(NbtrainError, match="was unloaded while it generated"):
             pool.submit(next, engine.stream({"prompt": "a"})).result(60)
+
+
+class AnyRun(Models):
+    """The models of a server of any run, of which none is really loaded."""
+
+    def __init__(self, step: int):
+        super().__init__(ServeOptions(), Metrics(), print)
+        self.newest, self.step = step, step
+        self.loads = 0
+
+    def names(self) -> dict[str, int]:
+        return {"one": self.newest}
+
+    async def load(self, folder: Path) -> Served:
+        self.loads += 1
+
+        async def close() -> None: ...
+
+        dispatcher = SimpleNamespace(ended=asyncio.Event(), is_busy=False, close=close)
+        self.loaded = Served(folder.name, self.step, dispatcher, None, {})
+        return self.loaded
+
+
+def test_a_model_whose_process_has_ended_is_loaded_again():
+    """Also for a request that names none, such as any of Megatron's clients."""
+
+    async def play() -> None:
+        models = AnyRun(step=100)
+        first = await models.get("one")
+        assert await models.get(None) is first and models.loads == 1
+        first.dispatcher.ended.set()
+        assert await models.get(None) is not first and models.loads == 2
+
+    asyncio.run(play())
 
 
 def test_a_socket_in_use_is_named():

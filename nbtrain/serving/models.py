@@ -35,6 +35,8 @@ class Served:
     """What its process says of it: positions, max_batch, dtype, device; chat_template: where it was found."""
     used: float = field(default_factory=time.monotonic)
     """When it was last asked for."""
+    newest: int = 0
+    """The run's newest checkpoint when it was loaded: `step`, unless the process passed over that one."""
 
     @property
     def positions(self) -> int:
@@ -98,7 +100,7 @@ class Models:
                     404, f"model {name!r} is no run with a checkpoint: {listed}.", "model", "model_not_found"
                 )
             if served is not None:
-                is_it = served.name == name and (served.step >= known[name] or served.dispatcher.is_busy)
+                is_it = served.name == name and (served.newest >= known[name] or served.dispatcher.is_busy)
                 if is_it and not served.dispatcher.ended.is_set():
                     return served
                 if served.dispatcher.is_busy:
@@ -107,9 +109,11 @@ class Models:
                     )
                 await self._unload()
             try:
-                return await self.load(output_root() / name)
+                served = await self.load(output_root() / name)
             except NbtrainError as error:
                 raise Refusal(status_of(error), str(error), "model", "not_loaded") from None
+            served.newest = max(served.step, known[name])
+            return served
 
     async def load(self, folder: Path) -> Served:
         """Load a run's model. Raises NbtrainError if it cannot be."""

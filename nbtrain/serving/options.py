@@ -16,7 +16,7 @@ class ServeOptions:
     run: str | None = None
     """A run's folder; None: any run under the output root, one at a time, by the `model` of a request."""
     step: int | None = None
-    """The checkpoint; None: the newest whole one."""
+    """The checkpoint of `run`; None: the newest whole one."""
     host: str = LOOPBACK
     """Where it listens; 0.0.0.0 is every network of this machine."""
     port: int = PORT
@@ -67,3 +67,8 @@ class ServeOptions:
         for name, value, holds, rule in rules:
             if not holds:
                 raise ConfigError(f"{name} = {value!r} must be {rule}.")
+        if self.run is None and self.step is not None:
+            raise ConfigError(
+                f"step = {self.step} is a checkpoint of one run: name the run (`nbtrain serve RUN --step "
+                f"{self.step}`). Without a run, the newest checkpoint of each is served."
+            )

@@ -186,6 +186,11 @@ def test_options_out_of_range():
         ({"port": 70000}, "port = 70000 must be from 0 (a free one) to 65535."),
         ({"max_queue": -1}, "max_queue = -1 must be at least 0."),
         ({"grace_seconds": 0}, "grace_seconds = 0 must be above 0."),
+        (
+            {"step": 100},
+            "step = 100 is a checkpoint of one run: name the run (`nbtrain serve RUN --step 100`). Without a "
+            "run, the newest checkpoint of each is served.",
+        ),
         ({"dtype": "int4"}, "dtype = 'int4' must be auto, fp32, bf16 or fp16."),
     ):
         with pytest.raises(ConfigError) as error:
@@ -358,6 +363,20 @@ def test_a_model_whose_process_has_ended_is_loaded_again():
         assert await models.get(None) is first and models.loads == 1
         first.dispatcher.ended.set()
         assert await models.get(None) is not first and models.loads == 2
+
+    asyncio.run(play())
+
+
+def test_a_newer_checkpoint_is_loaded_once():
+    """Also if it is torn, and the process takes the one before it."""
+
+    async def play() -> None:
+        models = AnyRun(step=100)
+        first = await models.get("one")
+        models.newest = 200
+        second = await models.get("one")
+        assert second is not first and second.step == 100
+        assert await models.get("one") is second and models.loads == 2
 
     asyncio.run(play())
 

@@ -9,8 +9,10 @@ the model's process ends by itself: every request is answered with its last word
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -63,11 +65,13 @@ def serve(
     """
     check_run(options)
     listening = _socket(options)
+    own = _inode(options.uds)
     try:
         return asyncio.run(_serve(options, token, listening, when_ready, say, until))
     finally:
         listening.close()
-        if options.uds is not None:
+        # Not what another program has put in its place.
+        if options.uds is not None and own is not None and _inode(options.uds) == own:
             Path(options.uds).unlink(missing_ok=True)
 
 
@@ -190,14 +194,17 @@ def _socket(options: ServeOptions) -> socket.socket:
     """Bound before the model is loaded, which may take minutes."""
     if options.uds is not None:
         path = Path(options.uds)
-        path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX)
         try:
+            _make_room(path)
             listening.bind(str(path))
             path.chmod(0o600)
         except OSError as error:
             listening.close()
             raise ConfigError(f"--uds {path}: {error.strerror or error}.") from None
+        except ConfigError:
+            listening.close()
+            raise
         return listening
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family)
@@ -211,6 +218,26 @@ def _socket(options: ServeOptions) -> socket.socket:
             raise ConfigError(f"{where}: in use by another program. `--port 0` takes a free one.") from None
         raise ConfigError(f"{where}: {error.strerror or error}.") from None
     return listening
+
+
+def _make_room(path: Path) -> None:
+    """Remove the socket of a server that was killed. Raises ConfigError for anything else at its path."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"--uds {path}: is there and no socket. Give a path at which nothing is.")
+        with socket.socket(socket.AF_UNIX) as client:
+            if client.connect_ex(str(path)) == 0:
+                raise ConfigError(f"--uds {path}: in use by another program. Give another path.")
+        path.unlink()
+
+
+def _inode(path: str | None) -> int | None:
+    """Of what is at the path; None: nothing."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_ino
+    return None
 
 
 def _url(options: ServeOptions, listening: socket.socket) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from nbtrain.base.errors import ConfigError, NbtrainError
-from nbtrain.serving import megatron
+from nbtrain.serving import megatron, server
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
@@ -23,6 +24,7 @@ from nbtrain.serving.openai_answers import Form, Piece
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.server import _socket
 from nbtrain.serving.tokens import VARIABLE, TokenRequired, token_of
 
 
@@ -382,13 +384,40 @@ def test_a_newer_checkpoint_is_loaded_once():
 
 
 def test_a_socket_in_use_is_named():
-    import socket
-
-    from nbtrain.serving.server import _socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1, port {port}: in use by another program"):
             _socket(ServeOptions(port=port))
+
+
+def test_a_unix_socket_replaces_nothing_but_a_dead_one(tmp_path):
+    file, dead = tmp_path / "results.json", tmp_path / "socket"
+    file.write_text("{}")
+    with pytest.raises(ConfigError) as refused:
+        _socket(ServeOptions(uds=str(file)))
+    assert str(refused.value) == f"--uds {file}: is there and no socket. Give a path at which nothing is."
+    assert file.read_text() == "{}"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(dead))
+    with _socket(ServeOptions(uds=str(dead))) as listening:
+        listening.listen()
+        with pytest.raises(ConfigError, match=f"--uds {dead}: in use by another program"):
+            _socket(ServeOptions(uds=str(dead)))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_server_removes_its_own_socket_alone(monkeypatch, tmp_path, is_replaced):
+    path = tmp_path / "socket"
+
+    async def serving(*arguments: object) -> int:
+        assert path.is_socket()
+        if is_replaced:
+            path.rename(tmp_path / "moved")
+            path.write_text("of another program")
+        return 0
+
+    monkeypatch.setattr(server, "_serve", serving)
+    assert server.serve(ServeOptions(uds=str(path)), None, print) == 0
+    assert path.exists() == is_replaced

@@ -101,6 +101,15 @@ class Judge:
             raise ConfigError(f"judge_url = {redacted(self.url)!r} must begin with http:// or https://.")
         if not self.model:
             raise ConfigError("judge_model is empty: name the model that judges, as its server calls it.")
+        self._token()
+
+    def _token(self) -> str:
+        """Raises ConfigError for one that no header takes, as the HTTP client's own error would show it."""
+        # A file of a Kubernetes Secret often ends in a line end.
+        token = os.environ.get(self.token_variable, "").strip()
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError(f"${self.token_variable}: must be one line of printable ASCII characters.")
+        return token
 
     def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
         """(the rating of the last answer or None, the judge's words). Raises DataError without an answer."""
@@ -123,7 +132,7 @@ class Judge:
         address = f"{self.url.rstrip('/')}/chat/completions"
         where = redacted(address)
         headers = {"Content-Type": "application/json"}
-        if token := os.environ.get(self.token_variable):
+        if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
         asked = {
             "model": self.model,

@@ -165,6 +165,20 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         assert str(refused.value) == said
 
 
+def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch):
+    """Blanks and line ends around one, such as that of a Secret's file, are none of it."""
+    monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", f" {SECRET}\n")
+    there = endpoint(by_words)
+    asked.judge(Judge(there.url, "judge"))
+    assert set(there.tokens) == {f"Bearer {SECRET}"}
+    for held in (f"{SECRET}\nmore", f"{SECRET}\u20ac"):
+        monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", held)
+        with pytest.raises(ConfigError) as refused:
+            Judge(there.url, "judge")
+        said = "$NBTRAIN_JUDGE_TOKEN: must be one line of printable ASCII characters."
+        assert str(refused.value) == said
+
+
 def test_files_of_questions(tmp_path):
     """Each bad line is named."""
     for line, said in (

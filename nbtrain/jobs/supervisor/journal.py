@@ -256,8 +256,8 @@ class Journal:
     def attempt_ended(self, verdict: Verdict) -> str:
         """Complete the attempt's record, for the next state to write; returns what a failure costs."""
         lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
-        if self.record.attempts:
-            newest = self.record.attempts[-1]
+        # A stop before the ranks were started is no attempt; the newest record is then of an earlier one.
+        if (newest := self.record.attempt_record(self.record.attempt)) is not None:
             newest.ended_at, newest.reached_step = time.time(), self.reached_step
             newest.lost_tokens = tokens
             if verdict.state != SUCCEEDED:

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -441,6 +442,17 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
     assert record.attempts[0].lost_tokens == 5 * 8 * 16
     assert (record.resumed_from_step, record.attempts[1].resumed_from_step) == (4, 4)
     assert JobRecord.read(supervised.job.job_json) == record
+
+
+def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
+    """As on Kubernetes, if the pod of a paused job is put elsewhere: its new supervisor starts no rank."""
+    ended = AttemptRecord(0, 1.0, 1, 1, ended_at=500.0, reached_step=9, lost_tokens=128, cause="a pause")
+    supervised.journal.record.attempts, supervised.journal.record.attempt = [replace(ended)], 1
+    supervised.it.asked.stop = True
+    assert run_attempts(supervised.it) == Verdict(
+        "CANCELLED", "stopped on request before its ranks were started"
+    )
+    assert supervised.journal.record.attempts == [ended]
 
 
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):

@@ -135,6 +135,7 @@ class Journal:
     def hand_over(self, cause: str, state: str = QUEUED) -> None:
         """QUEUED: this allocation ends, and another one takes the job over; SUSPENDED: when it is resumed."""
         self.check_owner()
+        self.forget_request()
         self.record.supervisor = None
         self.record.attempt += 1
         self.set_state(state, cause)
@@ -183,6 +184,10 @@ class Journal:
         self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
         asked = ControlRequest(number, action, reason, time.time())
         self._try_write(lambda: asked.write(self.job.control_request))
+
+    def forget_request(self) -> None:
+        """The ranks have left, and the job goes on: its page would say "Stopping..." until others start."""
+        self._try_write(lambda: self.job.control_request.unlink(missing_ok=True))
 
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
         """The event of a rollback."""

@@ -53,6 +53,7 @@ def paused_before(job: JobDir) -> float:
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
     """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
     asked.stop, asked.why = False, ""
+    journal.forget_request()
     cause = paused_words(job, verdict)
     journal.set_state(SUSPENDED, cause)
     while asked_pause(job):

@@ -288,7 +288,7 @@ def run_attempt(it: Supervision) -> Verdict:
     look(it)
     if it.asked.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
-    it.job.control_request.unlink(missing_ok=True)
+    it.journal.forget_request()
     try:
         record = it.journal.attempt_starts(it.config)
     except OSError as error:

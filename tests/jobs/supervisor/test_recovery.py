@@ -35,6 +35,7 @@ from nbtrain.jobs.supervisor.reserve import Reserve
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, Asked
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.jobs.supervisor.verdict import Verdict
+from nbtrain.monitor.advice import asked_of
 
 
 class Told:
@@ -455,6 +456,15 @@ def test_a_stop_before_an_attempt_leaves_the_one_before_as_it_was(supervised):
     assert supervised.journal.record.attempts == [ended]
 
 
+def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
+    """It waits for its next allocation, and a page would say that it stops."""
+    journal = supervised.journal
+    journal.request("stop", "the time limit of its allocation")
+    assert asked_of(supervised.job) == "stop"
+    journal.hand_over("goes on in Slurm job 2")
+    assert asked_of(supervised.job) is None
+
+
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     """Until the next attempt has looked: then its certificate says from where it went on."""
     run, journal, job = supervised.job.run, supervised.journal, supervised.job
@@ -483,6 +493,8 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
 def left(it, cause="stopped on request at step 4; saved"):
     """What an attempt ends in when its ranks are asked to leave and do."""
     supervise.look(it)
+    if it.asked.stop:
+        it.journal.request("stop", it.asked.why)
     return Verdict("CANCELLED", cause, step=4) if it.asked.stop else Verdict("SUCCEEDED", "done")
 
 
@@ -529,7 +541,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
     states = []
 
     def stop_within(asked, seconds, meanwhile):
-        states.append((JobRecord.read(supervised.job.job_json).state, asked.why))
+        states.append((JobRecord.read(supervised.job.job_json).state, asked.why, asked_of(supervised.job)))
         if len(states) == 1:
             control.ask_pause(supervised.job, False)
         else:
@@ -541,7 +553,8 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
     control.ask_pause(supervised.job, True)
     assert run_attempts(supervised.it, left) == Verdict("SUCCEEDED", "done")
     record = supervised.journal.record
-    assert (states, record.attempt, record.restarts) == ([("SUSPENDED", "")], 1, 0)
+    assert (states, record.attempt, record.restarts) == ([("SUSPENDED", "", "pause")], 1, 0)
+    assert asked_of(supervised.job) is None
     assert record.cause == "paused on request at step 4; saved; `nbtrain resume tiny` goes on"
     assert [event["message"] for event in supervised.events("state")][-1] == "resumed after a pause"
     control.ask_pause(supervised.job, True)

@@ -116,6 +116,9 @@ class SignalOrders(Record):
     orders: list[SignalOrder] = field(default_factory=list)
 
 
+STOPS = ("stop", "stop_now")
+
+
 @dataclass
 class Ask(Record):
     """control/ask.json: a request to a supervisor that no signal reaches, because it is on another host."""
@@ -129,8 +132,10 @@ class Ask(Record):
 
     @classmethod
     def put(cls, path: Path, action: str) -> None:
-        """Write the next request."""
+        """Write the next request. The file holds one: a stop, which ends the job, stays until it is read."""
         before = cls.read(path)
+        if before and before.action in STOPS and action != "stop_now":
+            return
         cls((before.number if before else 0) + 1, action, time.time()).write(path)
 
 

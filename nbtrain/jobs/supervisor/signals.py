@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbtrain.base.node_records import Ask
+from nbtrain.base.node_records import STOPS, Ask
 from nbtrain.base.rundir import JobDir
 
 LOOK_SECONDS = 0.2
@@ -34,7 +34,7 @@ class Asked:
     """Save and go on; the loop takes it back once the ranks have been asked."""
     why: str = ""
     """Of a stop: REQUEST, PAUSE, DEADLINE, ALLOCATION or ENGINE; a request outweighs the others."""
-    _asks_done: int = 0
+    _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "Asked":
         """Take this process's signals from here on."""
@@ -68,11 +68,12 @@ class Asked:
 
         At its start, a supervisor heeds only a stop: an earlier one of this job has saved what was asked for.
         """
-        ask = Ask.read(job.control_ask)
-        if ask is None or ask.number <= self._asks_done:
+        ask, last = Ask.read(job.control_ask), self._last_ask
+        # Two who ask at the same moment give one number; a network disk may show an older request again.
+        if ask is None or ask == last or (last and ask.number < last.number):
             return
-        self._asks_done = ask.number
-        if ask.action in ("stop", "stop_now"):
+        self._last_ask = ask
+        if ask.action in STOPS:
             self.stop, self.why = True, REQUEST
             self.stop_now = self.stop_now or ask.action == "stop_now"
         elif ask.action == "save" and not at_start:

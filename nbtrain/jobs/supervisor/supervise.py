@@ -36,7 +36,7 @@ from nbtrain.base.jobstate import (
     SUSPENDED,
     at_rest,
 )
-from nbtrain.base.node_records import Ask
+from nbtrain.base.node_records import STOPS, Ask
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.usage_files import UsageWriter
@@ -125,7 +125,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
 def asked_again(journal: Journal) -> bool:
     """Whether a job that was told to stop by its engine is started again by it: preempted, then requeued."""
     ask = Ask.read(journal.job.control_ask)
-    return journal.record.state == CANCELLED and (ask is None or ask.action not in ("stop", "stop_now"))
+    return journal.record.state == CANCELLED and (ask is None or ask.action not in STOPS)
 
 
 def wait_for_lock(job: JobDir) -> None:

@@ -52,6 +52,37 @@ def test_each_request_is_heeded_once(job: JobDir) -> None:
     assert (asked.stop, asked.stop_now, asked.why) == (True, True, REQUEST)
 
 
+def test_of_two_who_ask_at_once_the_second_is_heeded_too(job: JobDir) -> None:
+    """Both have read the same number; an older request that a network disk shows again is none."""
+    asked = Asked()
+    for number, action, stops in ((3, "save", False), (3, "stop", True)):
+        Ask(number, action, 1.0).write(job.control_ask)
+        asked.read_ask(job)
+        assert (asked.save, asked.stop) == (True, stops)
+    asked.save = False
+    Ask(2, "save", 0.0).write(job.control_ask)
+    asked.read_ask(job)
+    assert not asked.save
+
+
+@pytest.mark.parametrize(
+    ("actions", "left"),
+    [
+        (("save", "stop"), "stop"),
+        (("stop", "save"), "stop"),
+        (("stop", "stop_now"), "stop_now"),
+        (("stop_now", "stop"), "stop_now"),
+        (("stop_now", "save"), "stop_now"),
+    ],
+)
+def test_no_later_request_takes_a_stop_back(job: JobDir, actions: tuple[str, str], left: str) -> None:
+    """The supervisor may not have read it yet, and the file holds one request."""
+    for action in actions:
+        Ask.put(job.control_ask, action)
+    ask = Ask.read(job.control_ask)
+    assert ask is not None and ask.action == left
+
+
 @pytest.mark.parametrize(("action", "stops"), [("save", False), ("stop", True), ("something new", False)])
 def test_a_new_supervisor_heeds_only_an_old_stop(job: JobDir, action: str, stops: bool) -> None:
     """The supervisor before it has saved what was asked for."""

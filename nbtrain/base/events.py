@@ -50,16 +50,18 @@ class EventWriter:
 def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
     """Whole lines of one event file, in order; a torn line is skipped."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        content = path.read_bytes()
     except FileNotFoundError:
         return
-    for line in lines:
-        if not line.endswith("\n"):
-            return
+    # Not splitlines(): messages hold U+2028 and other ends of lines as they are. What follows the last "\n"
+    # is still being written.
+    for line in content.split(b"\n")[:-1]:
+        # A full disk cuts a line anywhere, also inside of a character.
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
+            event = json.loads(line.decode())
+        except ValueError:
             continue
+        yield event
 
 
 def read_events(job: JobDir) -> list[dict[str, Any]]:

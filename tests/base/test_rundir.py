@@ -163,6 +163,18 @@ def test_records_survive_the_disk(job):
     assert jobstate.read_state(job, time.time())[0] == jobstate.RUNNING
 
 
+def test_an_event_that_was_cut_or_holds_ends_of_lines_hides_no_other(job):
+    """A full disk cuts inside of a character; JSON leaves U+2028 and U+0085 in a cause as they are."""
+    cause = "step 3: a\u2028b\u2029c\u0085d"
+    first = EventWriter(job, "rank0")
+    first.write("error", cause)
+    with first.path.open("ab") as stream:
+        stream.write('{"sequence": 1, "message": "ä'.encode()[:-1])
+    EventWriter(job, "rank0").write("phase", "trained")
+    events = read_events(job)
+    assert [(event["sequence"], event["message"]) for event in events] == [(0, cause), (1, "trained")]
+
+
 def test_events_go_on_behind_a_torn_line(job):
     """A writer that was killed in the middle of a line loses that line alone; the numbering goes on."""
     first = EventWriter(job, "rank0")

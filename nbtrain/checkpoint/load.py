@@ -145,7 +145,7 @@ def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
         {key: value for key, value in group.items() if key not in ("params", "step")}
         for group in optimizer.param_groups
     ]
-    clip_grad = getattr(optimizer, "clip_grad", None)
+    clip_grad, scaler = getattr(optimizer, "clip_grad", None), getattr(optimizer, "loss_scaler", None)
     with quiet():
         _, client_state = live.engine.load_checkpoint(
             str(folder.parent),
@@ -157,6 +157,9 @@ def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
         group.update(own)
     if clip_grad is not None:
         optimizer.clip_grad = clip_grad
+    saved = getattr(optimizer, "loss_scaler", None)
+    if scaler is not None and saved is not None:
+        reshape.keep_loss_scaler(optimizer, scaler, saved)
     return client_state["nbtrain"]
 
 

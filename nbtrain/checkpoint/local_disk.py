@@ -146,8 +146,8 @@ class LocalDisk:
         """Remove all of the run here: it is finished. For the node's first rank."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def view(self, step: int, names: Collection[str]) -> Path:
-        """The folder of links to the files of a checkpoint: to those here, else to where model/ has them.
+    def view(self, step: int, names: Collection[str], sound: Collection[str]) -> Path:
+        """The folder of links to the files of a checkpoint: to those here that are `sound`, else to model/'s.
 
         For the node's first rank. Raises OSError.
         """
@@ -155,8 +155,7 @@ class LocalDisk:
         view, here = self.view_of(step), self.checkpoint(step)
         view.mkdir(parents=True)
         for name in names:
-            local = here / name
-            (view / name).symlink_to(local if local.is_file() else self.run.checkpoint(step) / name)
+            (view / name).symlink_to((here if name in sound else self.run.checkpoint(step)) / name)
         return view
 
     def view_of(self, step: int) -> Path:

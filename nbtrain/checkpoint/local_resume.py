@@ -288,7 +288,9 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
         broadcast_object(None)
         why = "because the layout has changed" if trains else "to be evaluated"
         return Start(manifest, source=f"{source}; copied to it, {why}")
-    _agree(lambda: disk.view(step, manifest["files"]) if disk.is_lead else None)
+    lead = disk.lead_of[disk.rank]
+    sound = {name for name in manifest["files"] if _has(candidate, lead, name)}
+    _agree(lambda: disk.view(step, manifest["files"], sound) if disk.is_lead else None)
 
     def copy_rest() -> Described:
         lower_priority()

@@ -25,6 +25,9 @@ from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
 
+# What DeepSpeed's dynamic loss scaler changes from step to step; all else is configured.
+MOVING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
 
 @dataclass(frozen=True)
 class Target:
@@ -129,10 +132,24 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
                 if len(found) < target.count and state != MASTER:
                     live[len(found) :].zero_()
     scaler = store.global_state.get("loss_scaler")
-    if scaler is not None and type(getattr(optimizer, "loss_scaler", None)) is type(scaler):
-        optimizer.loss_scaler = scaler
+    if scaler is not None and (own := getattr(optimizer, "loss_scaler", None)) is not None:
+        keep_loss_scaler(optimizer, own, scaler)
     for key, value in store.counters.items():
         setattr(engine, key, value)
+
+
+def keep_loss_scaler(optimizer: Any, own: Any, saved: Any) -> None:
+    """Give an optimizer the run's `own` loss scaler, which goes on from the scale of a `saved` one.
+
+    precision.fp16 may change on a resume: a fixed scale is the run's, and a dynamic one that was fixed before
+    begins anew.
+    """
+    optimizer.loss_scaler, optimizer.dynamic_loss_scale = own, own.dynamic
+    if own.dynamic and saved.dynamic:
+        for key in MOVING:
+            setattr(own, key, getattr(saved, key))
+        own.cur_scale = max(own.cur_scale, own.min_scale)
+        own.cur_hysteresis = min(own.cur_hysteresis, own.delayed_shift)
 
 
 def _check_shapes(

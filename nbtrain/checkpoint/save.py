@@ -9,6 +9,7 @@ data state and every rank's random state, so that a resumed run makes the same s
 universal_checkpoint_info for DeepSpeed's converter.
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_saved_step
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import describe
@@ -111,7 +113,9 @@ class Saver:
             # the main thread.
             self._saved = publish(live, step, manifest, shares, started, stall)
             if part is not None:
-                part.note_copied()
+                # It counts, whether or not local.json says so.
+                with contextlib.suppress(OSError):
+                    part.note_copied()
 
         self._in_flight = BackgroundSave(
             self.writer,
@@ -152,7 +156,8 @@ class Saver:
         def publish_rest(shares: dict[int, Described]) -> None:
             publish_manifest(live.run, step, manifest)
             self._saved = pruned(live, step, manifest["files"], started, 0.0)
-            local.note(step, save_id, copied=True)
+            with contextlib.suppress(OSError):
+                local.note(step, save_id, copied=True)
 
         folder = live.run.checkpoint(step)
         self._in_flight = BackgroundSave(
@@ -201,11 +206,12 @@ class Saver:
         elif error := broadcast_object(saving.wait_published() if is_first else None):
             errors.append(error)
         if errors:
-            if is_first:
+            if is_first and manifests.size_problem(saving.folder) is not None:
                 shutil.rmtree(saving.folder, ignore_errors=True)
+            before = newest_saved_step(self.live.run)
             raise CheckpointError(
-                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still "
-                "counts."
+                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. "
+                + ("The one before it still counts." if before else "It would have been the first.")
             )
         self._announce()
 
@@ -228,9 +234,13 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     run.model.mkdir(parents=True, exist_ok=True)
     if manifests.size_problem(folder) is None:
         return None
-    if folder.exists():
-        shutil.rmtree(folder)
-    needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        free = shutil.disk_usage(run.model).free
+    except OSError as error:
+        return f"{folder}: what a save has left there cannot be removed: {error.strerror or error}."
+    needed = checkpoint_room_bytes(config)
     if free >= needed:
         return None
     return (

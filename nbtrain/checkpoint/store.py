@@ -120,8 +120,7 @@ class CheckpointStore:
         if layout.get("offload_optimizer") == "nvme" or layout.get("offload_param") == "nvme":
             raise CheckpointError(
                 f"{folder}: its optimizer state lies in NVMe swap files, which only the layout that wrote "
-                "them reads. Resume with that layout and parallel.offload_optimizer.device: cpu from a save "
-                "of it."
+                "them reads. Resume the run with that layout, its offloading included."
             )
 
     @cached_property

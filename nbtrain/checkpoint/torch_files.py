@@ -70,6 +70,11 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             # It asks to report files of other pickle protocols to PyTorch; nobody but us writes these files.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{display(path)}: is not there; a run that trains on removes older checkpoints. Take another "
+            "step, or raise checkpoint.keep_last."
+        ) from None
     except DAMAGED as error:
         # Without torch's own words: they advise to turn the protection off.
         raise CheckpointError(f"{display(path)} {_why_refused(error)}.") from None

@@ -144,8 +144,13 @@ def refuse_backend(config: RunConfig, world: World) -> None:
         )
 
 
-def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | None) -> Built:
-    """Data, model and engine; load() comes next. Called by all ranks together."""
+def build(
+    config: RunConfig, run: RunDir, world: World, events: EventWriter | None, trains: bool | None = None
+) -> Built:
+    """Data, model and engine; load() comes next. Called by all ranks together.
+
+    `trains`: whether the run goes on from its checkpoint here, and saves; None: in mode: full.
+    """
     if world.size != config.world_size:
         parallel = config.parallel
         raise ConfigError(
@@ -158,7 +163,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     refuse_backend(config, world)
     job_id, attempt = find_job(run).job_id, this_attempt_number()
     disk = None
-    trains = config.mode == "full"
+    trains = config.mode == "full" if trains is None else trains
     if config.checkpoint.local_dir is not None and config.mode != "perf":
         disk = LocalDisk(config, run, world, job_id, attempt)
     start = choose_start(run, world, events, disk, job_id, attempt, trains)

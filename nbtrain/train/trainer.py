@@ -132,11 +132,12 @@ class Trainer:
                     self._evaluate()
                 if wish != NOTHING or done or self._save_due():
                     self._save()
-                    if wish != NOTHING and self.saver.disk is not None:
-                        # Whoever asked wants it in the run directory.
-                        self._finish_saving()
                     # A stop that came while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
+                    if wish != NOTHING:
+                        # Whoever asked is told that it counts, in the run directory.
+                        self._finish_saving()
+                        wish = max(wish, self.agreement.now(self._wish))
                 elif self._local_save_due():
                     self._save(locally=True)
                 self.requests.acknowledge(self.state.step)

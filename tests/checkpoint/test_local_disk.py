@@ -122,8 +122,10 @@ def test_a_resume_from_an_older_step_forgets_newer_ones(disk):
 
 
 def test_the_view_leads_to_what_is_here_and_else_to_the_run_directory(disk):
+    """A file here that is not sound, damaged or of another save, is not taken."""
     part(disk, 8)
-    view = disk.view(8, ["2.pt", "0.pt"])
+    (disk.checkpoint(8) / "0.pt").write_bytes(b"rotten")
+    view = disk.view(8, ["2.pt", "0.pt"], {"2.pt"})
     assert (view / "2.pt").resolve() == disk.checkpoint(8) / "2.pt"
     assert (view / "0.pt").readlink() == disk.run.checkpoint(8) / "0.pt"
 

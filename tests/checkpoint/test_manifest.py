@@ -1,7 +1,9 @@
 """When a checkpoint counts, and which ones stay."""
 
+import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -157,6 +159,25 @@ def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_s
     removed = manifests.prune(run, 50, keep_last, keep_every_steps)
     assert run.checkpoint_steps() == left
     assert sorted(removed) == sorted({10, 20, 30, 40, 45, 50} - set(left))
+
+
+def test_a_folder_that_somebody_reads_does_not_undo_the_new_checkpoint(run, monkeypatch):
+    """As on NFS, where files that are read keep their folder: what is left of it counts no more."""
+    for step in (10, 20):
+        write(run, step)
+    remove = shutil.rmtree
+
+    def stubborn(path, ignore_errors=False):
+        (path / ".nfs0001").touch()
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(manifests.shutil, "rmtree", stubborn)
+    assert manifests.prune(run, 20, 1, None) == [10]
+    assert not run.checkpoint_manifest(10).exists() and newest_checkpoint_step(run) == 20
+    monkeypatch.setattr(manifests.shutil, "rmtree", remove)
+    assert manifests.prune(run, 20, 1, None) == [10]
+    assert run.checkpoint_steps() == [20]
 
 
 def test_the_best_one_stays(run):

@@ -1,11 +1,13 @@
 """What a checkpoint needs before it is written."""
 
 import collections
+import errno
 import shutil
 from types import SimpleNamespace
 
 import pytest
 
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import save
 from nbtrain.checkpoint.save import make_room
@@ -52,3 +54,40 @@ def test_no_collective_waits_for_a_slow_copy(monkeypatch):
     saver._local, saver._saved, saver._in_flight = None, None, saving
     saver.finish()
     assert asked == [False, False, True, None]
+
+
+def test_a_leftover_that_cannot_be_removed_is_a_message(run, monkeypatch):
+    """Rank 0 alone looks: an error of its own would leave the others waiting."""
+    folder = run.checkpoint(10)
+    folder.mkdir(parents=True)
+
+    def busy(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(save.shutil, "rmtree", busy)
+    assert make_room(run, load("gpt-tiny"), folder) == (
+        f"{folder}: what a save has left there cannot be removed: Directory not empty."
+    )
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_what_counts_is_not_removed_by_an_error_that_comes_later(run, counts, monkeypatch):
+    """The manifest is there, and then something fails: the checkpoint stays."""
+    folder = run.checkpoint(10)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(
+        save.manifests, "size_problem", lambda _: None if counts else "it has no manifest.json"
+    )
+    monkeypatch.setattr(save, "gather_objects", lambda mine: [mine])
+    monkeypatch.setattr(save, "broadcast_object", lambda mine: mine)
+    saver = object.__new__(save.Saver)
+    saver.live = SimpleNamespace(world=SimpleNamespace(rank=0), run=run)
+    saver._local, saver._saved = None, None
+    saver._in_flight = SimpleNamespace(
+        is_written=lambda seconds: True, wait_published=lambda: "no space", error=None, folder=folder
+    )
+    with pytest.raises(
+        CheckpointError, match=r"could not be written: no space\. It would have been the first"
+    ):
+        saver.finish()
+    assert folder.exists() == counts

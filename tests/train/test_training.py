@@ -249,6 +249,29 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
     assert max(run.checkpoint_steps()) == max(launch.trace(run))
 
 
+def test_a_save_that_was_asked_for_counts_when_it_is_acknowledged(tmp_path, data_home, fork_server):
+    """Also if files are written in the background, here to a disk that is slow."""
+    overrides = {"batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
+    run = launch.make_run(tmp_path, {**RUN, **overrides, "checkpoint.async_save": True})
+    job = run.newest_job()
+    started = fork_server.start(
+        *(1, "tests.train.slow_disk_rank:main", [str(run.path), "slow", 0]),
+        log=job.path / "logs" / "{rank}.0.log",
+        environment={"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id},
+        sys_path=[launch.REPOSITORY],
+    )
+    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
+    while len(launch.trace(run)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
+    while (found := files.read_json(job.control_ack)) is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    counts = run.checkpoint_manifest(found["step"]).exists()
+    ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
+    assert fork_server.wait(started).exit_codes == [0]
+    assert counts and found["step"] > 0
+
+
 def wait_for(condition, process) -> None:
     deadline = time.monotonic() + launch.TIMEOUT_SECONDS
     while not condition():

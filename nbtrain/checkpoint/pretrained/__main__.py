@@ -73,7 +73,11 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     checks: Iterator[float]
     adapters = None
     if target == "peft":
-        assert isinstance(weights.source, MergedWeights), "the asking side has looked for adapters"
+        if not isinstance(weights.source, MergedWeights):
+            raise CheckpointError(
+                f"{display(run.path)}: has no checkpoint of its adapters yet, and --to peft writes them "
+                "alone. Train it first."
+            )
         adapters = weights.source.adapters, config, folder, weights.dtype
     if target == "hf":
         writing = write_folder(weights, config, folder, request["max_shard_bytes"])

@@ -60,7 +60,7 @@ def initial_weights_have_masters(config: RunConfig) -> Problems:
         if config.init_from is not None and getattr(config.parallel, name).device == "nvme":
             yield (
                 f"{found(config, f'parallel.{name}.device')}\n  with init_from: initial weights are not read "
-                "into state on NVMe. Set device: cpu, and change it after the first checkpoint."
+                "into state on NVMe. Set device: cpu."
             )
 
 

@@ -46,7 +46,7 @@ def run_trial(run: RunDir, config: RunConfig) -> NoReturn:
     refuse_unsupported(config)
     world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
     try:
-        built = build(config, run, world, None)
+        built = build(config, run, world, None, trains=False)
         step = TrainingStep(config, world, built, NoHeartbeat(find_job(run), world.rank, 0))
         while True:
             # A short run has fewer steps than a trial: its batches are read again.

@@ -545,8 +545,7 @@ BROKEN = {
             *ZERO_3,
         ],
         "@: parallel.offload_optimizer.device = nvme\n"
-        "  with init_from: initial weights are not read into state on NVMe. Set device: cpu, and change it "
-        "after the first checkpoint.",
+        "  with init_from: initial weights are not read into state on NVMe. Set device: cpu.",
     ),
     "added tokens without a tokenizer": (
         "gpt3-tiny",

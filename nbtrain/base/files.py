@@ -90,7 +90,8 @@ def json_text(value: Any) -> str:
 def write_json_unsynced(path: Path, value: Any) -> None:
     """Write JSON by rename but without fsync: for records renewed every second (heartbeats).
 
-    A reader never sees half a record; a power cut may lose the last one, which then is stale anyway.
+    A reader never sees half a record. After a power cut there may be no record at all in the file, or NULs
+    (XFS): it is read by read_json_unsynced().
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -98,19 +99,33 @@ def write_json_unsynced(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
+def read_json_unsynced(path: Path) -> Any | None:
+    """read_json() of what write_json_unsynced() has written: None too if a power cut has left it empty."""
+    content = _read_bytes(path)
+    return _json_value(path, content) if content and content.strip(b"\0 \n") else None
+
+
 def read_json(path: Path) -> Any | None:
     """The JSON value of a file, or None if it does not exist.
 
     Raises RecordError (a ValueError), naming the file, if it may not be read or the content is not JSON.
     """
+    content = _read_bytes(path)
+    return None if content is None else _json_value(path, content)
+
+
+def _read_bytes(path: Path) -> bytes | None:
     try:
-        content = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise RecordError(f"{not_allowed(error)}.") from error
     except IsADirectoryError as error:
         raise RecordError(f"{path}: is a folder, and must be a file.") from error
+
+
+def _json_value(path: Path, content: bytes) -> Any:
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:

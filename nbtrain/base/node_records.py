@@ -11,16 +11,15 @@ They travel over a shared disk, so that nothing else must connect two machines b
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nbtrain.base import files
-from nbtrain.base.records import ProcessIdentity, Record
+from nbtrain.base.records import ProcessIdentity, Record, RenewedRecord
 
 
 @dataclass
-class NodeRecord(Record):
-    """nodes/<k>.json: the agent of one machine or pod is there, and what it is doing."""
+class NodeRecord(RenewedRecord):
+    """nodes/<k>.json, renewed every second: the agent of one machine or pod is there, and what it does."""
 
     node: int
     agent: ProcessIdentity
@@ -45,10 +44,6 @@ class NodeRecord(Record):
     """Of nbtrain."""
     interface: str = ""
     """The network interface that has `address`."""
-
-    def write(self, path: Path) -> None:
-        """Without fsync: it is renewed every second."""
-        files.write_json_unsynced(path, asdict(self))
 
 
 @dataclass
@@ -140,7 +135,7 @@ class Ask(Record):
 
 
 @dataclass
-class EngineWord(Record):
+class EngineWord(RenewedRecord):
     """engine.json: what Slurm, Kubernetes or a host said last about the job, and when it was asked."""
 
     state: str | None

@@ -37,6 +37,20 @@ class Record:
         files.write_json(path, asdict(self))  # type: ignore[call-overload]
 
 
+class RenewedRecord(Record):
+    """A record that is written again every few seconds, without fsync: a power cut may leave it empty."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """From a file; None if there is none, or if it is empty. Raises RecordError, naming the file."""
+        value = files.read_json_unsynced(path)
+        return None if value is None else cls.of_json(value, path)
+
+    def write(self, path: Path) -> None:
+        """By rename alone."""
+        files.write_json_unsynced(path, asdict(self))  # type: ignore[call-overload]
+
+
 @functools.cache
 def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
     """Of each field, the record in it, and list or dict if it holds several; None if it holds no record."""
@@ -306,7 +320,7 @@ class Collective(Record):
 
 
 @dataclass
-class Heartbeat(Stamped):
+class Heartbeat(Stamped, RenewedRecord):
     """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
 
     A thread of the rank renews it, so that `time` is fresh even if the rank hangs; the other fields show
@@ -331,10 +345,6 @@ class Heartbeat(Stamped):
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
     written_bytes: int = 0
     """Of checkpoints, since the rank began: grows while a save goes on."""
-
-    def write(self, path: Path) -> None:
-        """Without fsync: it is renewed every second."""
-        files.write_json_unsynced(path, asdict(self))
 
 
 STACK_SIGNAL = signal.SIGUSR2

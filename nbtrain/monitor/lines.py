@@ -121,7 +121,7 @@ def engine_lines(view: RunView) -> list[str]:
 
 
 def _engine_word(view: RunView) -> dict[str, Any] | None:
-    return files.read_json(view.job.engine_json) if view.job and view.state in ACTIVE else None
+    return files.read_json_unsynced(view.job.engine_json) if view.job and view.state in ACTIVE else None
 
 
 def resume_lines(run: RunDir) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
-from nbtrain.base.node_records import SignalOrder, SignalOrders
+from nbtrain.base.node_records import EngineWord, NodeRecord, SignalOrder, SignalOrders
 from nbtrain.base.records import (
     AttemptRecord,
     Collective,
@@ -58,6 +58,20 @@ def test_what_is_no_record_is_named(tmp_path, value):
     files.write_json(path, value)
     with pytest.raises(RecordError, match=r"0\.0\.json: is no ExitRecord"):
         ExitRecord.read(path)
+
+
+@pytest.mark.parametrize("record", [Heartbeat, NodeRecord, EngineWord])
+@pytest.mark.parametrize("content", [b"", b"\0" * 300])
+def test_a_renewed_record_that_a_power_cut_has_emptied_counts_as_missing(tmp_path, record, content):
+    """They are written without fsync; of the others no file is ever empty, so that is said."""
+    path = tmp_path / "0.json"
+    path.write_bytes(content)
+    assert record.read(path) is None
+    with pytest.raises(RecordError, match=r"0\.json:1: not JSON: Expecting value \(column 1\)"):
+        ExitRecord.read(path)
+    path.write_text('{"rank":')
+    with pytest.raises(RecordError, match=r"0\.json:1: not JSON"):
+        record.read(path)
 
 
 def test_what_is_no_record_within_one_is_named(tmp_path):

@@ -6,9 +6,8 @@ word is written to engine.json by whoever asked, so that readers see it without 
 
 import contextlib
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.jobstate import ACTIVE, FAILED, FINAL, QUEUED, SUSPENDED, at_rest, read_state
 from nbtrain.base.node_records import Ask, EngineWord
@@ -70,7 +69,7 @@ class RemoteBackend(Backend):
             word = replace(last, asked_at=time.time(), seen=False, trouble=str(error))
         # The disk may be full, or read-only here.
         with contextlib.suppress(OSError):
-            files.write_json_unsynced(job.engine_json, asdict(word))
+            word.write(job.engine_json)
         return word
 
     def cancel(self, job: JobDir, now: bool) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nbtrain.base import amounts, files, last_words
 from nbtrain.base.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
+from nbtrain.base.errors import RecordError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import (
@@ -322,8 +323,13 @@ class Journal:
             print(f"the end could not be written to job.json; it is in {path}: {cause}", flush=True)
 
     def _summarize(self) -> None:
-        if self.config is not None:
+        if self.config is None:
+            return
+        try:
             write_summary(self.job.run, self.config, self.record, self.last_beat)
+        except RecordError as error:
+            # A damaged record, maybe of an earlier job: this one ends as it has ended all the same.
+            self.event("warning", f"summary.json is not written: {error}")
 
 
 def disk_note(folder: Path) -> str:

@@ -326,6 +326,17 @@ def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monk
     assert f"it is in {tmp_path / 'words'}: rank 0 failed" in capfd.readouterr().out
 
 
+def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_written(supervised):
+    """summary.json counts the time of all jobs of the run; the state is written without it."""
+    earlier = supervised.job.run.job("20200101-000000-abcd")
+    earlier.make_folders()
+    files.write_text(earlier.job_json, "{")
+    supervised.journal.end(Verdict("SUCCEEDED", "done"))
+    assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
+    (warning,) = supervised.events("warning")
+    assert warning["message"].startswith(f"summary.json is not written: {earlier.job_json}:1: not JSON: ")
+
+
 def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     supervised.change("backend", disk_wait_seconds=0.0)
     monkeypatch.setattr(supervise, "shutil", Disk(0))

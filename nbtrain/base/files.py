@@ -1,6 +1,7 @@
 """Writing files so that a half-written one is never mistaken for a whole one."""
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -13,6 +14,8 @@ from nbtrain.base.errors import RecordError
 
 # Part of the cause of a job whose run directory can no longer be written.
 READ_ONLY = "on a read-only disk"
+# A record is replaced once a second, and read in milliseconds: more often in a row it is another fault.
+STALE_TRIES = 5
 
 
 def is_read_only(folder: Path) -> bool:
@@ -116,13 +119,24 @@ def read_json(path: Path) -> Any | None:
 
 def _read_bytes(path: Path) -> bytes | None:
     try:
-        return Path(path).read_bytes()
+        return _read_current(Path(path))
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise RecordError(f"{not_allowed(error)}.") from error
     except IsADirectoryError as error:
         raise RecordError(f"{path}: is a folder, and must be a file.") from error
+
+
+def _read_current(path: Path) -> bytes:
+    """NFS 3 refuses to read a file that another host has just replaced: it is opened again."""
+    for _ in range(STALE_TRIES - 1):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_bytes()
 
 
 def _json_value(path: Path, content: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,28 @@ def test_a_named_output_keeps_links_and_devices(tmp_path):
         files.write_output(link, "text")
         assert link.is_symlink() and target.read_text() == "text"
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "target"]
+
+
+@pytest.mark.parametrize(
+    ("code", "times", "fails"), [("ESTALE", 4, False), ("ESTALE", 5, True), ("EIO", 1, True)]
+)
+def test_a_file_that_another_host_replaces_is_opened_again(tmp_path, monkeypatch, code, times, fails):
+    """NFS 3 says ESTALE; a file that stays so, or any other error, is passed on."""
+    path = tmp_path / "0.json"
+    files.write_json(path, {"step": 1})
+    refused, read_bytes = [getattr(errno, code)] * times, Path.read_bytes
+
+    def read(self):
+        if refused:
+            raise OSError(refused.pop(), code, str(self))
+        return read_bytes(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    if fails:
+        with pytest.raises(OSError, match=code):
+            files.read_json(path)
+    else:
+        assert files.read_json(path) == {"step": 1}
 
 
 def test_reading_json_tells_missing_from_broken(tmp_path):

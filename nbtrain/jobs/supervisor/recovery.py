@@ -25,6 +25,8 @@ from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
+# A float ends at 2.0 ** 1024, and backend.max_restarts allows a million.
+MOST_DOUBLINGS = 1000
 
 # After so many rollbacks from one checkpoint that came no further, another would be no different.
 VAIN_ROLLBACKS = 3
@@ -63,8 +65,9 @@ def recovery_from(
         return Recovery("the attempt before failed the same way")
     if restarts >= backend.max_restarts:
         return Recovery(f"backend.max_restarts = {backend.max_restarts} is used up")
+    wait_seconds = backend.restart_backoff_seconds * 2.0 ** min(restarts, MOST_DOUBLINGS)
     return Recovery(
-        wait_seconds=min(backend.restart_backoff_seconds * 2**restarts, LONGEST_BACKOFF_SECONDS),
+        wait_seconds=min(wait_seconds, LONGEST_BACKOFF_SECONDS),
         needs_room=verdict.kind == "disk",
         counts_devices=backend.elastic,
     )

@@ -52,7 +52,9 @@ def paused_before(job: JobDir) -> float:
 
 def hold(job: JobDir, journal: Journal, asked: Asked, verdict: Verdict) -> Verdict | None:
     """SUSPENDED, until the job is resumed; its end if it is stopped meanwhile."""
-    asked.stop, asked.why = False, ""
+    if asked.why == PAUSE:
+        # A stop may have come since the ranks left, as while the devices were given back.
+        asked.stop, asked.why = False, ""
     journal.forget_request()
     cause = paused_words(job, verdict)
     journal.set_state(SUSPENDED, cause)

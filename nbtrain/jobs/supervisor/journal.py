@@ -82,6 +82,9 @@ class Journal:
         """
         before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
         self.record.supervisor = self._own
+        # An engine may start a job again that it had ended, and that was CANCELLED then.
+        self.record.ended_at = None
+        self.record.stamps.pop("ended_at", None)
         if self.record.started_at is None:
             self.record.mark("started_at")
         elif self.record.attempts:

@@ -30,9 +30,9 @@ from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
-from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, with_the_disk
+from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, recovery_from, with_the_disk
 from nbtrain.jobs.supervisor.reserve import Reserve
-from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, Asked
+from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, Asked
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.jobs.supervisor.verdict import Verdict
 from nbtrain.monitor.advice import asked_of
@@ -83,6 +83,13 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
     restarts = supervised.events("restart")
     assert [event["wait_seconds"] for event in restarts] == [0.01, 0.02, 0.04]
     assert JobRecord.read(supervised.job.job_json).state == "RESTARTING"
+
+
+def test_the_wait_stays_finite(supervised):
+    """backend.max_restarts allows a million, and a float ends at 2.0 ** 1024."""
+    supervised.change("backend", max_restarts=1_000_000)
+    waits = [recovery_from(failure(), None, made, supervised.it.config) for made in (1024, 999_999)]
+    assert [recovery.wait_seconds for recovery in waits] == [300.0, 300.0]
 
 
 def test_the_same_failure_twice_ends_it(supervised):
@@ -476,6 +483,18 @@ def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
     assert asked_of(supervised.job) is None
 
 
+def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
+    """Preempted, CANCELLED and put back into the queue: its page would show the end of before."""
+    job, record = supervised.job, supervised.journal.record
+    record.state = "CANCELLED"
+    record.mark("started_at")
+    record.mark("ended_at")
+    record.write(job.job_json)
+    Journal(job).take_over()
+    found = JobRecord.read(job.job_json)
+    assert (found.ended_at, list(found.stamps)) == (None, ["started_at"])
+
+
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     """Until the next attempt has looked: then its certificate says from where it went on."""
     run, journal, job = supervised.job.run, supervised.journal, supervised.job
@@ -575,3 +594,25 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
         "stopped on request while it was paused; before: paused on request at step 4; saved",
     )
     assert supervised.it.asked.why != PAUSE
+
+
+def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monkeypatch):
+    """That waits for the lock of the queue; TERM comes once."""
+    it = supervised.it
+
+    def stop_within(asked, seconds, meanwhile):
+        control.ask_pause(supervised.job, False)
+        return asked.stop
+
+    monkeypatch.setattr(Asked, "stop_within", stop_within)
+
+    def give_up():
+        it.asked.stop, it.asked.why = True, REQUEST
+
+    it.place = SimpleNamespace(wait=lambda asked, config: None, give_up=give_up, queue_again=lambda: None)
+    control.ask_pause(supervised.job, True)
+    verdict = run_attempts(it, left)
+    assert (verdict.state, verdict.cause) == (
+        "CANCELLED",
+        "stopped on request while it was paused; before: paused on request at step 4; saved",
+    )

@@ -75,11 +75,13 @@ class Engine:
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
-        count = generation.num_beams if generation.num_beams > 1 else generation.n
+        # Without a new token there is nothing to search.
+        searches = generation.num_beams > 1 and generation.max_new_tokens > 0
+        count = generation.num_beams if searches else generation.n
         request.choices = [self._choice(request, index) for index in range(count)]
         if generation.echo:
             self._events.append({"id": request.id, "prompt": request.shown_prompt(self.tokenizer)})
-        if generation.num_beams > 1:
+        if searches:
             room = self.runner.positions - len(prompt)
             self._beams[request.id] = Beams(generation, self.end_ids, room, tuple(prompt))
             for choice in request.choices[1:]:

@@ -115,3 +115,11 @@ def test_an_end_among_the_beams_was_compared(both):
         [Request("a", PROMPT, Generation(max_new_tokens=16, num_beams=2, n=2, **SHORT), False)],
     )
     assert "stop" in {found["a", index][0]["finish_reason"] for index in range(2)}
+
+
+def test_without_a_new_token_there_are_as_many_texts_as_were_asked_for(both):
+    ours, _, tokenizer = both
+    engine = engine_of(ours, tokenizer, 4)
+    found = run(engine, [Request("a", PROMPT, Generation(max_new_tokens=0, num_beams=4, n=2), False)])
+    assert sorted(found) == [("a", -1), ("a", 0), ("a", 1)] and engine.is_idle
+    assert [found["a", index][0]["finish_reason"] for index in range(2)] == ["length", "length"]

@@ -123,7 +123,8 @@ class Choice:
         """Take the next token; the event of the text that it finishes, or of the end, or None."""
         generation = self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
-            return self.end(STOP)
+            event = self.end(STOP)
+            return event if logprob is None else {**event, "end_logprob": logprob["logprob"]}
         self.tokens.append(token)
         self.pending = [token]
         self.request.new_tokens += 1

@@ -10,10 +10,10 @@ each text gets its next token. Slots 0 .. n-1 of the cache are those of the n te
 moves into its slot. A prompt that begins as another slot does starts with a copy of it: texts of one prompt,
 and the next question of a conversation, read only what is new.
 
-Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason" and "new_tokens" at
-the end of a text; {"id", "prompt"} before the first one if the prompt is asked for; {"id", "end": True,
-"prompt_tokens", "new_tokens"} once all texts of a request have ended. Of texts that are only scored
-(scored.py): {"id", "index", "logprobs", "greedy"} for each continuation, then the end.
+Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason", "new_tokens" and,
+if one of end_ids ended it, "end_logprob" at the end of a text; {"id", "prompt"} first if the prompt is asked
+for; {"id", "end": True, "prompt_tokens", "new_tokens"} once all texts of a request have ended. Of texts that
+are scored (scored.py): {"id", "index", "logprobs", "greedy"} for each continuation, then the end.
 """
 
 from collections import deque
@@ -75,7 +75,6 @@ class Engine:
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
-        # Without a new token there is nothing to search.
         searches = generation.num_beams > 1 and generation.max_new_tokens > 0
         count = generation.num_beams if searches else generation.n
         request.choices = [self._choice(request, index) for index in range(count)]

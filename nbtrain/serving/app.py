@@ -150,7 +150,8 @@ class Routes:
             self._checked(generation.max_new_tokens, "tokens_to_generate")
             served = await self.models.get(None)
             answer = await self._submitted(served, generation, prompts, bool(body.get("add_BOS")))
-            result = await self._unless_gone(request, answer, megatron.answer_of(answer, prompts, generation))
+            working = megatron.answer_of(answer, prompts, generation, megatron.wants_beams(body))
+            result = await self._unless_gone(request, answer, working)
         except Refusal as refusal:
             return JSONAnswer(refusal.message, refusal.status, dict(refusal.response().headers))
         return JSONAnswer(result)

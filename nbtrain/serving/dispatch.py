@@ -20,6 +20,8 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.refusals import Refusal
 
 MOST_EVENTS = 256
+# What the last event of a text has beside it.
+LAST = ("finish_reason", "new_tokens", "end_logprob")
 ENDING = "the server is shutting down."
 
 
@@ -59,7 +61,7 @@ class Answer:
                 held["tokens"] = held["tokens"] + event["tokens"]
                 if "logprobs" in event:
                     held["logprobs"] = held.get("logprobs", []) + event["logprobs"]
-                held.update({key: event[key] for key in ("finish_reason", "new_tokens") if key in event})
+                held.update({key: event[key] for key in LAST if key in event})
                 return True
         return False
 

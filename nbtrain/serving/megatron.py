@@ -6,7 +6,7 @@
 
 With add_BOS a prompt begins with what the tokenizer puts before a text, if it does; without, with nothing.
 Errors are a sentence as a JSON string, with status 400, as there. Fields, defaults and bounds are that
-server's. Prompts with top_p_decay, top_p_bound, stop_on_eol and the like are refused.
+server's. Prompts with top_p_decay, top_p_bound and the like are refused.
 """
 
 from collections.abc import Mapping
@@ -67,11 +67,9 @@ def read(body: Any) -> tuple[list[str], Generation]:
     if top_k > 0 and top_p > 0:
         raise BadRequest("cannot set both top-k and top-p samplings.")
     temperature = _number(body, "temperature", 1.0, 0.0, 100.0)
-    beams = body.get("beam_width")
-    if beams is not None:
-        beams = _whole(body, "beam_width", 1, 1)
-        if len(prompts) > 1:
-            raise BadRequest("When doing beam_search, batch size must be 1")
+    beams = _whole(body, "beam_width", 1, 1) if wants_beams(body) else None
+    if beams is not None and len(prompts) > 1:
+        raise BadRequest("When doing beam_search, batch size must be 1")
     stop = tuple(
         text for name, text in (("stop_on_double_eol", "\n\n"), ("stop_on_eol", "\n")) if body.get(name)
     )
@@ -79,14 +77,14 @@ def read(body: Any) -> tuple[list[str], Generation]:
     try:
         return prompts, Generation(
             max_new_tokens=count,
-            # 1 is its word for greedy.
-            temperature=0.0 if top_k == 1 else temperature,
+            # top_k 1 is its word for greedy. A beam of one is greedy too; the engine searches with more.
+            temperature=0.0 if top_k == 1 or beams == 1 else temperature,
             top_k=top_k,
             top_p=top_p or 1.0,
             num_beams=beams or 1,
             length_penalty=_number(body, "length_penalty", 1.0, -100.0, 100.0),
             stop=stop,
-            logprobs=0 if logprobs and not beams else None,
+            logprobs=0 if beams == 1 or (logprobs and not beams) else None,
             echo=not beams,
             seed=None if seed < 0 else seed,
             n=beams or 1,
@@ -95,12 +93,20 @@ def read(body: Any) -> tuple[list[str], Generation]:
         raise BadRequest(str(error)) from None
 
 
-async def answer_of(answer: Answer, prompts: list[str], generation: Generation) -> dict[str, Any]:
+def wants_beams(body: Mapping[str, Any]) -> bool:
+    """Whether a request's answer has scores: with any beam_width, 1 included."""
+    return body.get("beam_width") is not None
+
+
+async def answer_of(
+    answer: Answer, prompts: list[str], generation: Generation, with_scores: bool
+) -> dict[str, Any]:
     """Megatron's answer out of the engine's events."""
     count = len(prompts) * generation.n
     texts, scores = ["" for _ in range(count)], [0.0 for _ in range(count)]
     segments: list[list[str]] = [[] for _ in range(count)]
     logprobs: list[list[float]] = [[] for _ in range(count)]
+    end_logprob: list[float] = []
     async for number, event in answer:
         if "prompt" in event:
             texts[number] = prompts[number]
@@ -112,7 +118,13 @@ async def answer_of(answer: Answer, prompts: list[str], generation: Generation) 
             texts[place] += event["text"]
             scores[place] = event.get("score", 0.0)
             _add(event.get("logprobs", ()), segments[place], logprobs[place])
-    if generation.num_beams > 1:
+            if "end_logprob" in event:
+                end_logprob.append(event["end_logprob"])
+    if with_scores and generation.num_beams == 1:
+        # As inference/beams.py scores: the end of a document counts.
+        scored = logprobs[0] + end_logprob
+        scores = [sum(scored) / max(len(scored), 1) ** generation.length_penalty]
+    if with_scores:
         whole = [prompts[0] + text for text in texts]
         return {"text": whole, "segments": [[text] for text in whole], "scores": scores}
     if generation.logprobs is None:

@@ -151,12 +151,16 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
     count = alone[0].index(last_id)
     tokenizer.eod_id, kept = last_id, tokenizer.eod_id
     try:
-        found = run(engine_of(model, tokenizer), requests_of(PROMPTS[:1], greedy(ignore_eod=False)))
+        asked = greedy(ignore_eod=False, logprobs=0)
+        found = run(engine_of(model, tokenizer), requests_of(PROMPTS[:1], asked))
     finally:
         tokenizer.eod_id = kept
     (*_, last), (end,) = found["0", 0], found["0", -1]
     assert tokens_of(found["0", 0]) == alone[0][:count]
     assert last["finish_reason"] == "stop" and last["new_tokens"] == count > 0
+    with torch.no_grad():
+        values = model(torch.tensor([[*PROMPTS[0], *alone[0][:count]]]))[0, -1].log_softmax(-1)
+    assert last["end_logprob"] == pytest.approx(float(values[last_id]), abs=1e-4)
     assert end == {"id": "0", "end": True, "prompt_tokens": 3, "new_tokens": count}
 
 

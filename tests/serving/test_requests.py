@@ -149,6 +149,24 @@ def test_megatrons_words():
     assert generation.max_new_tokens == 64 and generation.echo
 
 
+def test_megatrons_beam_of_one():
+    """Greedy, with the prompt and a score; a text's end counts in it, as in inference/beams.py."""
+    body = {"prompts": ["a"], "beam_width": 1, "temperature": 0.7, "length_penalty": 2.0}
+    prompts, generation = megatron.read(body)
+    assert (generation.temperature, generation.num_beams, generation.n) == (0.0, 1, 1)
+
+    async def events():
+        entries = [{"token": letter, "logprob": -1.0} for letter in "bc"]
+        yield 0, {"index": 0, "text": "bc", "logprobs": entries}
+        yield 0, {"index": 0, "text": "", "finish_reason": "stop", "end_logprob": -2.5}
+        yield 0, {"end": True}
+
+    async def answered() -> dict:
+        return await megatron.answer_of(events(), prompts, generation, megatron.wants_beams(body))
+
+    assert asyncio.run(answered()) == {"text": ["abc"], "segments": [["abc"]], "scores": [-4.5 / 3**2]}
+
+
 def test_where_the_token_is_from(tmp_path, monkeypatch):
     """A file that others may read, a short token, and none at all."""
     monkeypatch.delenv(VARIABLE, raising=False)

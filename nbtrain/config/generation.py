@@ -14,6 +14,8 @@ from nbtrain.base.terminal import shortened
 MOST_NEW_TOKENS = 1_000_000
 MOST_CHOICES = 64
 MOST_BEAMS = 64
+# A million tokens to this power, and a log-probability over it, are finite in fp64.
+MOST_LENGTH_PENALTY = 50
 MOST_STOPS = 16
 MOST_STOP_CHARS = 1000
 MOST_LOGPROBS = 20
@@ -84,7 +86,8 @@ class Generation:
         )
         yield "logit_bias", holds, f"of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}"
         yield "num_beams", 1 <= self.num_beams <= MOST_BEAMS, f"from 1 to {MOST_BEAMS} (1 is no beam search)"
-        yield "length_penalty", abs(self.length_penalty) < float("inf"), "a finite number"
+        holds = abs(self.length_penalty) <= MOST_LENGTH_PENALTY
+        yield "length_penalty", holds, f"from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}"
         yield "n", 1 <= self.n <= MOST_CHOICES, f"from 1 to {MOST_CHOICES}"
         holds = self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS
         yield "logprobs", holds, f"from 0 to {MOST_LOGPROBS}, or null for none"

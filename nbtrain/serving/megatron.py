@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.generation import Generation
+from nbtrain.config.generation import MOST_LENGTH_PENALTY, Generation
 from nbtrain.serving.dispatch import Answer
 
 MOST_PROMPTS = 128
@@ -82,7 +82,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
             top_k=top_k,
             top_p=top_p or 1.0,
             num_beams=beams or 1,
-            length_penalty=_number(body, "length_penalty", 1.0, -100.0, 100.0),
+            length_penalty=_number(body, "length_penalty", 1.0, -MOST_LENGTH_PENALTY, MOST_LENGTH_PENALTY),
             stop=stop,
             logprobs=0 if beams == 1 or (logprobs and not beams) else None,
             echo=not beams,

@@ -112,6 +112,7 @@ def test_penalties():
         ({"min_p": 2.0}, "min_p = 2.0 must be from 0 to 1 (0 does not cut)."),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0 must be above 0 (1 does nothing)."),
         ({"presence_penalty": 3.0}, "presence_penalty = 3.0 must be from -2 to 2 (0 does nothing)."),
+        ({"length_penalty": 60.0}, "length_penalty = 60.0 must be from -50 to 50."),
         ({"n": 65}, "n = 65 must be from 1 to 64."),
         ({"logprobs": 21}, "logprobs = 21 must be from 0 to 20, or null for none."),
         ({"stop": ("",)}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),

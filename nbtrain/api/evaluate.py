@@ -228,8 +228,8 @@ class _Engine:
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
                 "prompt": prompt.pieces,
-                "max_new_tokens": None,
-                "most_new_tokens": most_new_tokens,
+                # Not None, which is the room that the prompt leaves: a long one would leave hardly any.
+                "max_new_tokens": most_new_tokens,
                 "slides": True,
             }
             for prompt in prompts

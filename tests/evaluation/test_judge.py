@@ -14,7 +14,7 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.cli.__main__ import main
 from nbtrain.evaluation import judge as judging
 from nbtrain.evaluation.judge import Judge, JudgedQuestions
-from nbtrain.serving.chat import AlpacaTemplate
+from nbtrain.serving.chat import AlpacaTemplate, ChatPrompt
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
 from tests.inference import saved
@@ -224,6 +224,20 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
             nb.evaluate("silent", judge_questions=path, judge_url=there.url, judge_model="judge-7b")
     finally:
         RESIDENT.close()
+
+
+def test_a_long_conversation_gets_an_answer_of_full_length():
+    """It moves on in the window; as many tokens as there was room for could be one."""
+    asked: list[dict] = []
+
+    def generate(requests):
+        asked.extend(requests)
+        return iter([(0, "Fine.</s>")])
+
+    template = SimpleNamespace(prompt=lambda messages: ChatPrompt(["text " * 300], suffix="</s>"))
+    engine = SimpleNamespace(_template=template, generate=generate)
+    assert list(_Engine.chat(engine, [[{"role": "user", "content": "a"}]], 50)) == [(0, "Fine.")]
+    assert (asked[0]["max_new_tokens"], asked[0]["slides"]) == (50, True)
 
 
 def test_a_second_turn_for_a_run_of_single_instructions():

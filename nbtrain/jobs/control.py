@@ -79,7 +79,7 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     if state in ACTIVE:
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} was asked to stop {time.monotonic() - began:.0f} s "
-            f"ago and is still {state}; {_harder(job, now)}"
+            f"ago and is still {state}; {_harder(job, state, now)}"
         )
     backend.finish(job, now)
     return state, cause
@@ -105,17 +105,24 @@ def _until_stopped(
         time.sleep(POLL_SECONDS)
 
 
-def _harder(job: JobDir, now: bool) -> str:
-    """What ends a job that has not ended when it was asked to, in one sentence."""
+def _harder(job: JobDir, state: str, now: bool) -> str:
+    """Why a job has not ended when it was asked to, and what ends it."""
+    record, name = JobRecord.read(job.job_json), job.run.name
+    if not now and state not in (QUEUED, SUSPENDED):
+        return f"it goes on saving. `nbtrain cancel --now {name}` kills it."
+    if not now and record and record.backend in ENGINES:
+        return (
+            "none of its ranks runs, so nothing is saved. It ends when it is started again; another "
+            f"`nbtrain cancel {name}` has its engine end it."
+        )
     if not now:
-        return f"it goes on saving. `nbtrain cancel --now {job.run.name}` kills it."
-    record = JobRecord.read(job.job_json)
+        return f"its supervisor does not answer. Try `nbtrain cancel --now {name}`."
     if record is None or record.supervisor is None:
         return "its supervisor has not started. `nbtrain status` says what it waits for."
     pid, host = record.supervisor.pid, record.supervisor.host
     return (
         f"its supervisor does not answer. `kill -9 {pid}` on {host} ends it; "
-        f"`nbtrain cancel --now {job.run.name}` then ends its ranks."
+        f"`nbtrain cancel --now {name}` then ends its ranks."
     )
 
 

@@ -290,3 +290,17 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
         f"s ago and is still RUNNING; its supervisor does not answer. `kill -9 {deaf.pid}` on {deaf.host} "
         "ends it; `nbtrain cancel --now run` then ends its ranks."
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("RUNNING", "it goes on saving. `nbtrain cancel --now run` kills it."),
+        ("QUEUED", "its supervisor does not answer. Try `nbtrain cancel --now run`."),
+    ],
+)
+def test_a_job_that_does_not_stop_in_time_is_said_to_save_only_if_ranks_run(job, deaf, state, words):
+    JobRecord(job.job_id, "id", "run", state, time.time(), 1, supervisor=deaf).write(job.job_json)
+    with pytest.raises(JobError) as refused:
+        control.cancel(job, wait_seconds=0.1)
+    assert str(refused.value).endswith(f"s ago and is still {state}; {words}")

@@ -13,6 +13,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs import control
 from nbtrain.jobs.backends.remote_backend import EngineUnseen
 from nbtrain.jobs.backends.slurm import backend as backend_module
 from nbtrain.jobs.backends.slurm import engine
@@ -159,6 +160,21 @@ def test_a_paused_job_is_cancelled_without_slurm(
     assert BACKEND.status(job) == ended
     assert files.read_json(job.run.summary_json)["state"] == CANCELLED
     assert slurm["said"] == []
+
+
+def test_a_job_that_waits_again_is_not_said_to_save(
+    at_rest: Callable[..., JobDir], slurm: dict[str, Any]
+) -> None:
+    """As if it was preempted and put back into the queue while its end was waited for."""
+    job = at_rest()
+    JobRecord(job.job_id, "id", "tiny", QUEUED, 1.0, 4, backend="slurm").write(job.job_json)
+    slurm.update(scontrol=ENDED.replace("COMPLETED", "PENDING"), scancel="")
+    with pytest.raises(JobError) as refused:
+        control.cancel(job, wait_seconds=0.0)
+    assert str(refused.value).endswith(
+        "s ago and is still QUEUED; none of its ranks runs, so nothing is saved. It ends when it is started "
+        "again; another `nbtrain cancel tiny` has its engine end it."
+    )
 
 
 @pytest.mark.parametrize(("reason", "released"), [("JobHeldUser", True), ("Priority", False)])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUCCEEDED, SUSPENDED
+from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUCCEEDED, SUSPENDED, at_rest
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -30,6 +30,8 @@ UNHEARD_SECONDS = 60.0
 SUPERVISOR_SECONDS = 60.0
 # An operator takes a second or two to say that it holds a job without ranks.
 ENGINE_SECONDS = 15.0
+# From a supervisor's last look at the pause until it has given its allocation back, on a network disk.
+LEAVING_SECONDS = 5.0
 
 
 Action = TypeVar("Action", bound=Callable[..., Any])
@@ -264,9 +266,17 @@ def unpause(job: JobDir) -> None:
     backend = backend_of_job(job)
     # The engine first: if it does not answer, the job is still paused for whoever asks again.
     backend.unpause(job)
+    leaves = backend.capabilities.pause_ends_allocation and backend.status(job)[0] not in (QUEUED, SUSPENDED)
     ask_pause(job, False)
-    deadline = time.monotonic() + SUPERVISOR_SECONDS
-    while backend.status(job)[0] == SUSPENDED and time.monotonic() < deadline:
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < SUPERVISOR_SECONDS:
+        state, record = backend.status(job)[0], JobRecord.read(job.job_json)
+        if record is not None and at_rest(record):
+            # Its supervisor had read the pause before it was taken back.
+            backend.unpause(job)
+            leaves = False
+        elif state != SUSPENDED and not (leaves and waited < LEAVING_SECONDS):
+            return
         time.sleep(POLL_SECONDS)
 
 

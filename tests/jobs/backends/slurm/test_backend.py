@@ -1,6 +1,8 @@
 """SlurmBackend with Slurm's answers given: who goes on where, and what is refused at submit."""
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import CANCELLED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.base.records import JobRecord
+from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
@@ -175,6 +177,36 @@ def test_a_job_that_waits_again_is_not_said_to_save(
         "s ago and is still QUEUED; none of its ranks runs, so nothing is saved. It ends when it is started "
         "again; another `nbtrain cancel tiny` has its engine end it."
     )
+
+
+def test_a_job_that_is_resumed_while_it_goes_to_rest_is_submitted_again(
+    at_rest: Callable[..., JobDir], slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor has read the pause, and gives its allocation back after the resume."""
+    job = at_rest()
+    rests = JobRecord.read(job.job_json)
+    assert rests is not None
+    here = ProcessIdentity.of(os.getpid())
+    replace(rests, state=RUNNING, supervisor=here).write(job.job_json)
+    slurm.update(scontrol=ENDED.replace("COMPLETED", "RUNNING"), squeue="", sbatch="13\n", scancel="")
+    sleep = control.time.sleep
+
+    def leave(seconds: float) -> None:
+        monkeypatch.setattr(control.time, "sleep", sleep)
+        rests.write(job.job_json)
+
+    monkeypatch.setattr(control.time, "sleep", leave)
+    monkeypatch.setattr(control, "LEAVING_SECONDS", 600.0)
+    control.ask_pause(job, True)
+    control.unpause(job)
+    record = JobRecord.read(job.job_json)
+    assert record is not None and (record.state, record.cause) == (QUEUED, "resumed after a pause")
+    assert not control.asked_pause(job)
+    # One that heeds the resume in time goes on at once.
+    replace(rests, state=RUNNING, supervisor=here).write(job.job_json)
+    monkeypatch.setattr(control, "LEAVING_SECONDS", 0.0)
+    control.unpause(job)
+    assert len([call for call in slurm["said"] if call[0] == "sbatch"]) == 1
 
 
 @pytest.mark.parametrize(("reason", "released"), [("JobHeldUser", True), ("Priority", False)])

@@ -46,10 +46,17 @@ class Request:
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
-        """The prompt as an echo shows it: {"text", "tokens", "first", ["before_text"]}."""
+        """The prompt as an echo shows it: {"text", "tokens", "first", ["offsets"]}; those with logprobs."""
         text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
         found: Event = {"text": tokenizer.decode(text), "tokens": self.prompt, "first": first}
-        return {**found, "before_text": self.before_text} if self.before_text else found
+        if not self.wants_prompt:
+            return found
+        # Tokens before the text take no place in it. A part of a character is at the place of the whole one.
+        offsets, stream, length = [0] * (len(self.prompt) - len(text)), TextStream(tokenizer), 0
+        for token in text:
+            offsets.append(length)
+            length += len(stream.add(token))
+        return {**found, "offsets": offsets}
 
 
 class Choice:

@@ -24,7 +24,7 @@ class Piece:
     finish_reason: str | None
     prompt: Object | None = None
     """Before the first text, if the prompt is asked for: {"text", "first", "tokens", "logprobs"}, and
-    "before_text", the number of tokens that come before its text."""
+    with logprobs "offsets", where each of its tokens begins in the text."""
 
 
 @dataclass
@@ -118,14 +118,10 @@ class Form:
         if self.is_chat:
             return text, {"content": [_chat_entry(entry) for entry in piece.logprobs], "refusal": None}
         found: Object = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        offset = 0
         if prompt is not None:
             first = {"token": prompt["first"], "logprob": None, "top": None}
-            # Tokens that the tokenizer put before the text take no place in it.
-            before_text = prompt.get("before_text", 0)
-            for number, entry in enumerate([first, *prompt["logprobs"]]):
+            for entry, offset in zip([first, *prompt["logprobs"]], prompt["offsets"]):
                 _add(found, entry, offset)
-                offset += len(entry["token"]) if number >= before_text else 0
             self.lengths[piece.index] = len(prompt["text"])
         begin = self.lengths.get(piece.index, 0)
         for entry in piece.logprobs:

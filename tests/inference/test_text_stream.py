@@ -2,6 +2,8 @@
 
 import pytest
 
+from nbtrain.config.generation import Generation
+from nbtrain.inference.choice import Request
 from nbtrain.inference.text_stream import TextStream
 from tests.corpus.tokenizer.byte_fallback import byte_fallback_tokenizer
 
@@ -36,6 +38,22 @@ def test_what_is_never_finished_does_not_come_out(tokenizer):
     stream = TextStream(tokenizer)
     ids = tokenizer.encode("hello \u4e2d\U0001f600").tolist()
     assert "".join(stream.add(token) for token in ids[:-1]) == "hello \u4e2d"
+
+
+def test_where_the_tokens_of_an_echoed_prompt_begin(tokenizer):
+    """In its text: the first blank is not in it, and a character of several tokens is there once."""
+    text = "hello \U0001f600 hello"
+    ids = tokenizer.encode(text).tolist()
+    generation = Generation(echo=True, logprobs=0)
+    shown = Request("a", [tokenizer.eod_id, *ids], generation, False, before_text=1).shown_prompt(tokenizer)
+    assert shown["text"] == text and len(shown["offsets"]) == len(ids) + 1
+    assert shown["offsets"][:2] == [0, 0] and shown["offsets"][-1] == text.rindex(" hello")
+    parts = [
+        offset for offset, token in zip(shown["offsets"][1:], ids) if len(tokenizer.bytes_of(token)) == 1
+    ]
+    assert parts.count(text.index("\U0001f600")) == 4
+    plain = Request("a", ids, Generation(echo=True), False).shown_prompt(tokenizer)
+    assert "offsets" not in plain
 
 
 def test_wrong_bytes_cost_themselves_alone(tokenizer):

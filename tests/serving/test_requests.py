@@ -97,8 +97,8 @@ def test_which_prompts_the_tokenizer_begins():
     assert seen == [["a", "b"], [[5, 6]], [["asked"]], [["a"]], ["a"]]
 
 
-def test_what_stands_before_a_text_takes_no_place_in_it():
-    prompt = {"text": "ab", "first": "<s>", "tokens": [1, 2, 3], "before_text": 1}
+def test_the_offsets_of_an_echoed_prompt_are_the_engine_s():
+    prompt = {"text": "ab", "first": "<s>", "tokens": [1, 2, 3], "offsets": [0, 0, 1]}
     entries = [{"token": letter, "logprob": -1.0, "top": [], "offset": 0} for letter in "abc"]
     piece = Piece(0, "c", entries[2:], "length", {**prompt, "logprobs": entries[:2]})
     choice = Form("m", is_chat=False, wants_logprobs=True).choice(piece, is_chunk=False)

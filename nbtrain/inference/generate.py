@@ -35,7 +35,8 @@ from typing import IO, Any
 import orjson
 import torch
 
-from nbtrain.base.errors import NbtrainError
+from nbtrain.base.amounts import counted
+from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -137,6 +138,8 @@ def _ranks_and_slots(
 ) -> tuple[int, int]:
     ranks, slots = asked.get("tensor_parallel_size"), asked.get("max_batch")
     free, is_gpu = free_memory(), torch.cuda.is_available()
+    if is_gpu and ranks is not None and ranks > len(free):
+        raise ConfigError(f"tensor_parallel_size = {ranks}: this machine has {counted(len(free), 'GPU')}.")
     needs = Needed.of(plain, count_parameters(config).total, DTYPES[dtype].itemsize, positions)
     most = MOST_SLOTS_ON_GPU if is_gpu else MOST_SLOTS_ON_CPU
     if ranks is None:

@@ -253,6 +253,14 @@ def test_how_many_gpus_and_texts_at_once():
     assert cuts_of(gpt_config(num_attention_heads=6, num_query_groups=3, ffn_hidden_size=24), 8) == [1, 3, 6]
 
 
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(generate, "free_memory", lambda: [80 << 30] * 4)
+    with pytest.raises(ConfigError) as error:
+        generate._ranks_and_slots(None, None, "bf16", 96, {"tensor_parallel_size": 8})
+    assert str(error.value) == "tensor_parallel_size = 8: this machine has 4 GPUs."
+
+
 def test_a_model_that_cannot_be_cut_is_refused(run):
     from nbtrain.parallel.groups import Group
 

@@ -182,7 +182,8 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
                 taken.append({"id": command["id"], "error": type(error).__name__, "message": str(error)})
                 break
         # A step may take a second: what is taken or refused is said before it.
-        for events in (taken, engine.step()):
+        for next_events in (taken.copy, engine.step):
+            events = next_events()
             if events or counts() != said:
                 said = counts()
                 yield {"kind": "events", "events": events, "running": said[0], "waiting": said[1]}

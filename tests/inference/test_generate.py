@@ -4,6 +4,7 @@ import json
 import queue
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,6 +186,22 @@ def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
     }
     assert made_of == {"ends": whole[:4], "goes on": whole}
     assert "stop" in {event.get("finish_reason") for event in found if event["id"] == "ends"}
+
+
+def test_what_is_taken_or_refused_is_said_before_the_step():
+    """Which may take a second, for which the header of a stream would wait."""
+    steps: list[int] = []
+
+    def step() -> list[dict]:
+        steps.append(1)
+        return [{"id": "a", "end": True}]
+
+    engine = SimpleNamespace(running=[], waiting=[], is_idle=False, score=lambda request: None, step=step)
+    commands: queue.SimpleQueue = queue.SimpleQueue()
+    commands.put({"kind": "score", "id": "a", "context": [1], "continuations": [[2]]})
+    talk = generate.answers(engine, commands)
+    assert next(talk)["events"] == [{"id": "a", "accepted": True}] and not steps
+    assert next(talk)["events"] == [{"id": "a", "end": True}] and steps == [1]
 
 
 def test_a_torn_checkpoint_is_passed_over_with_its_reason(run):

@@ -1,7 +1,7 @@
 """The routes of a server of models.
 
 GET  /                        a page to try a model
-GET  /health                  200 once a model can be asked; without the token
+GET  /health                  200 once a model can be asked, 503 while the one of RUN loads; without the token
 GET  /metrics                 Prometheus
 GET  /v1/models, /v1/models/NAME
 POST /v1/completions          OpenAI's
@@ -86,6 +86,9 @@ class Routes:
         loaded = self.models.loaded
         if loaded is not None and loaded.dispatcher.ended.is_set():
             return JSONAnswer({"status": "the model's process has ended"}, 503)
+        if loaded is None and self.models.is_single:
+            # Every request is answered with 503 too. A server of any run loads for the one that asks.
+            return JSONAnswer({"status": "loading"}, 503)
         return JSONAnswer({"status": "ok", "loaded": loaded is not None})
 
     async def prometheus(self, request: Request) -> Response:

@@ -97,6 +97,19 @@ def test_which_prompts_the_tokenizer_begins():
     assert seen == [["a", "b"], [[5, 6]], [["asked"]], [["a"]], ["a"]]
 
 
+@pytest.mark.parametrize(
+    ("is_single", "status", "said"),
+    [(True, 503, {"status": "loading"}), (False, 200, {"status": "ok", "loaded": False})],
+)
+def test_a_server_is_not_healthy_while_its_one_model_loads(is_single, status, said):
+    """A server of any run is: it loads a model for the request that names it."""
+    models = SimpleNamespace(is_ending=False, loaded=None, is_single=is_single)
+    answer = TestClient(Routes(ServeOptions(), models, Metrics()).app(None, contextlib.nullcontext)).get(
+        "/health"
+    )
+    assert (answer.status_code, answer.json()) == (status, said)
+
+
 def test_the_offsets_of_an_echoed_prompt_are_the_engine_s():
     prompt = {"text": "ab", "first": "<s>", "tokens": [1, 2, 3], "offsets": [0, 0, 1]}
     entries = [{"token": letter, "logprob": -1.0, "top": [], "offset": 0} for letter in "abc"]

@@ -315,8 +315,10 @@ def _generation(
             f"max_gen_toks = {most} must be 1 to {positions - 1:,}: the model has {positions:,} positions. "
             "Set generation_kwargs.max_gen_toks in the task file."
         )
-    temperature = float(how.pop("temperature", 1.0)) if how.pop("do_sample", False) else 0.0
-    how.pop("temperature", None)
+    given, samples = how.pop("temperature", None), how.pop("do_sample", None)
+    # lm_eval.models.utils.normalize_gen_kwargs: a temperature alone asks for draws too.
+    samples = bool(given) if samples is None else samples
+    temperature = float(1.0 if given is None else given) if samples else 0.0
     known: dict[str, Any] = {
         name: how.pop(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty") if name in how
     }

@@ -52,12 +52,12 @@ def test_choices_of_one_context_are_asked_together():
 
 
 def test_a_request_for_text(tokenizer):
-    """Greedy unless it says do_sample; the prompt is cut on the left to leave room."""
-    how = {"until": ["\n"], "max_gen_toks": 20, "temperature": 0.7}
+    """The prompt is cut on the left to leave room."""
+    how = {"until": ["\n"], "max_gen_toks": 20, "do_sample": False, "temperature": 0.7}
     request = harness._generation("a text " * 40, how, tokenizer, 96, 48)
     assert (request["max_new_tokens"], request["temperature"], request["stop"]) == (20, 0.0, ("\n",))
     assert request["prompt"] == tokenizer.encode("a text " * 40).tolist()[-76:]
-    assert how == {"until": ["\n"], "max_gen_toks": 20, "temperature": 0.7}
+    assert how == {"until": ["\n"], "max_gen_toks": 20, "do_sample": False, "temperature": 0.7}
     sampled = harness._generation("", {"do_sample": True, "top_p": 0.5, "until": "x"}, tokenizer, 96, 48)
     assert (sampled["max_new_tokens"], sampled["temperature"], sampled["top_p"]) == (48, 1.0, 0.5)
     assert sampled["prompt"] == [tokenizer.eod_id] and sampled["stop"] == ("x",)
@@ -68,6 +68,21 @@ def test_a_request_for_text(tokenizer):
         with pytest.raises(ConfigError) as refused:
             harness._generation("a", wrong, tokenizer, 96, 48)
         assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("how", "temperature"),
+    [
+        ({}, 0.0),
+        ({"temperature": 0.0}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+    ],
+)
+def test_draws_as_with_the_harness(tokenizer, how, temperature):
+    """lm_eval.models.utils.normalize_gen_kwargs: a temperature alone asks for them."""
+    assert harness._generation("a", how, tokenizer, 96, 48)["temperature"] == temperature
 
 
 def test_a_text_begins_as_with_the_harness(tokenizer, tmp_path):

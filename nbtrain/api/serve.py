@@ -1,5 +1,6 @@
 """nb.serve: a run's model behind OpenAI's interface, in a process that ends with this one."""
 
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) 
     if unknown := sorted(set(options) - known):
         raise ConfigError(f"{', '.join(unknown)}: no such option. There are: {', '.join(sorted(known))}.")
     folder = str(open_run(run).directory.path)
+    if isinstance(template := options.get("chat_template"), os.PathLike):
+        options["chat_template"] = os.fspath(template)
     try:
         asked = ServeOptions(run=folder, port=port, step=step, **options)
     except TypeError:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from nbtrain.base.errors import NbtrainError, named_error
+from nbtrain.base.errors import ConfigError, NbtrainError, named_error
 from nbtrain.base.html_table import html_table
 from nbtrain.jobs.environment import supervisor_environment
 from nbtrain.jobs.gpu_side import last_words
@@ -28,9 +28,16 @@ class Server:
     """A server of models; it ends with `stop()`, and with the process that started it."""
 
     def __init__(self, options: ServeOptions):
-        """Start it, and wait until it answers. Raises the NbtrainError that it ends with."""
+        """Start it, and wait until it answers. Raises the NbtrainError that it ends with.
+
+        Raises ConfigError, before a process is started, for an option that is of another kind.
+        """
         self.token = new_token()
         """What every request brings."""
+        try:
+            asked = json.dumps({"options": asdict(options), "token": self.token}) + "\n"
+        except TypeError as error:
+            raise ConfigError(f"{options}: an option has a value of another kind ({error}).") from None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
@@ -44,7 +51,7 @@ class Server:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"options": asdict(options), "token": self.token}) + "\n")
+            self._process.stdin.write(asked)
             self._process.stdin.flush()
         try:
             answer = self._first_answer()

@@ -32,6 +32,7 @@ from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
+from nbtrain.serving import launched
 from nbtrain.serving.resident import RESIDENT
 from tests.monitor.test_tfevents import EventFile
 
@@ -149,10 +150,19 @@ def test_serve_refuses_an_option_before_a_process_is_started(run):
         ({"port": -1}, "port = -1 must be from 0 (a free one) to 65535."),
         ({"max_batch": 0}, "max_batch = 0 must be at least 1."),
         ({"max_queue": "x"}, "an option has a value of another kind."),
+        (
+            {"host": {1}},
+            "an option has a value of another kind (Object of type set is not JSON serializable).",
+        ),
     ):
         with pytest.raises(ConfigError) as caught:
             nb.serve(run, **options)
         assert message in str(caught.value)
+
+
+def test_serve_takes_a_path_of_a_chat_template(run, monkeypatch):
+    monkeypatch.setattr(launched, "Server", lambda options: options.chat_template)
+    assert nb.serve(run, chat_template=Path("x.jinja")) == "x.jinja"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def _prompts_of(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8").splitlines()
+        # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
+        lines = Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: is no text in UTF-8.") from None
     found = []

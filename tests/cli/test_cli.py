@@ -11,9 +11,11 @@ import pytest
 
 from nbtrain.api import models
 from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
+from nbtrain.cli import serve
 from nbtrain.cli.jupyterlab import lab_command
 from nbtrain.cli.verbs import is_override
 
@@ -166,6 +168,18 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
     ):
         assert cli.main(["generate", "no-such-run", *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
+    """JSON that is written with ensure_ascii=False has U+2028 and U+0085 as they are."""
+    path = tmp_path / "prompts.jsonl"
+    prompts = ["one\u2028two", "three\x85four"]
+    lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
+    path.write_text("\r\n".join([*lines, "five\x0csix", ""]), encoding="utf-8")
+    assert serve._prompts_of(str(path)) == [*prompts, "five\x0csix"]
+    path.write_text("\n".join([*lines, '{"prompt"']), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}:3: is no JSON"):
+        serve._prompts_of(str(path))
 
 
 def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):

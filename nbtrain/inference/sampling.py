@@ -14,6 +14,8 @@ from nbtrain.config.generation import Generation
 
 # To sort a whole vocabulary takes ten times as long as to find so many of the likeliest.
 LIKELIEST = 512
+# Logits over less than it may be infinite in fp32, and their softmax NaN. It takes the likeliest as well.
+LEAST_TEMPERATURE = 1e-6
 
 
 def how(generation: Generation) -> tuple[float, int, float, float]:
@@ -35,7 +37,8 @@ def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | N
 
 def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(probabilities [r, k], ids [r, k], the likeliest first; None for all ids in order), fp32."""
-    scaled, vocabulary = logits.float() / generation.temperature, logits.shape[-1]
+    temperature, vocabulary = max(generation.temperature, LEAST_TEMPERATURE), logits.shape[-1]
+    scaled = logits.float() / temperature
     top_k, top_p, ids = generation.top_k, generation.top_p, None
     if 0 < top_k < vocabulary:
         scaled, ids = scaled.topk(top_k)

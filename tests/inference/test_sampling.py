@@ -24,6 +24,13 @@ def test_zero_temperature_takes_the_likeliest():
     assert choose(LOGITS, dataclasses.replace(PLAIN, temperature=0.0), None).tolist() == [0]
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_a_temperature_near_zero_takes_the_likeliest(top_k):
+    """Logits over it are infinite in fp32."""
+    generation = dataclasses.replace(PLAIN, temperature=1e-40, top_k=top_k)
+    assert choose(LOGITS, generation, torch.tensor([0.9], dtype=torch.float64)).tolist() == [0]
+
+
 def test_top_k_keeps_k_tokens_in_their_proportions():
     torch.testing.assert_close(shares(top_k=2), torch.cat([LOGITS[0, :2].softmax(-1), torch.zeros(2)]))
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load
+from nbtrain.pretrained.written import family_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving-elsewhere.md"
 # Read in the argument parsers of vllm-0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and
@@ -73,3 +76,17 @@ def test_our_own_commands_are_accepted():
     assert ours
     for words in ours:
         cli.parse(words)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "row"),
+    [
+        ("qwen3", {"model.add_bias_linear": True}, "biases of `add_bias_linear` in a Qwen3"),
+        ("qwen2", {"model.kv_channels": 40}, "in a Qwen2 (`kv_channels`)"),
+    ],
+)
+def test_no_row_is_about_a_model_that_is_not_exported(architecture, changes, row):
+    config = load("gpt-tiny", {"model.architecture": architecture, **changes})
+    with pytest.raises(ConfigError, match="no model of Hugging Face that is written here has it"):
+        family_of(config)
+    assert row not in PAGE.read_text(encoding="utf-8")

@@ -46,6 +46,8 @@ class Family:
     has_head_dim: bool = False
     head_dim: int | None = None
     """None: hidden_size / num_attention_heads."""
+    kv_heads: int | None = None
+    """num_key_value_heads without the key; None, and a null there: num_attention_heads."""
     has_attention_bias: bool = False
     """Whether config.json says if there are biases."""
     qkv_bias: bool = False
@@ -142,9 +144,11 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
 
 def _read_llama(family: Family, keys: Keys) -> Described:
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
-    groups = keys.whole("num_key_value_heads", heads)
+    is_missing = "num_key_value_heads" not in keys.values
+    groups = keys.whole("num_key_value_heads", (family.kv_heads if is_missing else None) or heads)
     if heads % groups:
-        raise keys.refused("num_key_value_heads", f"must divide num_attention_heads = {heads}")
+        means = f"is {groups} without the key in a {family.title}, and " if is_missing else ""
+        raise keys.refused("num_key_value_heads", f"{means}must divide num_attention_heads = {heads}")
     head_size = hidden // heads
     if family.has_head_dim:
         head_size = keys.whole("head_dim", family.head_dim or head_size)
@@ -350,13 +354,14 @@ FAMILIES = {
     for family in (
         Family("gpt2", "GPT-2", "GPT2LMHeadModel", gpt2_tensors, _read_gpt2, is_tied=True),
         _like_llama("llama", "Llama", has_head_dim=True, has_attention_bias=True),
-        _like_llama("mistral", "Mistral", has_head_dim=True, windows="all"),
-        _like_llama("qwen2", "Qwen2", qkv_bias=True, windows="some"),
+        _like_llama("mistral", "Mistral", has_head_dim=True, kv_heads=8, windows="all"),
+        _like_llama("qwen2", "Qwen2", kv_heads=32, qkv_bias=True, windows="some"),
         _like_llama(
             "qwen3",
             "Qwen3",
             has_head_dim=True,
             head_dim=128,
+            kv_heads=32,
             has_attention_bias=True,
             qk_norm=True,
             windows="some",
@@ -365,6 +370,7 @@ FAMILIES = {
             "smollm3",
             "SmolLM3",
             is_tied=True,
+            kv_heads=4,
             rotary_base=2_000_000.0,
             has_attention_bias=True,
             windows="some",

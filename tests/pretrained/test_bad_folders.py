@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.config.load import load
+from nbtrain.pretrained.families import describe
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import own_tensors
@@ -329,6 +330,11 @@ CONFIGS = [
         "m/config.json: num_key_value_heads = 3: must divide num_attention_heads = 2.",
     ),
     (
+        {"model_type": "mistral", "num_key_value_heads": ...},
+        "m/config.json: num_key_value_heads = None: is 8 without the key in a Mistral, and must divide "
+        "num_attention_heads = 2.",
+    ),
+    (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}},
         "m/config.json: rope_parameters.full_attention = {'rope_type': 'default', 'rope_theta': 500.0}: is "
         "of one type of layers, and all layers have the same rotary positions here.",
@@ -382,6 +388,17 @@ CONFIGS = [
 def test_what_a_model_cannot_be_is_refused_with_its_key(folder, changes, said):
     change_config(folder, **changes)
     assert said in message(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "groups"), [("llama", None), ("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("smollm3", 4)]
+)
+def test_groups_of_queries_that_are_not_said_are_those_of_transformers(tmp_path, family, groups):
+    """The defaults of its configuration classes; a null there is as many as there are heads."""
+    said = {"model_type": family, "hidden_size": 64, "num_attention_heads": 64, "intermediate_size": 8}
+    said |= {"num_hidden_layers": 1, "max_position_embeddings": 8, "vocab_size": 9}
+    assert describe(said, tmp_path).fields.get("num_query_groups") == groups
+    assert "num_query_groups" not in describe({**said, "num_key_value_heads": None}, tmp_path).fields
 
 
 def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, monkeypatch):

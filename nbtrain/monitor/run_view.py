@@ -75,7 +75,6 @@ class RunView:
         self._read_seconds = read_seconds
         self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
-        self._config: dict[str, Any] | None = None
         # {job id: (time stamp of job.json, what a snapshot says of the job)} of jobs that have ended
         self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
@@ -221,28 +220,28 @@ class RunView:
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
-        """What the run trains, from its config.yaml; read once, for it never changes."""
-        if self._config is None and self.run.config_yaml.is_file():
-            from nbtrain.config.kept import kept_config
+        """What the run trains, from its config.yaml, which each submission of the run writes anew."""
+        if not self.run.config_yaml.is_file():
+            return None
+        from nbtrain.config.kept import kept_config
 
-            config = kept_config(self.run.config_yaml)
-            self._config = {
-                "name": config.name,
-                **{key: getattr(config.model, key) for key in MODEL_KEYS},
-                "vocab_size": config.tokenizer.vocab_size,
-                "micro_batch_size": config.batch.micro_batch_size,
-                "global_batch_size": config.batch.global_batch_size,
-                "train_tokens": config.train_tokens,
-                "train_steps": config.train_steps,
-                "target_tokens": config.target_tokens,
-                "has_perplexity": config.dpo is None,
-                "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
-                **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
-                "device": config.resources.device,
-                "backend": config.backend.kind,
-                "dataset": config.data.name,
-            }
-        return self._config
+        config = kept_config(self.run.config_yaml)
+        return {
+            "name": config.name,
+            **{key: getattr(config.model, key) for key in MODEL_KEYS},
+            "vocab_size": config.tokenizer.vocab_size,
+            "micro_batch_size": config.batch.micro_batch_size,
+            "global_batch_size": config.batch.global_batch_size,
+            "train_tokens": config.train_tokens,
+            "train_steps": config.train_steps,
+            "target_tokens": config.target_tokens,
+            "has_perplexity": config.dpo is None,
+            "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
+            **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
+            "device": config.resources.device,
+            "backend": config.backend.kind,
+            "dataset": config.data.name,
+        }
 
     def _curve(self, name: str) -> dict[str, Any]:
         series = self.reader.series.get(BY_NAME[name].tag, Series())

@@ -225,6 +225,22 @@ def test_resumed_run_has_one_point_per_step_and_both_jobs(
     second.finish("CANCELLED", "stopped on request after step 13")
 
 
+def test_a_resume_with_other_settings_is_shown(run: RunDir) -> None:
+    """Its submission writes config.yaml anew: a view that has seen the old one shows the new goal."""
+    from nbtrain.config.load import to_yaml
+    from tests.lab.widgets.fake_run import run_config
+
+    job = FakeJob(run, steps=4)
+    job.one_step()
+    view = RunView(run)
+    assert view.snapshot()["progress"]["fraction"] == 0.25
+    run.config_yaml.write_text(to_yaml(run_config(run.name, 10, world_size=2)))
+    os.utime(run.config_yaml, ns=(1, 1))  # never within one tick of the first one's clock
+    snapshot = view.snapshot()
+    assert (snapshot["progress"]["fraction"], snapshot["config"]["data_parallel_size"]) == (0.1, 2)
+    job.finish("CANCELLED", "stopped on request after step 1")
+
+
 def test_run_without_a_job(run: RunDir) -> None:
     """A run directory in which nothing was submitted is shown as such."""
     run.path.mkdir()

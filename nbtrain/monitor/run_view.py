@@ -238,6 +238,7 @@ class RunView:
             "has_perplexity": config.dpo is None,
             "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
             **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
+            "world_size": config.world_size,
             "device": config.resources.device,
             "backend": config.backend.kind,
             "dataset": config.data.name,

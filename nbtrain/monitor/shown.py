@@ -84,7 +84,7 @@ def _about(snapshot: Mapping[str, Any]) -> str:
     if progress.get("num_parameters"):
         parts.append(f"{amounts.count(progress['num_parameters'])} parameters")
     if config:
-        ranks = job["world_size"] if job else config["data_parallel_size"]
+        ranks = (job or config)["world_size"]
         parts.append(f"{ranks} x {config['device']}, {config['precision']}, ZeRO {config['zero_stage']}")
     if job:
         parts.append(f"job {job['job_id']}")

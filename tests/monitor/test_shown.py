@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import to_yaml
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.shown import UNKNOWN, shown
-from tests.lab.widgets.fake_run import FakeJob
+from tests.lab.widgets.fake_run import FakeJob, run_config
 
 
 @pytest.fixture
@@ -62,6 +63,16 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
     assert (words["line"], words["job"], words["ranks"]["rows"]) == ([], [], [])
     assert {value for _, value, _ in words["tiles"]} == {UNKNOWN}
     assert words["alerts"] == "Events"
+
+
+def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> None:
+    """Data, tensor and pipeline ranks: no job says how many there are."""
+    run = RunDir(tmp_path / "gpt-new")
+    run.path.mkdir()
+    config = run_config("gpt-new", 10, world_size=2)
+    parallel = config.parallel.model_copy(update={"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    run.config_yaml.write_text(to_yaml(config.model_copy(update={"parallel": parallel})))
+    assert RunView(run).snapshot()["shown"]["about"] == "8 x cpu, bf16, ZeRO 1"
 
 
 def test_gpus(job: FakeJob) -> None:

@@ -191,7 +191,8 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
   const tags = new Map();
   for (const answer of curves.values()) for (const row of answer.tags) tags.set(row.tag, row);
   const charts = [...curves.values()].flatMap((answer) => answer.charts);
-  const known = [...new Set(charts.flatMap((chart) => chart.names))];
+  // Of the moment a cell ran, there are only the curves that the page opens with (widgets/compare.py).
+  const known = [...new Set(charts.flatMap((chart) => chart.names))].filter((name) => tags.has(name));
   const first = FIRST_COMPARED.filter((name) => known.includes(name));
   const wanted = all ? [...first, ...known.filter((name) => !first.includes(name))] : first;
   return wanted.map((tag) => {

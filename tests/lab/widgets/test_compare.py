@@ -1,6 +1,8 @@
 """The comparison of runs in a cell, a saved notebook and a terminal, without a browser."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ import nbtrain as nb
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import output_root
 from nbtrain.cli import __main__ as cli
+from nbtrain.lab.ui import script
 from nbtrain.lab.widgets import compare as widget
 from nbtrain.lab.widgets import mime
 from tests.lab.server.conftest import ended_run
@@ -65,6 +68,12 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
     said = capsys.readouterr().err
     assert said == "ConfigError: gpt-a: named twice; a comparison takes each run once.\n"
+
+
+def test_without_a_server_the_page_has_the_curves_that_it_opens_with():
+    text = Path(script.__file__).with_name("compare.js").read_text(encoding="utf-8")
+    first = re.search(r"FIRST_COMPARED = \[([^\]]*)\]", text)[1]
+    assert tuple(re.findall(r'"(\w+)"', first)) == widget.NAMES
 
 
 def test_what_is_refused(runs):

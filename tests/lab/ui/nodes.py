@@ -1,0 +1,32 @@
+"""The user interface's modules in node, without a browser: what a view sends and what it would draw.
+
+in_node("compare", "return ui.comparedSpecs(...)", tmp_path)    the value of the code, with `ui` the module
+"""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.lab.ui.script import script
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def in_node(module: str, code: str, folder: Path, exports: tuple[str, ...] = ()) -> Any:
+    """What `code`, the body of an async function, returns. `exports` are names that `module` only imports."""
+    more = f"\nexport {{ {', '.join(exports)} }};\n" if exports else ""
+    (folder / "ui.mjs").write_text(script(module) + more, encoding="utf-8")
+    check = folder / "check.mjs"
+    check.write_text(
+        'import * as ui from "./ui.mjs";\n'
+        f"const check = async () => {{\n{code}\n}};\n"
+        "console.log(JSON.stringify(await check()));\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run(["node", str(check)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

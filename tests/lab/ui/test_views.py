@@ -1,0 +1,23 @@
+"""What views ask for and would draw, in node: each in a tenth of a second."""
+
+from pathlib import Path
+
+from tests.lab.ui.nodes import in_node, needs_node
+
+pytestmark = needs_node
+
+COMPARED = """
+const row = (tag) => ({ tag, title: tag, form: "number", y_name: "", from_zero: true, smooth: false });
+const curve = (...time) => ({ step: time, tokens: time, time, value: time });
+const charts = [{ title: "", names: ["loss", "reward_margin", "learning_rate", "validation_loss"] }];
+const tags = [row("loss"), row("validation_loss")];
+const series = { loss: curve(100, 110, 120), validation_loss: curve(120) };
+const curves = new Map([["a", { tags, charts, series }]]);
+const specs = (axis) => ui.comparedSpecs(["a"], curves, { axis, smoothing: 0, all: true });
+"""
+
+
+def test_a_comparison_without_a_server_has_the_curves_that_came_along(tmp_path: Path) -> None:
+    """The list of charts names all curves of a run."""
+    code = f"{COMPARED} return specs('step').map(([tag]) => tag);"
+    assert in_node("compare", code, tmp_path) == ["loss", "validation_loss"]

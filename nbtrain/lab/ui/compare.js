@@ -194,11 +194,14 @@ export function comparedSpecs(names, curves, { axis, smoothing, all }) {
   // Of the moment a cell ran, there are only the curves that the page opens with (widgets/compare.py).
   const known = [...new Set(charts.flatMap((chart) => chart.names))].filter((name) => tags.has(name));
   const first = FIRST_COMPARED.filter((name) => known.includes(name));
+  // All curves of a run count from its first point: those of validations begin later.
+  const began = new Map([...curves].map(([name, { series }]) =>
+    [name, Math.min(...Object.values(series).flatMap(({ time }) => time.slice(0, 1)))]));
   const wanted = all ? [...first, ...known.filter((name) => !first.includes(name))] : first;
   return wanted.map((tag) => {
     const series = {}, having = names.filter((name) => curves.get(name)?.series[tag]?.value.length);
     for (const name of having) {
-      const part = curves.get(name).series[tag], begin = part.time[0];
+      const part = curves.get(name).series[tag], begin = began.get(name);
       series[name] = { ...part, time: part.time.map((time) => time - begin) };
     }
     // A task's title is its own name, which is not changed.

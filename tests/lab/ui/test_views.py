@@ -21,3 +21,9 @@ def test_a_comparison_without_a_server_has_the_curves_that_came_along(tmp_path: 
     """The list of charts names all curves of a run."""
     code = f"{COMPARED} return specs('step').map(([tag]) => tag);"
     assert in_node("compare", code, tmp_path) == ["loss", "validation_loss"]
+
+
+def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
+    """A first validation after 20 seconds stands there, not at 0."""
+    code = f"{COMPARED} return specs('time').map(([, spec]) => spec.lines[0].x);"
+    assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]

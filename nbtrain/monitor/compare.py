@@ -56,7 +56,13 @@ def compared(runs: Sequence[RunDir]) -> dict[str, Any]:
     if not 2 <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"{amounts.counted(len(runs), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{', '.join(twice)}: named twice; a comparison takes each run once.")
+        folders = [run.path.resolve() for run in runs]
+        if len(set(folders)) < len(folders):
+            raise ConfigError(f"{', '.join(twice)}: named twice; a comparison takes each run once.")
+        raise ConfigError(
+            f"{', '.join(twice)}: runs of one name in different folders; a comparison tells runs apart "
+            "by name. Give one of the folders another name."
+        )
     now = time.time()
     read = [_read(run, now) for run in runs]
     return {

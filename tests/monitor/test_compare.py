@@ -135,6 +135,11 @@ def test_what_is_refused(workspace):
         ([one], "1 run: a comparison takes 2 to 12."),
         ([one] * (MOST_RUNS + 1), "13 runs: a comparison takes 2 to 12."),
         ([one, two, one], "one: named twice; a comparison takes each run once."),
+        (
+            [one, RunDir(two.path.parent / "old" / "one")],
+            "one: runs of one name in different folders; a comparison tells runs apart by name. "
+            "Give one of the folders another name.",
+        ),
     ):
         with pytest.raises(ConfigError) as refused:
             compared(runs)

@@ -118,7 +118,8 @@ class Compare {
       this.paint();
     }
     if (this.server) this.read();
-    else this.note.textContent = "As of the moment the cell ran: no Jupyter server with nbtrain is in reach.";
+    else this.note.textContent =
+      "As of the moment the cell ran: no Jupyter server with nbtrain that shows these runs is in reach.";
   }
 
   async read() {

@@ -12,7 +12,6 @@ import traitlets
 
 from nbtrain.base.metrics import BY_NAME
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
 from nbtrain.lab.widgets.mime import bundle, show
 from nbtrain.lab.widgets.watched import is_watched
@@ -35,7 +34,7 @@ class ComparePage(anywidget.AnyWidget):
     _esm = script("compare_widget")
     names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
-    """A server that shows another output root is not asked."""
+    """Of the folder of the runs: a server that shows another output root is not asked."""
     value = traitlets.Dict().tag(sync=True)
     """{"tables", "curves"} of the moment the cell ran."""
 
@@ -56,10 +55,15 @@ class Comparison:
             return {"text/html": picture, "text/plain": repr(self)}
         page = ComparePage(
             names=self.tables["names"],
-            root_id=root_id(output_root()),
+            root_id=self._root_id(),
             value={"tables": self.tables, "curves": {run.name: _curves(run) for run in self.runs}},
         )
         return bundle(page, picture, repr(self))
+
+    def _root_id(self) -> str:
+        """Of the folder that holds all the runs; "", which no server has, if there is none."""
+        roots = {root_id(run.path.parent) for run in self.runs}
+        return roots.pop() if len(roots) == 1 else ""
 
     def _ipython_display_(self) -> None:
         show(self._repr_mimebundle_())

@@ -8,11 +8,13 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
 from nbtrain.cli import __main__ as cli
 from nbtrain.lab.ui import script
 from nbtrain.lab.widgets import compare as widget
 from nbtrain.lab.widgets import mime
+from nbtrain.monitor.watched_runs import root_id
 from tests.lab.server.conftest import ended_run
 
 
@@ -68,6 +70,14 @@ def test_on_the_command_line(runs, tmp_path, capsys):
     assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
     said = capsys.readouterr().err
     assert said == "ConfigError: gpt-a: named twice; a comparison takes each run once.\n"
+
+
+def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
+    """By name: of a run of another folder it knows nothing, or another run."""
+    monkeypatch.setattr(widget, "compared", lambda runs: {"names": [run.name for run in runs]})
+    here, also, other = (RunDir(tmp_path / name) for name in ("out/gpt-a", "out/gpt-b", "old/gpt-c"))
+    assert widget.Comparison([here, also])._root_id() == root_id(tmp_path / "out")
+    assert widget.Comparison([here, other])._root_id() == ""
 
 
 def test_without_a_server_the_page_has_the_curves_that_it_opens_with():

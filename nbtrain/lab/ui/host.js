@@ -19,7 +19,7 @@ export const makeHost = (able = {}) => ({
 export function notebookHost(server) {
   const lab = window.nbtrainHost || {};
   const openTensorBoard = server
-    ? (name) => window.open(server.url(`tensorboard/?runFilter=${encodeURIComponent(`^${name}/`)}`), "_blank")
+    ? (name) => window.open(server.url(`tensorboard/?run=${encodeURIComponent(name)}`), "_blank")
     : null;
   return makeHost({ openTensorBoard, ...lab });
 }

@@ -27,3 +27,13 @@ def test_all_curves_of_a_compared_run_begin_at_one_time(tmp_path: Path) -> None:
     """A first validation after 20 seconds stands there, not at 0."""
     code = f"{COMPARED} return specs('time').map(([, spec]) => spec.lines[0].x);"
     assert in_node("compare", code, tmp_path) == [[0, 10, 20], [20]]
+
+
+def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
+    """By the page's own ?run=, which knows what TensorBoard calls the run."""
+    code = """
+    globalThis.window = { open: (address) => (window.opened = address) };
+    ui.notebookHost({ url: (path) => `/user/x/nbtrain/${path}` }).openTensorBoard("gpt-2.7b");
+    return window.opened;
+    """
+    assert in_node("host", code, tmp_path) == "/user/x/nbtrain/tensorboard/?run=gpt-2.7b"

@@ -21,7 +21,7 @@ def redacted(address: str) -> str:
         scheme, netloc, path = scheme if netloc else "", f"{HIDDEN}@{path.rpartition('@')[2]}", ""
     elif "@" in netloc:
         netloc = f"{HIDDEN}@{netloc.rpartition('@')[2]}"
-    elif "@" in address and not _has_port(netloc):
+    elif "@" in address and not (path and _has_port(netloc)):
         return HIDDEN  # a password with ? or # in it
     query = "&".join(
         f"{re.split('=', pair, maxsplit=1)[0]}={HIDDEN}" if "=" in pair else HIDDEN
@@ -53,4 +53,6 @@ def text_without_secrets(text: str) -> str:
     if WITHOUT_BLANKS.fullmatch(text):
         return redacted(text)
     text = re.sub(r"://.*@", f"://{HIDDEN}@", text, flags=re.DOTALL)
+    text = re.sub(r"(://[^\s#]*)#\S+", rf"\g<1>#{HIDDEN}", text)
+    text = re.sub(r"(://[^\s?]*\?)([^\s=&]+)(?=[\s&]|$)", rf"\g<1>{HIDDEN}", text)
     return re.sub(r"([?&][^=&\s]*=)[^&\s]+", rf"\g<1>{HIDDEN}", text)

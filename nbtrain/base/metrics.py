@@ -83,7 +83,7 @@ rank_slowdown | ranks/slowdown of the slowest | |
     How much longer the slowest rank computes than the median of its pipeline stage, as a fraction.
 host_memory_bytes | memory/host resident | bytes | Resident memory of rank 0's process.
 host_memory_fraction | memory/host used fraction | | Used share of the machine's memory.
-device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the last log line.
+device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the process began.
 device_memory_fraction | memory/device used fraction | | Peak allocated over the device's memory.
 reward_margin | rewards/margins | |
     With dpo: mean reward of the chosen answers less that of the rejected ones.

@@ -22,6 +22,7 @@
         control/ack.json        rank 0      the last request it carried out
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
         control/pause.json      anyone      whether the job is to pause
+        control/priority.json   anyone      its place in this machine's queue, changed since submission
         control/ask.json        anyone      a request to a supervisor on another host
         control/given_up.json   anyone      that a supervisor on another host counts as dead
         control/launch.json     supervisor  the ranks of an attempt, for the node agents

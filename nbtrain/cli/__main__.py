@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from nbtrain.jobs.queue.after_boot import start_after_boot
 
             start_after_boot(say=lambda said: print(said, file=sys.stderr))
-        return options.verb(options) or 0
+        code = options.verb(options) or 0
+        # What is still held back meets a closed pipe or a full disk here, and not when Python ends.
+        sys.stdout.flush()
+        return code
     except NbtrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # `nbtrain logs | head`: the reader has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 0
     except PermissionError as error:
         print(f"{type(error).__name__}: {files.not_allowed(error)}", file=sys.stderr)
@@ -78,7 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A full disk, a folder without rights, a FILE that names a folder: the words of the system say which.
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _write_no_more()
         return 1
+
+
+def _write_no_more() -> None:
+    """What stdout still holds back would fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -333,7 +333,8 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
             f"(greatest common divisor {space.batch_unit})"
         )
-    if space.base.fp8 and (micro * space.base.shape.seq_length // cut.ulysses) % FP8_MULTIPLE:
+    length = space.base.fpdt_chunk_tokens or space.base.shape.seq_length
+    if space.base.fp8 and (micro * length // cut.ulysses) % FP8_MULTIPLE:
         yield f"FP8 takes a multiple of {FP8_MULTIPLE} tokens in a micro batch"
 
 

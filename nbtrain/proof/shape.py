@@ -148,7 +148,8 @@ def make_twin(
     }
     values["batch"] = small_batch(config, folded)
     values["checkpoint"] |= {"save_interval_steps": SAVE_INTERVAL_STEPS, "keep_last": KEEP_LAST}
-    values["checkpoint"]["keep_every_steps"] = None
+    for key in ("keep_every_steps", "local_dir", "local_save_interval_steps", "local_copy_bytes_per_second"):
+        values["checkpoint"][key] = None
     values["logging"] |= {"log_interval_steps": 1}
     values["backend"] |= {
         "kind": "local",
@@ -175,6 +176,9 @@ def make_twin(
     if config.dpo is not None:
         why = "its reference is the weights of init_from"
         missing.append(NotProven("dpo: pairs of answers", why, "prompts with completions"))
+    if config.checkpoint.local_dir is not None:
+        why = "the nodes' own disks are not this machine's"
+        missing.append(NotProven("checkpoint.local_dir", why, "saved in the run directory"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing of the large one"

@@ -252,7 +252,7 @@ class Trainer:
         with self.heartbeat.phase("save"):
             stall_seconds = (self.saver.save_locally if locally else self.saver.save)(self.state)
         if self.report is not None:
-            self.report.add_checkpoint(self.state, stall_seconds)
+            self.report.add_checkpoint(self.state, stall_seconds, locally)
         self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:

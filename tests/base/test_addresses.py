@@ -16,6 +16,9 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
         ("http://u:p@a/ss@host", "http://***@host"),
         ("http://u:pa?ss@host", "***"),
         ("http://u:pa#ss@host", "***"),
+        # Its first part might be a port.
+        ("https://alice:2024?Secret@host/", "***"),
+        ("https://alice:2024#Secret@host/", "***"),
         ("u:pass@host", "***@host"),
         ("http://host:8/?mail=a@b", "http://host:8/?mail=***"),
         ("http://[::1]:8/?mail=a@b", "http://[::1]:8/?mail=***"),
@@ -43,6 +46,8 @@ def test_values_without_secrets():
         ("[{mirror: 'http://me:s3 cret@host/'}]", "[{mirror: 'http://***@host/'}]"),
         ("[{mirror: http://host/?key=s3cret}, {x: 1}]", "[{mirror: http://host/?key=*** {x: 1}]"),
         ("http://me:s3cret@host/a b", "http://***@host/a b"),
+        ("curl https://h/cb#access_token=S", "curl https://h/cb#***"),
+        ("see https://h/x?S3cret now", "see https://h/x?*** now"),
         ("a?b=c d@e", "a?b=c d@e"),
     ],
 )

@@ -220,6 +220,17 @@ def test_a_closed_pipe_is_no_error(workspace):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
+def test_a_short_output_meets_a_closed_pipe_and_a_full_disk(workspace):
+    """What Python holds back until it ends: no words of Python's, and an error only of the disk."""
+    command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ runs"
+    closed = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    assert full.returncode == 1
+    assert full.stderr == "OSError: [Errno 28] No space left on device\n"
+
+
 def test_lab_shows_the_repositorys_labextension():
     """Not the copy that the day of the installation has left; an installed wheel has no other."""
     (option,) = [word for word in lab_command([]) if "extra_labextensions_path" in word]

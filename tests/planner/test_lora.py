@@ -7,9 +7,11 @@ import pytest
 from nbtrain.config.arithmetic.devices import GIB, find_device
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
+from nbtrain.planner.memory import buffers
 from nbtrain.planner.memory.estimate import estimate, estimate_memory
 from nbtrain.planner.memory.explain import explain
 from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
+from nbtrain.planner.memory.stage import stage_of
 from nbtrain.planner.memory.states import dequantized_bytes
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup import Setup, setup_of
@@ -57,6 +59,14 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     planned = plan(config, use_measured=False)
     assert planned.sections()["Model"]["adapters"] == "147,456, trained beside frozen weights"
     assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
+
+
+def test_a_step_makes_no_flat_gradient_of_frozen_weights():
+    """ZeRO 2 in fp16: 4 bytes of each trained number, and not of 125M."""
+    settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp16", "parallel.zero_stage": 2}
+    setup = setup_of(load("gpt-125m", settings, check=False))
+    trained = 12 * sum(setup.adapter_sizes)
+    assert buffers.workspace_bytes(setup, stage_of(setup, 0), 0, 10**15) == 4 * trained
 
 
 def test_rows_of_tokens_are_trained_numbers_too():

@@ -364,14 +364,17 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
                 "fp8: false, or another size."
             )
     ulysses = config.parallel.ds_sequence_parallel_size
-    tokens = config.batch.micro_batch_size * model.seq_length // ulysses
+    # FPDT's MLP multiplies a chunk at a time.
+    chunk = config.parallel.fpdt_chunk_tokens
+    length, key = (chunk, "fpdt_chunk_tokens") if chunk else (model.seq_length, "seq_length")
+    tokens = config.batch.micro_batch_size * length // ulysses
     if tokens % FP8_MULTIPLE:
         yield (
             f"{found(config, 'precision.fp8')}\n"
             f"  needs a multiple of {FP8_MULTIPLE} tokens, and "
             f"micro_batch_size({config.batch.micro_batch_size}) * "
-            f"seq_length({model.seq_length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: "
-            "false, or another seq_length."
+            f"{key}({length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: "
+            f"false, or another {key}."
         )
 
 

@@ -22,7 +22,12 @@ from nbtrain.planner.memory.activations import (
 )
 from nbtrain.planner.memory.programs import habits_of
 from nbtrain.planner.memory.stage import Stage
-from nbtrain.planner.memory.states import dequantized_bytes, is_bf16_optimizer, weight_element
+from nbtrain.planner.memory.states import (
+    adapter_tensors,
+    dequantized_bytes,
+    is_bf16_optimizer,
+    weight_element,
+)
 from nbtrain.planner.setup import Setup
 
 # Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).
@@ -237,7 +242,10 @@ def _step_bytes(setup: Setup, stage: Stage) -> int:
     if setup.engine != "nbtrain":
         return habits_of(setup.engine).step_gradients * stage.elements // ranks
     with_copy = setup.zero_stage in (1, 2) and not is_bf16_optimizer(setup)
-    return (4 * stage.elements // ranks if with_copy else 0) + _muon_bytes(setup, stage)
+    # Of frozen weights there is none.
+    held = adapter_tensors(setup, stage)
+    stepped = sum(size * copies for size, copies in held) if held else stage.elements
+    return (4 * stepped // ranks if with_copy else 0) + _muon_bytes(setup, stage)
 
 
 def _muon_bytes(setup: Setup, stage: Stage) -> int:

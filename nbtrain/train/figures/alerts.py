@@ -51,7 +51,10 @@ class Alerts:
             self._raised[name] += 1
             if self._raised[name] >= CLEAR_INTERVALS:
                 del self._raised[name]
-                over = f"step {step}: clear for {CLEAR_INTERVALS} checks (logging.alerts.{name})"
+                # "max_rank_slowdown of rank 1" is of a setting; an alert of the loss has none.
+                key = name.partition(" ")[0]
+                what = f"logging.alerts.{key}" if hasattr(self._limits, key) else key
+                over = f"step {step}: clear for {CLEAR_INTERVALS} checks ({what})"
                 self._events.write("alert_over", over, alert=name, step=step)
 
     def check_all(self, step: int, **figures: float | None) -> None:

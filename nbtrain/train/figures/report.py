@@ -185,11 +185,11 @@ class Report:
             device_memory_bytes=self._device_memory()[0],
         )
 
-    def add_checkpoint(self, state: TrainState, seconds: float) -> None:
-        """A checkpoint that held up the training loop for `seconds`."""
+    def add_checkpoint(self, state: TrainState, seconds: float, locally: bool = False) -> None:
+        """A checkpoint that held up the training loop for `seconds`; `locally`: on the nodes' disks alone."""
         self.flush()
         self._time_split.add(checkpoint=seconds)
-        self._pauses.add("checkpoint", seconds)
+        self._pauses.add("local checkpoint" if locally else "checkpoint", seconds)
         self.progress.checkpoint_step = state.step
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_seconds=seconds)

@@ -145,6 +145,7 @@ class Pauses:
             "validation": config.evaluation.eval_interval_steps,
             "tasks": config.evaluation.tasks_interval_steps or config.evaluation.eval_interval_steps,
             "checkpoint": config.checkpoint.save_interval_steps,
+            "local checkpoint": config.checkpoint.local_save_interval_steps or config.train_steps,
         }
         self._seconds: dict[str, float] = {}
 

@@ -6,7 +6,6 @@ Phases nest (a save inside the training); the time of an inner phase does not co
 """
 
 import contextlib
-import errno
 import faulthandler
 import os
 import socket
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 1.0
 # A disk that is full, or was turned read-only: it shows at the next checkpoint.
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class HeartbeatWriter:
@@ -110,11 +108,9 @@ class HeartbeatWriter:
         """Renew the file now. A failed write does not end the rank: what must be kept is elsewhere."""
         with self._lock:
             self._written = time.monotonic()
-            try:
+            # A network disk may fail once and be well again: the next beat tries again.
+            with contextlib.suppress(OSError):
                 self._beat().write(self.path)
-            except OSError as error:
-                if error.errno not in UNWRITABLE:
-                    raise
 
     def _beat(self) -> Heartbeat:
         assert self._identity is not None

@@ -42,7 +42,15 @@ def profiling(
     on_gpu = torch.cuda.is_available()
     snapshots = Snapshots(settings.memory_snapshot and on_gpu)
 
+    ended = False
+
     def keep(trace: profiler.profile) -> None:
+        if ended:
+            # The run's end has cut the cycle off; its last "step" is the final validation and save.
+            logger.info(
+                "step %6s | the profile that had begun was cut off", f"{first_step + trace.step_num:,}"
+            )
+            return
         started = time.perf_counter()
         step = first_step + trace.step_num
         stem = run.profiling / f"rank{rank}.step{step}"
@@ -86,7 +94,11 @@ def profiling(
             follow()
 
         follow()
-        yield step
+        try:
+            yield step
+        finally:
+            # torch hands over what it has when it stops.
+            ended = True
 
 
 def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:

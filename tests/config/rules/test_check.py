@@ -216,6 +216,20 @@ BROKEN = {
         "ds_sequence_parallel_size(1) = 16376. "
         "Set fp8: false, or another seq_length.",
     ),
+    "FP8 of a chunk's odd number of tokens": (
+        "gpt-125m",
+        [
+            "precision.fp8=true",
+            "precision.dtype=bf16",
+            "parallel.fpdt_chunk_tokens=8",
+            "model.attention_dropout=0.0",
+            "batch.micro_batch_size=1",
+            "resources.gpu_type=H100",
+        ],
+        "@: precision.fp8 = true\n"
+        "  needs a multiple of 16 tokens, and micro_batch_size(1) * fpdt_chunk_tokens(8) / "
+        "ds_sequence_parallel_size(1) = 8. Set fp8: false, or another fpdt_chunk_tokens.",
+    ),
     "Ulysses ranks that do not divide the heads": (
         "gpt-125m-4xdp",
         [

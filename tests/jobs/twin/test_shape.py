@@ -131,6 +131,17 @@ def test_every_pair_of_kinds_that_goes_together_has_its_twin():
     assert seen > 200
 
 
+def test_nodes_own_disks_are_left_alone():
+    """Of another machine, and with an interval of their own that the twin's would break."""
+    local = {"checkpoint.local_dir": "/local/nvme", "checkpoint.local_save_interval_steps": 100}
+    twin = make_twin(config_of({**local, "checkpoint.save_interval_steps": 1000}), EVERYTHING)
+    assert (twin.config.checkpoint.local_dir, twin.config.checkpoint.local_save_interval_steps) == (
+        None,
+        None,
+    )
+    assert "checkpoint.local_dir" in [entry.what for entry in twin.not_proven]
+
+
 def test_what_a_machine_lacks_is_replaced_and_said():
     """fp16 without its instructions, the compiler, kernels of GPUs."""
     config = config_of({"precision.dtype": "fp16", "model.compile": True, "model.attention_backend": "flash"})

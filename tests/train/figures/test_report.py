@@ -217,6 +217,20 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("overflow_steps", "overflow_steps"),
+        ("max_rank_slowdown of rank 1", "logging.alerts.max_rank_slowdown"),
+    ],
+)
+def test_an_alert_that_is_over_names_a_setting_if_there_is_one(job, config, name, what):
+    alerts = Alerts(config, EventWriter(job, "rank0"))
+    for step in range(11):
+        alerts.check(name, step == 0, "crossed", step)
+    assert [event["message"] for event in read_events(job)][1] == f"step 10: clear for 10 checks ({what})"
+
+
 def test_a_threshold_below_and_one_turned_off(job):
     config = load("gpt-tiny", {"logging.alerts.max_host_memory_fraction": None})
     alerts = Alerts(config, EventWriter(job, "rank0"))

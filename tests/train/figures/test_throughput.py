@@ -44,6 +44,16 @@ def test_pauses_to_come_are_those_at_every_interval_and_the_end():
     assert [pauses.left(step) for step in (0, 80, 100, 249, 250)] == [43.0, 36.0, 31.0, 12.0, 0.0]
 
 
+def test_checkpoints_on_the_nodes_own_disks_come_at_their_own_interval():
+    """They are quick, and say nothing of those in the run directory."""
+    steps = {"batch.max_steps": 100, "checkpoint.save_interval_steps": 50}
+    local = {"checkpoint.local_dir": "/local", "checkpoint.local_save_interval_steps": 10}
+    pauses = Pauses(load("gpt-tiny", {**steps, **local}, check=False))
+    pauses.add("checkpoint", 7.0)
+    pauses.add("local checkpoint", 0.5)
+    assert pauses.left(0) == 2 * 7.0 + 10 * 0.5
+
+
 def test_parts_of_a_step_add_up():
     timer = StepTimer(CPU)
     for _ in range(2):

@@ -109,21 +109,27 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
     assert last.host != ""
 
 
-def test_a_full_disk_does_not_end_the_rank(job, monkeypatch):
-    """The heartbeat is passed over; another error of the disk is not."""
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatch, number):
+    """A network disk may fail once: the thread that renews the file goes on, and the next beat is written."""
     writer = HeartbeatWriter(job, 0, 0)
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.01)
+    write, failures = heartbeat_module.Heartbeat.write, [number] * 3
 
-    def fails(number):
-        def write(*arguments):
-            raise OSError(number, os.strerror(number))
+    def fails(*arguments):
+        if failures:
+            raise OSError(failures.pop(), os.strerror(number))
+        write(*arguments)
 
-        return write
-
-    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.ENOSPC))
-    writer.write()
-    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.EIO))
-    with pytest.raises(OSError):
-        writer.write()
+    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails)
+    writer.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not writer.path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert writer.path.exists() and not failures
+    finally:
+        writer.stop()
 
 
 HANGING = """

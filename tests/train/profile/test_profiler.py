@@ -51,6 +51,16 @@ def test_two_cycles_leave_two_timelines_and_summaries(tmp_path):
     ]
 
 
+def test_a_cycle_that_the_end_cuts_off_is_not_written(tmp_path):
+    """torch hands over what it has: steps that are missing, and the final validation as one."""
+    run = RunDir(tmp_path / "run")
+    with profiling(ProfileConfig(enabled=True), run, 0, 0, None) as step:
+        work(step, 8)
+    assert sorted(path.name for path in run.profiling.iterdir()) == sorted(
+        f"rank0.step5.{ending}" for ending in ENDINGS
+    )
+
+
 @pytest.mark.parametrize(("rank", "all_ranks", "written"), [(1, True, True), (1, False, False)])
 def test_other_ranks_write_where_they_are_asked_to(tmp_path, rank, all_ranks, written):
     run = RunDir(tmp_path / "run")

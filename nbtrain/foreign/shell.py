@@ -196,7 +196,8 @@ class _Walk:
                 target = tokens[number + 1] if number + 1 < len(tokens) else None
                 if token.text in (">", ">>", "&>", "&>>") and isinstance(target, RawWord):
                     written_to = "".join(word.text for word in self._expand(target))
-                if raws and raws[-1].plain.isdigit() and token.text in (">", ">>", ">&"):
+                descriptor = token.joined and bool(raws) and raws[-1].plain.isdigit()
+                if descriptor and token.text in (">", ">>", ">&"):
                     raws.pop()  # 2>&1
                 skip = token.text not in ("<<", "<<-")
             elif isinstance(token, RawWord):

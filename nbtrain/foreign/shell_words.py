@@ -64,6 +64,8 @@ class Operator:
 
     text: str
     place: str
+    joined: bool = False
+    """No blank is before it: the 2 of 2>&1 is a descriptor, the 1000 of `--interval 1000 > log` a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class Reader:
         if not operator:
             yield self.word()
             return
-        yield Operator(operator, self.place)
+        joined = self.text[max(self.position - 1, 0) : self.position] not in BLANKS + "\n"
+        yield Operator(operator, self.place, joined)
         self._take(len(operator))
         if operator in ("<<", "<<-"):
             while self._ahead(" "):

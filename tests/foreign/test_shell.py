@@ -51,6 +51,8 @@ def last(text: str) -> list[str]:
         ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
         ("f () {\n a=1\n}\nrun done", ["run", "done"]),
         ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
+        ("run --save-interval 1000 > log 2>&1", ["run", "--save-interval", "1000"]),
+        ("run --a 1\\\n 2>> log", ["run", "--a", "1"]),
         (
             'CMD=" \\\n `pwd`/x.py --a \'b|c\'"\nL=torchrun\nsrun -N 2 bash -c "$L --rank \\$R $CMD"',
             ["srun", "-N", "2", "bash", "-c", "torchrun", "--rank", "$R", "$(pwd)/x.py", "--a", "b|c"],

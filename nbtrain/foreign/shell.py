@@ -78,7 +78,9 @@ class _Branch:
     decided: bool | None = None
     """Whether this part runs; None if that cannot be known."""
     done: bool = False
-    """An earlier part of the if has run."""
+    """An earlier part of the if has run, or one of them has."""
+    unknown: bool = False
+    """An earlier part may have run."""
     opened: bool = False
     """The { of a group or a function was read."""
 
@@ -153,7 +155,7 @@ class _Walk:
             self._rest(tokens)
         elif head == "else" and self.branches:
             branch = self.branches[-1]
-            branch.decided = None if branch.decided is None else not branch.done
+            branch.decided = _after(branch, True)
             self._rest(tokens)
         elif head in ("for", "while", "until", "select", "case", "function"):
             opened = any(_plain(token) == "{" for token in tokens)
@@ -181,11 +183,10 @@ class _Walk:
         if not self.branches:
             return
         branch = self.branches[-1]
-        result = chain([command.words for command in condition])
-        if branch.done:
-            result = False
-        branch.done = branch.done or bool(result)
-        branch.decided = result
+        holds = chain([command.words for command in condition])
+        branch.decided = _after(branch, holds)
+        branch.done |= bool(holds)
+        branch.unknown |= holds is None
 
     def _simple(self, tokens: list[Token]) -> None:
         """Assignments and one command."""
@@ -365,6 +366,13 @@ class _Walk:
             return evaluate(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return None
+
+
+def _after(branch: _Branch, holds: bool | None) -> bool | None:
+    """Whether a part of an if runs after the earlier ones if its own condition `holds`."""
+    if branch.done:
+        return False
+    return None if holds and branch.unknown else holds
 
 
 def _plain(token: Token) -> str:

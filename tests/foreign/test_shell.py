@@ -49,6 +49,11 @@ def last(text: str) -> list[str]:
         ),
         ("if [ 1 = 1 ] && [ 1 = 2 ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        # After a part that may have run, a condition that holds is not decided, but no later part runs.
+        ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then a=1; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then :; else a=1; fi\nrun $a", ["run", "0"]),
+        ("a=0\nif [ -f f ]; then :; elif [ 1 = 2 ]; then a=1; fi\nrun $a", ["run", "0"]),
         ("f () {\n a=1\n}\nrun done", ["run", "done"]),
         ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
         ("run --save-interval 1000 > log 2>&1", ["run", "--save-interval", "1000"]),

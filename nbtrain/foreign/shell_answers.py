@@ -1,6 +1,7 @@
 """Arithmetic and conditions of a shell script: `$((A * B))`, `[ ... ]`, and commands joined by && and ||."""
 
 import ast
+import fnmatch
 from collections.abc import Sequence
 
 from nbtrain.foreign.words import Word
@@ -45,17 +46,27 @@ _COMPARISONS = {
 }
 
 
+def _matches(text: str, pattern: str) -> bool | None:
+    """Whether `[[ text == pattern ]]` holds; None if it does with a * that may be a wildcard, or quoted."""
+    if "[" in pattern:
+        return None
+    wild = fnmatch.fnmatchcase(text, pattern)
+    return wild if wild == (text == pattern) else None
+
+
 def holds(words: list[Word]) -> bool | None:
     """Whether `[ ... ]` holds; None if that cannot be known here."""
     texts = [word.text for word in words]
     if not texts or texts[0] not in ("[", "[[", "test") or any(word.from_outside for word in words):
         return None
+    pattern = texts[0] == "[["
     texts = texts[1:-1] if texts[-1] in ("]", "]]") else texts[1:]
     negated = bool(texts) and texts[0] == "!"
     texts = texts[1:] if negated else texts
     result: bool | None = None
     if len(texts) == 3 and texts[1] in ("=", "==", "!="):
-        result = (texts[0] == texts[2]) == (texts[1] != "!=")
+        equal = _matches(texts[0], texts[2]) if pattern else texts[0] == texts[2]
+        result = None if equal is None else equal == (texts[1] != "!=")
     elif len(texts) == 3 and texts[1] in _COMPARISONS:
         try:
             result = _COMPARISONS[texts[1]](int(texts[0]), int(texts[2]))

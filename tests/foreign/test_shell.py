@@ -49,6 +49,11 @@ def last(text: str) -> list[str]:
         ),
         ("if [ 1 = 1 ] && [ 1 = 2 ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         ("if [ 1 = 1 ] && [ -f y ]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        # The * of [[ is a wildcard unless it is quoted; in [ it is a character.
+        ("m=13b\nif [[ $m == *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        ("m=7b\nif [[ $m != *13b* ]]; then a=1; else a=2; fi\nrun $a", ["run", "1"]),
+        ("m=7b\nif [[ $m == [78]b ]]; then a=1; else a=2; fi\nrun $a", ["run", "${a}"]),
+        ("m=13b\nif [ $m == *13b* ]; then a=1; else a=2; fi\nrun $a", ["run", "2"]),
         # After a part that may have run, a condition that holds is not decided, but no later part runs.
         ("m=x\nif [ -f f ]; then a=1; elif [ $m = y ]; then a=2; else a=3; fi\nrun $a", ["run", "${a}"]),
         ("a=0\nif [ -f f ]; then :; elif [ 1 = 1 ]; then a=1; fi\nrun $a", ["run", "${a}"]),

@@ -180,8 +180,9 @@ def _job_of(
     ranks = (launch.gpus_per_node, asked.get("gpus-per-node"), asked.get("ntasks-per-node"))
     job.gpus_per_node = next((value for word in ranks if (value := _value(word))), None)
     world = _value(launch.world_size)
-    if world and job.nodes and not job.gpus_per_node and world.value % job.nodes.value == 0:
-        job.gpus_per_node = Value(world.value // job.nodes.value, world.place)
+    nodes = job.nodes.value if job.nodes else 0
+    if world and nodes and not job.gpus_per_node and world.value % nodes == 0:
+        job.gpus_per_node = Value(world.value // nodes, world.place)
     job.cpus = _value(asked.get("cpus-per-task"))
     job.environment = script.exported | launch.environment
     job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}

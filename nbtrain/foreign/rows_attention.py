@@ -32,9 +32,9 @@ def _write_groups(target: Writing) -> None:
 
 
 def _read_head_size(source: Reading) -> None:
-    size, hidden = source.value("kv_channels"), source.value("hidden_size")
+    size, hidden = source.known("kv_channels", "model.kv_channels"), source.value("hidden_size")
     heads = source.value("num_attention_heads")
-    if size is not None and not (hidden and heads and heads * size == hidden):
+    if size is not None and not (isinstance(heads, int) and heads * size == hidden):
         source.set("model.kv_channels", size, "kv_channels")
 
 

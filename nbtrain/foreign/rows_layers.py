@@ -7,7 +7,7 @@ from nbtrain.foreign.sides import Reading, Writing
 
 
 def _read_normalization(source: Reading) -> None:
-    if source.has("normalization") and (value := source.value("normalization")) is not None:
+    if (value := source.known("normalization", "model.normalization")) is not None:
         # Megatron-DeepSpeed writes layernorm and rmsnorm.
         norm = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[str(value).lower()]
         source.set("model.normalization", norm, "normalization")
@@ -46,11 +46,12 @@ def _read_positions(source: Reading) -> None:
         )
         return
     source.set(key, "rope", flag)
-    base = "rotary_base" if source.has("rotary_base") else "rope_theta"
-    if source.value(base) is not None:
-        source.set("model.rotary_base", float(source.value(base)), base)
-    if source.setting("rotary_percent"):
-        source.set("model.rotary_percent", float(source.value("rotary_percent")), "rotary_percent")
+    dest = "rotary_base" if source.has("rotary_base") else "rope_theta"
+    if (base := source.known(dest, "model.rotary_base")) is not None:
+        source.set("model.rotary_base", float(base), dest)
+    share = source.known("rotary_percent", "model.rotary_percent")
+    if source.setting("rotary_percent") and share is not None:
+        source.set("model.rotary_percent", float(share), "rotary_percent")
     _read_scaling(source)
 
 
@@ -60,11 +61,14 @@ def _read_scaling(source: Reading) -> None:
     if source.value("position_embedding_type") == "yarn":
         place = source.place("position_embedding_type")
         source.fail(key, f"{place}: yarn: add model.rope_scaling={{kind: yarn, ...}} to the command.")
-    elif (factor := source.value("rotary_seq_len_interpolation_factor")) is not None:
+        return
+    if (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
         scaling = {"kind": "linear", "factor": float(factor)}
         source.set(key, scaling, "rotary_seq_len_interpolation_factor")
-    elif source.value("use_rope_scaling"):
-        scaling = {"kind": "llama3", "factor": float(source.value("rope_scaling_factor"))}
+    elif (
+        source.value("use_rope_scaling") and (factor := source.known("rope_scaling_factor", key)) is not None
+    ):
+        scaling = {"kind": "llama3", "factor": float(factor)}
         source.set(key, scaling | LLAMA_3_LENGTH, "use_rope_scaling")
 
 

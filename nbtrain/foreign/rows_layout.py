@@ -77,18 +77,19 @@ def _read_scale(source: Reading) -> None:
             comment = f"fp16.{name}" if given else f"DeepSpeed's default of fp16.{name}"
             source.set(f"precision.fp16.{name}", value, comment=comment, place=document.place(f"fp16.{name}"))
         return
-    initial = float(source.value("initial_loss_scale"))
-    if not math.log2(initial).is_integer():
+    key = "precision.fp16.initial_scale_power"
+    initial = source.known("initial_loss_scale", key)
+    if initial is not None and not (initial > 0 and math.log2(initial).is_integer()):
         place = source.place("initial_loss_scale")
-        source.fail("precision.fp16.initial_scale_power", f"{place}: {initial:g}: must be a power of two.")
-        return
-    source.set("precision.fp16.loss_scale", float(source.value("loss_scale") or 0), "loss_scale")
-    source.set("precision.fp16.initial_scale_power", int(math.log2(initial)), "initial_loss_scale")
-    source.set(
-        "precision.fp16.loss_scale_window", int(source.value("loss_scale_window")), "loss_scale_window"
-    )
+        source.fail(key, f"{place}: --initial-loss-scale {initial:g}: must be a power of two.")
+    elif initial is not None:
+        source.set(key, int(math.log2(initial)), "initial_loss_scale")
+    scale = source.known("loss_scale", "precision.fp16.loss_scale")
+    source.set("precision.fp16.loss_scale", float(scale or 0), "loss_scale")
+    for dest in ("loss_scale_window", "min_loss_scale"):
+        if (value := source.known(dest, f"precision.fp16.{dest}")) is not None:
+            source.set(f"precision.fp16.{dest}", int(value), dest)
     source.set("precision.fp16.hysteresis", source.value("hysteresis"), "hysteresis")
-    source.set("precision.fp16.min_loss_scale", int(source.value("min_loss_scale")), "min_loss_scale")
 
 
 def _write_scale(target: Writing) -> None:
@@ -107,7 +108,9 @@ def _write_scale(target: Writing) -> None:
 
 
 def _read_zero(source: Reading) -> None:
-    stage, place, comment = _stage(source)
+    if (found := _stage(source)) is None:
+        return
+    stage, place, comment = found
     pipeline = source.value("pipeline_model_parallel_size")
     if stage >= 2 and isinstance(pipeline, int) and pipeline > 1:
         source.note(
@@ -122,8 +125,8 @@ def _read_zero(source: Reading) -> None:
     source.set("parallel.zero_stage", stage, comment=comment, place=place)
 
 
-def _stage(source: Reading) -> tuple[int, str, str]:
-    """Stage, place and comment of ZeRO as the program runs it."""
+def _stage(source: Reading) -> tuple[int, str, str] | None:
+    """Stage, place and comment of ZeRO as the program runs it; None if the files do not say it."""
     if source.program == "megatron-deepspeed":
         document = source.job.deepspeed
         if document is None:
@@ -144,8 +147,10 @@ def _stage(source: Reading) -> tuple[int, str, str]:
     for dest in ("use_megatron_fsdp", "use_torch_fsdp2"):
         if source.has(dest) and source.value(dest):
             megatron = dest == "use_megatron_fsdp"
-            strategy = source.value("data_parallel_sharding_strategy") if megatron else "optim_grads_params"
-            return SHARDING[strategy], source.place(dest), f"{dest}, {strategy}"
+            strategy = "optim_grads_params"
+            if megatron:
+                strategy = source.known("data_parallel_sharding_strategy", "parallel.zero_stage")
+            return (SHARDING[strategy], source.place(dest), f"{dest}, {strategy}") if strategy else None
     if source.value("use_distributed_optimizer"):
         return 1, source.place("use_distributed_optimizer"), "--use-distributed-optimizer"
     return 0, source.job.label, "no --use-distributed-optimizer"
@@ -284,8 +289,8 @@ def _read_pipeline(source: Reading) -> None:
     if not gpus or given.get("resources.device") != "cpu":
         gpus = given.get("resources.gpus_per_node", gpus)
     tensor, pipeline, ulysses = sizes
-    if not all(isinstance(size, int) for size in (*sizes, nodes, gpus)) or not nodes * gpus:
-        return
+    if not all(isinstance(size, int) and size > 0 for size in (*sizes, nodes, gpus)):
+        return  # whatever is wrong with them is reported for the size itself
     model = math.prod(sizes)
     place = source.place("tensor_model_parallel_size")
     if nodes * gpus % model:

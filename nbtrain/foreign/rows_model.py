@@ -170,9 +170,8 @@ FLASH = (
 
 
 def _read_kernel(source: Reading) -> None:
-    if source.has("attention_backend"):
-        kernel = KERNELS[source.value("attention_backend")]
-        source.set("model.attention_backend", kernel, "attention_backend")
+    if (kernel := source.known("attention_backend", "model.attention_backend")) is not None:
+        source.set("model.attention_backend", KERNELS[kernel], "attention_backend")
     for dest in FLASH:
         if source.setting(dest):
             # auto takes the flash kernel if there is one.

@@ -63,6 +63,18 @@ class Reading:
         """The value that the program would have: of its flag, or its default."""
         return self.arguments.value(dest)
 
+    def known(self, dest: str, key: str) -> Any:
+        """The value, to compute with; None if it comes from outside, and then the import fails at `key`."""
+        return None if self._is_outside(dest, key) else self.value(dest)
+
+    def _is_outside(self, dest: str, key: str) -> bool:
+        setting = self.setting(dest) if dest else None
+        outside = setting.word.from_outside if setting and setting.word is not None else ""
+        if setting and outside:
+            text = f"{setting.text}: the script gets {outside} from outside"
+            self.fail(key, f"{setting.place}: {text}. Put the value in, or add {key}=... to the command.")
+        return bool(outside)
+
     def place(self, dest: str) -> str:
         """Where a value is set."""
         setting = self.setting(dest)
@@ -71,9 +83,7 @@ class Reading:
     def set(self, key: str, value: Any, dest: str = "", comment: str = "", place: str = "") -> None:
         """Set a field from the value of `dest`, or from a place."""
         setting = self.setting(dest) if dest else None
-        if setting and setting.word is not None and (outside := setting.word.from_outside):
-            text = f"{setting.text}: the script gets {outside} from outside"
-            self.fail(key, f"{setting.place}: {text}. Put the value in, or add {key}=... to the command.")
+        if self._is_outside(dest, key):
             return
         self.values[key] = value
         self.origins[key] = place or (setting.place if setting else self.job.label)

@@ -279,6 +279,57 @@ def test_windows_and_patterns_that_no_field_says(flags, message, tmp_path):
     assert message in str(error.value)
 
 
+ROPE = "--position-embedding-type rope "
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ("--attention-backend $X", "model.attention_backend"),
+        ("--normalization $X", "model.normalization"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy $X", "parallel.zero_stage"),
+        (f"{ROPE} --rotary-base $X", "model.rotary_base"),
+        (f"{ROPE} --rotary-percent $X", "model.rotary_percent"),
+        (f"{ROPE} --rotary-seq-len-interpolation-factor $X", "model.rope_scaling"),
+        (f"{ROPE} --use-rope-scaling --rope-scaling-factor $X", "model.rope_scaling"),
+        ("--fp16 --initial-loss-scale $X", "precision.fp16.initial_scale_power"),
+        ("--fp16 --loss-scale $X", "precision.fp16.loss_scale"),
+        ("--fp16 --loss-scale-window $X", "precision.fp16.loss_scale_window"),
+        ("--fp16 --min-loss-scale $X", "precision.fp16.min_loss_scale"),
+        ("--num-attention-heads $H --kv-channels $X", "model.kv_channels"),
+    ],
+)
+def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
+    """By its field, also if the value would be computed with."""
+    with pytest.raises(ConfigError) as error:
+        of_megatron_lm(tmp_path, flags)
+    flag = flags[: flags.index(" $X")].rpartition(" ")[2]
+    assert f"job.sh:1: {flag} $X: the script gets $X from outside. Put the value in, or add {key}=..." in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tensor-model-parallel-size 0", "job.sh:1: parallel.tensor_parallel_size = 0: must be at least 1"),
+        ("--fp16 --initial-loss-scale 0", "job.sh:1: --initial-loss-scale 0: must be a power of two."),
+    ],
+)
+def test_a_size_of_zero_is_refused_by_its_name(flags, message, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        of_megatron_lm(tmp_path, flags)
+    assert message in str(error.value)
+
+
+def test_no_nodes_are_no_number_of_ranks(tmp_path):
+    (tmp_path / "a.sh").write_text(MEGATRON_LM.replace("torchrun --nproc_per_node 4", "srun -N 0 -n 8"))
+    with pytest.raises(
+        ConfigError, match=r"a\.sh: says not how many ranks there are: add resources\.gpus_per"
+    ):
+        import_files([tmp_path / "a.sh"])
+
+
 def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
     """As over a run YAML."""
     model = of_megatron_lm(tmp_path, "--normalization LayerNorm", "model.architecture=qwen3").config.model

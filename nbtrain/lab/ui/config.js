@@ -2,13 +2,15 @@
 
 import { refused } from "./server.js";
 import { DataTable } from "./table.js";
-import { copyButton, element } from "./words.js";
+import { copyButton, element, newestJob } from "./words.js";
+
+const READING_CONFIG = "Reading the configuration...";
 
 export class Config {
   constructor(run) {
     this.run = run;
     this.node = element("div", "nbt-padded");
-    this.note = element("p", "nbt-empty", "Reading the configuration...");
+    this.note = element("p", "nbt-empty", READING_CONFIG);
     this.differences = new DataTable("differences to the parent run");
     this.yaml = element("pre", "nbt-yaml");
     this.yaml.tabIndex = 0;
@@ -18,28 +20,45 @@ export class Config {
     this.differences.node.hidden = true;
   }
 
-  async opened() {
+  opened() {
+    // What could not be read is asked for again.
+    this.asked = this.read;
+  }
+
+  /** Of the newest job the run's own file, which a resume writes anew; of an older job what it has kept. */
+  draw(snap, kept) {
+    const { run } = this, newest = newestJob(snap), older = Boolean(run.job) && run.job !== newest;
+    const job = older ? run.job : newest;
+    if (this.job !== job) {
+      Object.assign(this, { job, asked: false, read: false });
+      this.note.textContent = READING_CONFIG;
+      this.differences.node.hidden = true;
+    }
+    if (run.server && !older && !this.asked) this.ask(job);
+    if (this.read || !kept || kept.job_id !== job) return;
+    if (!run.server || older) this.note.textContent = "";
+    if (this.yaml.textContent !== kept.yaml) this.yaml.textContent = kept.yaml;
+  }
+
+  async ask(job) {
     const { run } = this;
-    if (this.read || !run.server) return;
+    this.asked = true;
     try {
       const value = await run.server.call(`run/${run.name}/config`);
-      this.read = true;
-      this.yaml.textContent = value.yaml;
-      const { parent, differences } = value;
-      this.note.textContent = !parent
-        ? "This run has no parent run."
-        : differences.length ? `Differences to its parent run ${parent}:` : `As its parent run ${parent}.`;
-      this.differences.node.hidden = !differences.length;
-      const rows = differences.map((cells) => ({ kind: "", cells: cells.map(String) }));
-      this.differences.show(["setting", "here", parent || "there"], rows);
+      if (this.job === job) this.show(value);
     } catch (error) {
-      this.note.textContent = refused(error, "the difference to the parent run");
+      if (this.job === job) this.note.textContent = refused(error, "the difference to the parent run");
     }
   }
 
-  draw(snap, kept) {
-    if (this.read || !kept) return;
-    if (!this.run.server) this.note.textContent = "";
-    if (this.yaml.textContent !== kept.yaml) this.yaml.textContent = kept.yaml;
+  show({ yaml, parent, differences }) {
+    this.read = true;
+    this.yaml.textContent = yaml;
+    this.note.textContent = !parent
+      ? "This run has no parent run."
+      : differences.length ? `Differences to its parent run ${parent}:` : `As its parent run ${parent}.`;
+    this.differences.node.hidden = !differences.length;
+    const rows = differences.map((cells) => ({ kind: "", cells: cells.map(String) }));
+    this.differences.show(["setting", "here", parent || "there"], rows);
   }
 }

@@ -2,7 +2,7 @@
 
 import { refused } from "./server.js";
 import { pairs } from "./table.js";
-import { element } from "./words.js";
+import { element, newestJob } from "./words.js";
 
 export class Plan {
   constructor(run) {
@@ -12,20 +12,37 @@ export class Plan {
     this.node.append(this.note);
   }
 
-  async opened() {
+  opened() {
+    // What could not be read is asked for again.
+    this.asked = this.read;
+  }
+
+  /** A resume may plan anew: the plan is read once for each newest job. */
+  draw(snap) {
+    const job = newestJob(snap);
+    if (this.job !== job) Object.assign(this, { job, asked: false, read: false });
+    if (this.asked) return;
+    if (this.run.server) this.ask(job);
+    else this.say("The plan needs the server half of nbtrain; in the notebook: nb.plan(...).");
+  }
+
+  async ask(job) {
     const { run } = this;
-    if (this.read) return;
-    if (!run.server) {
-      this.note.textContent = "The plan needs the server half of nbtrain; in the notebook: nb.plan(...).";
-      return;
-    }
+    this.asked = true;
     this.note.textContent = "Reading the plan...";
     try {
-      this.show(await run.server.call(`run/${run.name}/plan`));
+      const value = await run.server.call(`run/${run.name}/plan`);
+      if (this.job !== job) return;
       this.read = true;
+      this.show(value);
     } catch (error) {
-      this.note.textContent = refused(error, "the plan");
+      if (this.job === job) this.say(refused(error, "the plan"));
     }
+  }
+
+  say(words) {
+    this.note.textContent = words;
+    this.node.replaceChildren(this.note);
   }
 
   show({ headline, kind = "", tables = [], findings = [] }) {
@@ -54,6 +71,4 @@ export class Plan {
     }
     this.node.replaceChildren(...parts);
   }
-
-  draw() {}
 }

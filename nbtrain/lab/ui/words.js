@@ -37,6 +37,9 @@ export const askedWords = (key, state) =>
 
 export const plain = (line) => line.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "");
 
+/** The id of a snapshot's newest job; "" if the run has none. */
+export const newestJob = (snap) => (snap.job && snap.job.job_id) || "";
+
 export function element(tag, className, text) {
   const node = document.createElement(tag);
   if (className) node.className = className;

@@ -13,6 +13,26 @@ import pytest
 
 from nbtrain.lab.ui.script import script
 
+DOM = """
+globalThis.Node = class {
+  constructor() {
+    Object.assign(this, { children: [], dataset: {}, style: { setProperty() {} }, attributes: {} });
+    this.classList = { add() {}, toggle() {} };
+    this.textContent = "";
+  }
+  append(...more) { this.children.push(...more); }
+  prepend(...more) { this.children.unshift(...more); }
+  replaceChildren(...more) { this.children = more; }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  get options() { return this.children; }
+  addEventListener() {}
+  querySelector() { return null; }
+};
+globalThis.ResizeObserver = class { observe() {} };
+globalThis.document = { createElement: () => new Node(), createElementNS: () => new Node() };
+"""
+"""As much of a page as views need to be made; nothing has a size, so that no chart is drawn."""
+
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
@@ -23,7 +43,7 @@ def in_node(module: str, code: str, folder: Path, exports: tuple[str, ...] = ())
     check = folder / "check.mjs"
     check.write_text(
         'import * as ui from "./ui.mjs";\n'
-        f"const check = async () => {{\n{code}\n}};\n"
+        f"{DOM}\nconst check = async () => {{\n{code}\n}};\n"
         "console.log(JSON.stringify(await check()));\n",
         encoding="utf-8",
     )

@@ -37,3 +37,56 @@ def test_in_a_notebook_tensorboard_opens_with_the_run(tmp_path: Path) -> None:
     return window.opened;
     """
     assert in_node("host", code, tmp_path) == "/user/x/nbtrain/tensorboard/?run=gpt-2.7b"
+
+
+PAGES = """
+const server = { asked: 0, call: async (path) => {
+  server.asked += 1;
+  const headline = { fits: `${server.asked}` };
+  return { yaml: `own ${server.asked}`, parent: null, differences: [], headline };
+} };
+const run = { name: "gpt", job: "", server }, page = new ui.PAGE(run);
+const draw = async (job, kept = job) => {
+  page.draw({ job: job && { job_id: job } }, kept && { job_id: kept, yaml: `kept by ${kept}` });
+  await new Promise((done) => setTimeout(done));
+};
+"""
+
+
+def test_the_configuration_is_that_of_the_job_that_is_shown(tmp_path: Path) -> None:
+    """Of the newest job the run's, read again after a resume; of an older one what that job has kept."""
+    code = (
+        PAGES.replace("PAGE", "Config")
+        + """
+    const seen = [];
+    const see = () => seen.push(page.yaml.textContent);
+    page.opened();
+    await draw("j1"), see();
+    await draw("j1"), see();
+    run.job = "j0";
+    await draw("j1"), see();
+    await draw("j1", "j0"), see();
+    run.job = "";
+    await draw("j1"), see();
+    await draw("j2", "j1"), see();
+    return seen;
+    """
+    )
+    shown = ["own 1", "own 1", "own 1", "kept by j0", "own 2", "own 3"]
+    assert in_node("config", code, tmp_path) == shown
+
+
+def test_the_plan_is_read_again_after_a_resume(tmp_path: Path) -> None:
+    code = (
+        PAGES.replace("PAGE", "Plan")
+        + """
+    page.opened();
+    const seen = [];
+    for (const job of ["", "", "j1", "j1", "j2"]) {
+      await draw(job);
+      seen.push(page.node.children[0].children[0].children[1].textContent);
+    }
+    return seen;
+    """
+    )
+    assert in_node("plan", code, tmp_path) == ["1", "1", "2", "2", "3"]

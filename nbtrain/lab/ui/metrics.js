@@ -95,9 +95,11 @@ export class Metrics {
       this.paint();
     } catch (error) {
       this.note.textContent = refused(error, "the curves");
-      this.endRead = ended;
+      // The next snapshot has it read again, of an ended run too.
+      this.endRead = null;
     } finally {
       this.reading = false;
+      if (this.again) this.readZoomed();
     }
   }
 
@@ -110,7 +112,13 @@ export class Metrics {
 
   zoomed() {
     clearTimeout(this.zoomTimer);
-    this.zoomTimer = setTimeout(() => this.read(this.endRead), ZOOM_MS);
+    this.zoomTimer = setTimeout(() => this.readZoomed(), ZOOM_MS);
+  }
+
+  /** Now, or once what is being read has come: of an ended run nothing else asks again. */
+  readZoomed() {
+    this.again = Boolean(this.reading);
+    if (!this.again) this.read(this.endRead);
   }
 
   paint() {

@@ -90,3 +90,49 @@ def test_the_plan_is_read_again_after_a_resume(tmp_path: Path) -> None:
     """
     )
     assert in_node("plan", code, tmp_path) == ["1", "1", "2", "2", "3"]
+
+
+METRICS = """
+const later = globalThis.setTimeout, rest = () => new Promise((done) => later(done));
+globalThis.setTimeout = (act) => later(act);
+const asked = [], value = { tags: [], charts: [], series: {}, marks: [], reading: 1 };
+let answer, fail;
+const metrics = (name, { from }) => {
+  asked.push(from ?? "all");
+  return new Promise((...both) => ([answer, fail] = both));
+};
+const page = new ui.Metrics({ name: "gpt", server: { metrics } });
+const draw = () => page.draw({ state: "SUCCEEDED", active: false, job: { job_id: "j1" } });
+Object.assign(page.axis, { value: "step" });
+Object.assign(page.find, { value: "" });
+draw();
+"""
+
+
+def test_a_zoom_while_curves_are_read_is_read_after_them(tmp_path: Path) -> None:
+    """Zoomed in, and out again before the answer: the whole run is read once more."""
+    code = (
+        METRICS
+        + """
+    answer(value), await rest(), draw();
+    page.group.zoom([5, 9]), await rest();
+    page.group.zoom(null), await rest();
+    const before = asked.length;
+    answer(value), await rest(), answer(value), await rest(), draw();
+    return [before, asked];
+    """
+    )
+    assert in_node("metrics", code, tmp_path) == [2, ["all", 5, "all"]]
+
+
+def test_curves_of_an_ended_run_that_were_refused_are_asked_for_again(tmp_path: Path) -> None:
+    code = (
+        METRICS
+        + """
+    fail(new Error("HTTP 503")), await rest();
+    draw(), answer(value), await rest();
+    draw();
+    return [asked, page.note.textContent];
+    """
+    )
+    assert in_node("metrics", code, tmp_path) == [["all", "all"], "No curves yet."]

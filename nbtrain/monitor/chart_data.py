@@ -58,8 +58,9 @@ def whole(value: float, step: float) -> str:
     return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
 
 
-def _share(value: float, step: float) -> str:
-    return f"{100 * value:.0f} %"
+def share(value: float, step: float) -> str:
+    """0.125 as "12 %", as "12.5 %" if its neighbour is half a percent away."""
+    return f"{_decimals(100 * value, 100 * step)} %"
 
 
 def _bytes(value: float, step: float) -> str:
@@ -72,7 +73,7 @@ FORMS: dict[str, Callable[[float, float], str]] = {
     "number": _number,
     "count": _counted,
     "whole": whole,
-    "share": _share,
+    "share": share,
     "bytes": _bytes,
 }
 """Label of a value on an axis with ticks `step` apart, by the names that lab/ui/numbers.js knows."""

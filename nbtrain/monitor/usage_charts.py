@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.base.usage import FIGURES
-from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, ticks
+from nbtrain.monitor.chart_data import LEAST_BYTES, byte_ticks, share, ticks
 from nbtrain.monitor.job_page import MOST_POINTS, JobPage
 from nbtrain.monitor.usage import NodeUsage, Points
 
@@ -147,15 +147,15 @@ def _bounds(page: JobPage, figure: str) -> Iterator[Bound]:
             yield Bound(word, float(value))
 
 
-def axis_label(figure: str, value: float) -> str:
-    """A value with its unit, as short as an axis needs it."""
+def axis_label(figure: str, value: float, step: float = 1.0) -> str:
+    """A value with its unit, as short as an axis with ticks `step` apart needs it."""
     unit = FIGURES[figure].unit
     if unit == "bytes":
         return amounts.size(value)
     if unit == "bytes/s":
         return f"{amounts.size(value)}/s"
     if unit == "share":
-        return f"{100 * value:.0f} %"
+        return share(value, step)
     if unit == "cores" and value == 1:
         return "1 core"
     return f"{amounts.count(value)}/s" if unit == "1/s" else f"{amounts.count(value)} {unit}"
@@ -189,6 +189,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
             "words": [value_label(chart.figure, value) for value in line.points.means],
         }
     at = byte_ticks(top) if binary else ticks(0.0, top, 4)
+    labels = [axis_label(chart.figure, value, at[1] - at[0]) for value in at]
     return {
         "title": chart.heading,
         "form": FIGURES[chart.figure].unit,
@@ -200,7 +201,9 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
         "x": [0.0, max(last, 1.0)],
         "y": [0.0, top],
         "x_ticks": time_ticks(max(last, 1.0), 5),
-        "y_ticks": [[value, axis_label(chart.figure, value).replace(".0 ", " ")] for value in at],
+        "y_ticks": [
+            [value, label.replace(".0 ", " ") if binary else label] for value, label in zip(at, labels)
+        ],
     }
 
 

@@ -8,7 +8,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.chart_data import byte_ticks
 from nbtrain.monitor.job_page import job_page
 from nbtrain.monitor.job_shown import job_shown
-from nbtrain.monitor.usage_charts import drawn, time_ticks, usage_charts
+from nbtrain.monitor.usage import Points
+from nbtrain.monitor.usage_charts import Line, UsageChart, drawn, time_ticks, usage_charts
 from tests.lab.widgets.fake_run import GIB, FakeJob, measure
 
 
@@ -41,6 +42,10 @@ def test_a_chart_has_its_lines_and_bounds(job: FakeJob) -> None:
     assert charts["GPU use"]["curves"]["0"]["words"][0] == "90 %"
     assert charts["CPU"]["curves"]["0"]["words"][-1] == "2.00 cores"
     assert charts["CPU"]["y_ticks"] == [[0.0, "0 cores"], [2.0, "2 cores"], [4.0, "4 cores"]]
+    calm = drawn(
+        UsageChart("", "gpu_fraction", [Line("", Points([0, 9], [0.004] * 2, [0.004] * 2))], [], []), 0
+    )
+    assert [label for _, label in calm["y_ticks"]] == ["0.0 %", "0.2 %", "0.4 %"]
     page.limits["memory_bytes"] = 512 * GIB
     assert usage_charts(page)[1].heading == "Memory, limit 512.0 GiB"
     page.requests["memory_bytes"] = page.limits["memory_bytes"] = 8 * GIB

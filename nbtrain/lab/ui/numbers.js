@@ -70,7 +70,7 @@ const FORMS = {
   whole,
   bytes: BYTES,
   "bytes/s": (value) => `${BYTES(value)}/s`,
-  share: (value) => `${fixed(100 * value, 0)} %`,
+  share: (value, step) => `${decimals(100 * value, 100 * step)} %`,
   "1/s": (value) => `${count(value)}/s`,
   cores: (value) => (value === 1 ? "1 core" : `${count(value)} cores`),
   seconds: (value, step) => {

@@ -44,7 +44,7 @@ def in_python(form: str, value: float, step: float) -> str:
         last = step * 5
         return dict((at, label) for at, label in time_ticks(max(last, value), 5)).get(value, "")
     figure = next(name for name, figure in FIGURES.items() if figure.unit == form)
-    return axis_label(figure, value).replace(".0 ", " ")
+    return axis_label(figure, value, step).replace(".0 ", " ")
 
 
 def test_python_says_it():

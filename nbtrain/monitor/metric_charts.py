@@ -42,11 +42,11 @@ OF_TASKS = "task/"
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
 # These flutter; a smoothed schedule or count would be false.
 SMOOTHED = re.compile(
-    "^(?!task/).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
+    "^(?!task/|loss_s(cale|pikes)$).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
 )
 DOTTED = re.compile("validation|test_|evaluation|checkpoint|^task")
 SHARES = re.compile("^(mfu|hfu)$|_fraction$|_accuracy$|^task/.* acc(_norm)?$")
-NOT_FROM_ZERO = re.compile("loss|perplexity|norm|reward")
+NOT_FROM_ZERO = re.compile("^(?!task/.* acc|loss_s(cale|pikes)$).*(loss|perplexity|norm|reward)")
 COUNTED = ("steps", "ranks", "sequences", "tokens")
 # More lines than this get one colour and no names.
 MOST_NAMED = 8

@@ -37,6 +37,10 @@ def test_a_scalar_is_drawn_by_its_kind() -> None:
         "bytes",
         "whole",
     ]
+    # What only has a loss or a norm in its name.
+    for name in ("loss_scale", "loss_spikes", "task/hellaswag acc_norm"):
+        look = how_drawn(name, "")
+        assert (look["smooth"], look["from_zero"]) == (False, True), name
     assert how_drawn("validation_loss", "nats")["dots"] and not how_drawn("loss", "nats")["dots"]
 
 

@@ -22,6 +22,8 @@ def tensorboard(options: argparse.Namespace) -> int:
     from nbtrain.lab.server.tensorboard_door import IDLE_MINUTES, LOOPBACK, PAGE_PATH, Door
     from nbtrain.lab.server.tensorboard_proxy import board_command, tensorboard_page
 
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"--port {options.port} must be from 0 (a free one) to 65535. Give --port 0.")
     root, query = output_root(), ""
     if options.run:
         from nbtrain.api.run import open_run

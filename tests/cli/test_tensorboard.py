@@ -38,6 +38,14 @@ def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.Ca
     assert served[1].root == workspace / "elsewhere"
 
 
+@pytest.mark.parametrize("port", [-1, 70000])
+def test_a_port_that_cannot_be(workspace: Path, capsys: pytest.CaptureFixture, port: int) -> None:
+    assert main(["tensorboard", f"--port={port}"]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError: --port {port} must be from 0 (a free one) to 65535. Give --port 0.\n"
+    )
+
+
 def test_a_port_that_is_taken_is_said(workspace: Path, capsys: pytest.CaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -231,10 +231,15 @@ def _write_recompute(target: Writing) -> None:
 
 
 def _read_clip(source: Reading) -> None:
-    document = source.job.deepspeed
-    if source.program == "megatron-deepspeed" and document and document.get("gradient_clipping") is not None:
+    document = source.job.deepspeed if source.program == "megatron-deepspeed" else None
+    if document is not None and document.get("gradient_clipping") is not None:
         value, place = float(document.get("gradient_clipping")), document.place("gradient_clipping")
         source.set("optimizer.clip_grad", value, comment="gradient_clipping", place=place)
+    elif document is not None and source.value("deepspeed") and "gradient_clipping" not in source.auto:
+        # The program leaves the clipping to DeepSpeed (megatron/optimizer/__init__.py), whose default is 0.
+        flag = f"--clip-grad({source.value('clip_grad')})"
+        source.note(document.label, f"no gradient_clipping: DeepSpeed clips nothing, whatever {flag}.")
+        source.set("optimizer.clip_grad", 0.0, comment="no gradient_clipping", place=document.label)
     else:
         source.set("optimizer.clip_grad", source.value("clip_grad"), "clip_grad")
 

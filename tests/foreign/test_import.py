@@ -386,6 +386,17 @@ def test_the_loss_scale_has_deepspeeds_defaults(tmp_path):
     assert (scale.initial_scale_power, scale.loss_scale_window, scale.hysteresis) == (16, 1000, 2)
 
 
+def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
+    """--clip-grad is for the optimizer that Megatron-DeepSpeed does not build with --deepspeed."""
+    assert import_flags(tmp_path, changes={"gradient_clipping": "auto"}).config.optimizer.clip_grad == 1
+    document = {key: value for key, value in deepspeed_json("125m").items() if key != "gradient_clipping"}
+    (tmp_path / "ds_config_125m.json").write_text(json.dumps(document))
+    found = import_files([tmp_path / "job.yaml"], [WIKI])
+    assert found.config.optimizer.clip_grad == 0
+    note = "ds_config_125m.json: no gradient_clipping: DeepSpeed clips nothing, whatever --clip-grad(1.0)."
+    assert note in map(str, found.notes)
+
+
 def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
     """With comments and a trailing comma; without a run there is no model."""
     path = tmp_path / "ds_config.json"

@@ -112,16 +112,24 @@ def _read_length(source: Reading) -> None:
             f"{source.place('train_samples')}: --train-samples {samples} beside --train-iters {steps} "
             f"({source.place('train_iters')}): the program refuses to count both. Take one of them out.",
         )
-    known = all(isinstance(value, int) for value in (tokens, samples, length))
-    if known and samples * length < tokens:
-        source.set("batch.train_samples", samples, "train_samples")
-        text = f"--train-tokens {tokens}: training ends before it, at --train-samples {samples}."
-        source.note(source.place("train_tokens"), text)
+    if tokens is not None and (samples is not None or steps is not None):
+        # Whichever comes first; the program itself asks for iterations or samples beside the tokens.
+        amount, unit, dest = (
+            (samples, "samples", "train_samples") if steps is None else (steps, "steps", "train_iters")
+        )
+        each = 1 if steps is None else source.values.get("batch.global_batch_size")
+        flag = f"--{dest.replace('_', '-')} {amount}"
+        known = all(isinstance(value, int) for value in (tokens, amount, length, each))
+        if known and amount * each * length < tokens:
+            source.set(f"batch.train_{unit}", amount, dest)
+            text = f"--train-tokens {tokens}: training ends before it, at {flag}."
+            source.note(source.place("train_tokens"), text)
+        else:
+            source.set("batch.train_tokens", tokens, "train_tokens")
+            text = f"{flag}: not taken over; training ends at --train-tokens {tokens}."
+            source.note(source.place(dest), text)
     elif tokens is not None:
         source.set("batch.train_tokens", tokens, "train_tokens")
-        if samples is not None:
-            text = f"--train-samples {samples}: not taken over; training ends at --train-tokens {tokens}."
-            source.note(source.place("train_samples"), text)
     elif samples is not None:
         source.set("batch.train_samples", samples, "train_samples")
     elif steps is not None:
@@ -174,14 +182,13 @@ def _read_rate(source: Reading) -> None:
             source.values.pop(f"lr_schedule.lr_warmup_{unit}", None)
         source.set("lr_schedule.lr_warmup_fraction", source.value("lr_warmup_fraction"), "lr_warmup_fraction")
     decay = [f"lr_schedule.lr_decay_{unit}" for unit in ITERATIONS]
-    tokens, samples = source.value("train_tokens"), source.value("train_samples")
-    if tokens and samples and not any(key in source.values for key in decay):
-        source.set(
-            "lr_schedule.lr_decay_samples",
-            samples,
-            "train_samples",
-            f"--train-samples {samples}: the decay ends there if no flag says otherwise",
-        )
+    if source.value("train_tokens") and not any(key in source.values for key in decay):
+        for unit, dest in (("steps", "train_iters"), ("samples", "train_samples")):
+            if amount := source.value(dest):
+                flag = f"--{dest.replace('_', '-')} {amount}"
+                comment = f"{flag}: the decay ends there if no flag says otherwise"
+                source.set(f"lr_schedule.lr_decay_{unit}", amount, dest, comment)
+                break
     if source.value("lr_decay_style") == "WSD":
         source.set("lr_schedule.lr_wsd_decay_style", source.value("lr_wsd_decay_style"), "lr_wsd_decay_style")
 

@@ -26,9 +26,16 @@ def differences(found: RunConfig, expected: RunConfig) -> dict:
     }
 
 
-def import_flags(tmp_path, *flags: str, name: str = "gpt-125m", changes: dict | None = None, **overrides):
-    """One of the nine with further flags, and with keys of its JSON changed."""
-    words = [*flags_of(name), *flags]
+def import_flags(
+    tmp_path,
+    *flags: str,
+    name: str = "gpt-125m",
+    without: tuple[str, ...] = (),
+    changes: dict | None = None,
+    **overrides,
+):
+    """One of the nine without some of its flags and with further ones, and with keys of its JSON changed."""
+    words = [*(word for word in flags_of(name) if not word.startswith(without)), *flags]
     key = NINE[name][0]
     (tmp_path / "job.yaml").write_text(manifest(name, words))
     (tmp_path / f"ds_config_{key}.json").write_text(json.dumps(deepspeed_json(key) | (changes or {})))
@@ -328,6 +335,25 @@ def test_no_nodes_are_no_number_of_ranks(tmp_path):
         ConfigError, match=r"a\.sh: says not how many ranks there are: add resources\.gpus_per"
     ):
         import_files([tmp_path / "a.sh"])
+
+
+@pytest.mark.parametrize(
+    ("iterations", "unit", "note"),
+    [
+        (4767, "steps", "--train-tokens 2500000000: training ends before it, at --train-iters 4767."),
+        (4769, "tokens", "--train-iters 4769: not taken over; training ends at --train-tokens 2500000000."),
+    ],
+)
+def test_training_ends_at_tokens_or_iterations(iterations, unit, note, tmp_path):
+    """At whichever comes first: 2.5 billion tokens are 4,768.4 steps. The decay is that of the iterations."""
+    without = ("--train-samples", "--lr-decay-tokens")
+    found = import_flags(tmp_path, f"--train-iters={iterations}", without=without)
+    batch = found.config.batch
+    assert (batch.train_steps, batch.train_tokens) == (
+        (iterations, None) if unit == "steps" else (None, 2_500_000_000)
+    )
+    assert found.config.lr_schedule.lr_decay_steps == iterations
+    assert note in [one.text for one in found.notes]
 
 
 def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):

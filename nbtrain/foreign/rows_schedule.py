@@ -5,6 +5,7 @@ iterations only if every amount of the run is in steps and the batch does not gr
 in tokens as well: training ends at --train-tokens or at --train-samples, whichever comes first.
 """
 
+import math
 import re
 
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
@@ -104,7 +105,7 @@ def as_ramp(sizes: StepSizes) -> Rampup | None:
 
 def _read_length(source: Reading) -> None:
     tokens, samples = source.value("train_tokens"), source.value("train_samples")
-    steps, length = source.value("train_iters"), source.values.get("model.seq_length")
+    steps, length = source.value("train_iters"), source.said("model.seq_length")
     if source.setting("train_iters") and source.setting("train_samples"):
         # validate_args of both programs.
         source.fail(
@@ -117,7 +118,7 @@ def _read_length(source: Reading) -> None:
         amount, unit, dest = (
             (samples, "samples", "train_samples") if steps is None else (steps, "steps", "train_iters")
         )
-        each = 1 if steps is None else source.values.get("batch.global_batch_size")
+        each = 1 if steps is None else source.said("batch.global_batch_size")
         flag = f"--{dest.replace('_', '-')} {amount}"
         known = all(isinstance(value, int) for value in (tokens, amount, length, each))
         if known and amount * each * length < tokens:
@@ -178,9 +179,7 @@ def _read_rate(source: Reading) -> None:
                 source.set(f"lr_schedule.{stem}_{unit}", value, dest)
                 break
     if source.value("lr_warmup_fraction"):
-        for unit in ITERATIONS:
-            source.values.pop(f"lr_schedule.lr_warmup_{unit}", None)
-        source.set("lr_schedule.lr_warmup_fraction", source.value("lr_warmup_fraction"), "lr_warmup_fraction")
+        _read_fraction(source)
     decay = [f"lr_schedule.lr_decay_{unit}" for unit in ITERATIONS]
     if source.value("train_tokens") and not any(key in source.values for key in decay):
         for unit, dest in (("steps", "train_iters"), ("samples", "train_samples")):
@@ -193,10 +192,37 @@ def _read_rate(source: Reading) -> None:
         source.set("lr_schedule.lr_wsd_decay_style", source.value("lr_wsd_decay_style"), "lr_wsd_decay_style")
 
 
+def _read_fraction(source: Reading) -> None:
+    """A share of the decay; Megatron-DeepSpeed takes it of the samples or iterations, never of its tokens."""
+    key, flag = "lr_schedule.lr_warmup_fraction", "lr_warmup_fraction"
+    if source.value("lr_warmup_tokens") is not None:
+        text = f"--lr-warmup-fraction {source.value(flag)}: not read; --lr-warmup-tokens is."
+        source.note(source.place(flag), text)
+        return
+    for unit in ITERATIONS:
+        source.values.pop(f"lr_schedule.lr_warmup_{unit}", None)
+    unit = "iters" if source.value("train_iters") else "samples"
+    dest = next((f"{stem}_{unit}" for stem in ("lr_decay", "train") if source.value(f"{stem}_{unit}")), "")
+    if not source.value("lr_decay_tokens") or not dest:
+        source.set(key, source.value(flag), flag)
+        return
+    numbers = [source.known(flag, key), source.known(dest, key), source.said("model.seq_length")]
+    if unit == "iters":
+        numbers.append(source.said("batch.global_batch_size"))
+    if all(isinstance(number, int | float) for number in numbers):
+        place = source.place(dest)
+        comment = f"--lr-warmup-fraction {numbers[0]} of --{dest.replace('_', '-')} {numbers[1]} ({place})"
+        source.set("lr_schedule.lr_warmup_tokens", round(math.prod(numbers)), flag, comment)
+
+
 def _write_rate(target: Writing) -> None:
     config, schedule = target.config, target.config.lr_schedule
     iterations = counts_iterations(config)
-    if schedule.lr_warmup_fraction:
+    in_tokens = target.has("lr_decay_tokens") and not iterations and schedule.lr_decay_samples is None
+    if schedule.lr_warmup_fraction and in_tokens:
+        target.add("lr_warmup_tokens", config.lr_warmup_tokens)
+        target.unsaid("lr_schedule.lr_warmup_fraction", "the program would take it of --train-samples")
+    elif schedule.lr_warmup_fraction:
         target.add("lr_warmup_fraction", schedule.lr_warmup_fraction)
     stems = ["lr_warmup", "lr_decay", *(["lr_wsd_decay"] if target.has("lr_wsd_decay_samples") else [])]
     for stem in stems:

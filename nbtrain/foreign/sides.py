@@ -90,6 +90,10 @@ class Reading:
         default = f"default of {self.table.name}"
         self.comments[key] = comment or (setting.text if setting else default if dest else "")
 
+    def said(self, key: str, otherwise: Any = None) -> Any:
+        """A field as it is overridden, or as it was read so far."""
+        return self.given.get(key, self.values.get(key, otherwise))
+
     def note(self, place: str, text: str) -> None:
         self.notes.append(Note(place, text))
 

@@ -207,6 +207,15 @@ def test_names_follow_the_version():
     assert "--use-distributed-optimizer" in old and '"stage": 2' in deep
 
 
+def test_a_warm_up_as_a_share_of_tokens_is_written_in_tokens():
+    """Megatron-DeepSpeed would take the share of --train-samples."""
+    changes = "batch.train_tokens=3e9 lr_schedule.lr_decay_tokens=1e9 lr_schedule.lr_warmup_tokens=null "
+    config = load("gpt-125m", f"{changes} lr_schedule.lr_warmup_fraction=0.03")
+    deep, core = (export(config, program).text for program in reversed(VERSIONS))
+    assert "    --lr-warmup-tokens 30000000\n" in deep and "    --lr-warmup-fraction" not in deep
+    assert "    --lr-warmup-fraction 0.03\n" in core
+
+
 def test_what_the_program_cannot_do_is_said():
     """A schedule that it does not have, a batch that cannot grow, layers that do not divide."""
     wsd = export(load("gpt-125m", OVERRIDES["wsd"]), "megatron-deepspeed")

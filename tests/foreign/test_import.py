@@ -338,6 +338,24 @@ def test_no_nodes_are_no_number_of_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("length", "tokens"),
+    [
+        (["--train-samples=1000000"], 20_480_000),
+        (["--train-samples=1000000", "--lr-decay-samples=500000"], 10_240_000),
+        (["--train-iters=4000"], 20_971_520),
+    ],
+)
+def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, tokens, tmp_path):
+    """Megatron-DeepSpeed computes the warm-up in samples before its scheduler looks at the tokens."""
+    without = ("--train-samples", "--lr-warmup-tokens")
+    found = import_flags(tmp_path, *length, "--lr-warmup-fraction=0.01", without=without)
+    assert found.config.lr_warmup_tokens == found.config.lr_schedule.lr_warmup_tokens == tokens
+    assert found.config.lr_decay_tokens == 2_500_000_000
+    both = import_flags(tmp_path, "--lr-warmup-fraction=0.01").config.lr_schedule
+    assert (both.lr_warmup_tokens, both.lr_warmup_fraction) == (25_000_000, None)
+
+
+@pytest.mark.parametrize(
     ("iterations", "unit", "note"),
     [
         (4767, "steps", "--train-tokens 2500000000: training ends before it, at --train-iters 4767."),

@@ -285,10 +285,9 @@ def _read_pipeline(source: Reading) -> None:
         elif key not in given:
             source.fail(key, f"{job.label}: says not how many ranks there are: add {key}=... to the command.")
     sizes = [
-        source.values.get(f"parallel.{kind}_parallel_size", 1)
-        for kind in ("tensor", "pipeline", "ds_sequence")
+        source.said(f"parallel.{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "ds_sequence")
     ]
-    nodes = given.get("resources.nodes", source.values.get("resources.nodes", 0))
+    nodes = source.said("resources.nodes", 0)
     gpus = source.values.get("resources.gpus_per_node", 0)
     # A CPU run's ranks are those of the launch, whatever its GPUs.
     if not gpus or given.get("resources.device") != "cpu":

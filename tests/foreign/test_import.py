@@ -386,6 +386,12 @@ def test_an_override_stands_in_for_what_is_missing(tmp_path):
     assert found.config.model.num_layers == 6
 
 
+def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
+    """The message about $TP asks for the override."""
+    found = of_megatron_lm(tmp_path, "--tensor-model-parallel-size $TP", "parallel.tensor_parallel_size=2")
+    assert (found.config.parallel.tensor_parallel_size, found.config.parallel.data_parallel_size) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -12,6 +12,7 @@ from nbtrain.config.deepspeed import KNOWN_KEYS
 from nbtrain.config.deepspeed_keys import key_problems, unknown_optimizer
 from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
 from nbtrain.foreign.rows_model import value_of
@@ -267,12 +268,20 @@ ALONE_KEYS = {
     "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
     "parallel.zero_stage": f"{ZERO}.stage",
 }
+# Values of further parameters with which DeepSpeed's Adam is torch's AdamW.
+AS_TORCH: dict[str, tuple[bool, ...]] = {
+    "adam_w_mode": (True,),
+    "bias_correction": (True,),
+    "amsgrad": (False,),
+    "torch_adam": (True, False),
+    "fp32_optimizer_states": (True,),
+}
 OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay": "optimizer.weight_decay"}
 
 
 def _read_optimizer(source: Reading, document: Document) -> None:
     kind = document.get("optimizer.type")
-    if kind is not None and kind not in ("Adam", "AdamW", "FusedAdam"):
+    if kind is not None and str(kind).lower() not in ("adam", "adamw", "fusedadam"):
         place = document.place("optimizer.type")
         words = unknown_optimizer(kind) or "only Adam and AdamW can be taken over."
         source.fail("", f"{place}: optimizer.type = {kind}: {words}")
@@ -283,6 +292,14 @@ def _read_optimizer(source: Reading, document: Document) -> None:
             source.set(key, float(value), comment=dotted, place=document.place(dotted))
         elif value is not None:
             source.fail("", f"{document.place(dotted)}: {dotted}: must be a number, not {value!r}.")
+    params = document.get("optimizer.params")
+    for name, value in params.items() if isinstance(params, dict) else ():
+        # DeepSpeed's AdamW decouples the decay whatever adam_w_mode says.
+        same = value in AS_TORCH.get(name, ()) or (name == "adam_w_mode" and str(kind).lower() == "adamw")
+        if name not in (*OPTIMIZER, "betas") and not same:
+            dotted = f"optimizer.params.{name}"
+            text = f"{dotted} = {show(value)}: changes the optimizer, and no field here says it. Take it out."
+            source.fail("", f"{document.place(dotted)}: {text}")
     betas = document.get("optimizer.params.betas")
     if betas is not None and not (
         isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas)

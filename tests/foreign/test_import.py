@@ -493,6 +493,19 @@ def test_auto_leaves_the_runs_own_value(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"type": "adamw", "params": {"adam_w_mode": False}},
+        {"type": "ADAM", "params": {"adam_w_mode": True, "torch_adam": True, "bias_correction": True}},
+    ],
+)
+def test_deepspeeds_adam_is_adamw_in_any_case(optimizer, tmp_path):
+    """Of the letters, and of what says nothing else than torch's AdamW."""
+    (tmp_path / "a.json").write_text(json.dumps({"optimizer": optimizer}))
+    assert import_files([tmp_path / "a.json"], onto="gpt-125m").config == load("gpt-125m")
+
+
 def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_path):
     """Megatron gives DeepSpeed its own; the note says so."""
     changes = {"optimizer": {"type": "Adam", "params": {"lr": 1.0}}, "scheduler": {"type": "OneCycle"}}
@@ -741,6 +754,14 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}',
             "a.json:1: optimizer.params.lr: must be a number, not '1e-4'.",
+        ),
+        (
+            '{"optimizer": {"type": "Adam", "params": {\n"adam_w_mode": false}}}',
+            "a.json:2: optimizer.params.adam_w_mode = false: changes the optimizer, and no field here",
+        ),
+        (
+            '{"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}}',
+            "a.json:1: optimizer.params.amsgrad = true: changes the optimizer",
         ),
         (
             '{"optimizer": {"params": {"betas": [0.9, "x"]}}}',

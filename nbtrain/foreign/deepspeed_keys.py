@@ -323,7 +323,21 @@ SCHEDULER = {
     "warmup_num_steps": "lr_schedule.lr_warmup_steps",
     "total_num_steps": "lr_schedule.lr_decay_steps",
 }
+# Shares of the optimizer's rate.
+SHARES = {"warmup_min_ratio": "lr_schedule.lr_warmup_init", "cos_min_ratio": "lr_schedule.min_lr"}
 STYLES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+# The parameters of each scheduler with DeepSpeed's defaults (runtime/lr_schedules.py of 0.19.8).
+_WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000}
+SCHEDULER_PARAMS: dict[str, dict[str, float | None]] = {
+    "WarmupLR": _WARMUP,
+    "WarmupDecayLR": {**_WARMUP, "warmup_max_lr": 0.001, "total_num_steps": None},
+    "WarmupCosineLR": {
+        "warmup_min_ratio": 0.0,
+        "warmup_num_steps": 1000,
+        "cos_min_ratio": 0.0001,
+        "total_num_steps": None,
+    },
+}
 
 
 def _read_scheduler(source: Reading, document: Document) -> None:
@@ -338,12 +352,39 @@ def _read_scheduler(source: Reading, document: Document) -> None:
             f"{', '.join(STYLES)} with warmup_type linear can be taken over.",
         )
         return
-    comment = f"scheduler {kind}"
-    source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=comment, place=place)
-    for name, key in SCHEDULER.items():
-        if isinstance(params.get(name), int | float):
-            value = int(params[name]) if key.endswith("_steps") else float(params[name])
-            source.set(key, value, comment=f"scheduler.params.{name}", place=place)
+    source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=f"scheduler {kind}", place=place)
+    known = SCHEDULER_PARAMS[kind]
+    for name, value in params.items():
+        dotted = f"scheduler.params.{name}"
+        where = f"{document.place(dotted)}: {dotted}"
+        if name not in known and {name: value} not in (
+            {"warmup_type": "linear"},
+            {"last_batch_iteration": -1},
+        ):
+            source.fail("", f"{where}: DeepSpeed's {kind} has no such parameter. Take it out.")
+        elif name in known and value is not None and not isinstance(value, int | float):
+            source.fail("", f"{where}: must be a number, not {show(value)}.")
+    for name, default in known.items():
+        dotted = f"scheduler.params.{name}"
+        value = params.get(name, default)
+        if isinstance(value, int | float) and dotted not in source.auto:
+            comment = dotted if name in params else f"DeepSpeed's default of {dotted}"
+            _set_scheduler(source, kind, name, value, comment, document.place(dotted))
+
+
+def _set_scheduler(source: Reading, kind: str, name: str, value: float, comment: str, place: str) -> None:
+    if key := SCHEDULER.get(name):
+        source.set(key, int(value) if key.endswith("_steps") else float(value), comment=comment, place=place)
+        if kind == "WarmupDecayLR" and name == "warmup_min_lr":
+            # The decay ends at the rate at which the warm-up begins.
+            source.set("lr_schedule.min_lr", float(value), comment=comment, place=place)
+        return
+    key, rate = SHARES[name], source.said("lr_schedule.lr")
+    if value == 0 or isinstance(rate, int | float):
+        source.set(key, float(value * (rate or 0)), comment=comment, place=place)
+    else:
+        text = f"{comment}({value:g}) is a share of the optimizer's lr, which the JSON does not say"
+        source.fail(key, f"{place}: {text}. Add {key}=... to the command.")
 
 
 def field_of(dotted: str) -> str | None:

@@ -493,6 +493,62 @@ def test_auto_leaves_the_runs_own_value(tmp_path):
     ]
 
 
+def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):
+    """A JSON with this schedule, put on a run."""
+    document = {
+        "optimizer": {"type": "AdamW", "params": {"lr": lr}},
+        "scheduler": {"type": scheduler, "params": {"warmup_type": "linear", **params}},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=0))
+    no_tokens = ["lr_schedule.lr_warmup_tokens=null", "lr_schedule.lr_decay_tokens=null"]
+    return import_files([tmp_path / "a.json"], no_tokens, "gpt-125m").config.lr_schedule
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "params", "rates"),
+    [
+        ("WarmupDecayLR", {"warmup_max_lr": 3e-4}, (0, 3e-4, 0)),
+        ("WarmupDecayLR", {"warmup_min_lr": 1e-5}, (1e-5, 1e-3, 1e-5)),
+        ("WarmupLR", {"warmup_min_lr": "auto"}, (0, 4e-4, 1e-6)),
+        ("WarmupCosineLR", {}, (0, 4e-4, 4e-8)),
+        ("WarmupCosineLR", {"warmup_min_ratio": 0.25, "cos_min_ratio": 0.5}, (1e-4, 4e-4, 2e-4)),
+    ],
+)
+def test_rates_of_deepspeeds_schedules(scheduler, params, rates, tmp_path):
+    """Where the warm-up begins, the peak, where the decay ends: not those of the run below the JSON."""
+    total = {} if scheduler == "WarmupLR" else {"total_num_steps": 4000}
+    schedule = put_on(tmp_path, scheduler, {"warmup_num_steps": 100, **total, **params})
+    assert (schedule.lr_warmup_init, schedule.lr, schedule.min_lr) == pytest.approx(rates)
+    assert (schedule.lr_warmup_steps, schedule.lr_decay_steps) == (100, total.get("total_num_steps"))
+
+
+@pytest.mark.parametrize(
+    ("params", "lr", "message"),
+    [
+        (
+            {"warmup_max_lr": 1e-3},
+            1e-3,
+            "a.json:12: scheduler.params.warmup_max_lr: DeepSpeed's WarmupCosineLR has no such ",
+        ),
+        (
+            {"cos_min_ratio": [0.1]},
+            1e-3,
+            "a.json:12: scheduler.params.cos_min_ratio: must be a number, not [0.1].",
+        ),
+        (
+            {"cos_min_ratio": 0.1},
+            "auto",
+            "a.json:12: scheduler.params.cos_min_ratio(0.1) is a share of the optimizer's lr, which the JSON "
+            "does not say. Add lr_schedule.min_lr=... to the command.",
+        ),
+    ],
+)
+def test_parameters_of_a_schedule_that_are_not_read_make_the_import_fail(params, lr, message, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        put_on(tmp_path, "WarmupCosineLR", params, lr)
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -99,13 +99,16 @@ def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterat
         # The state first: what was written before the end is then read after it.
         active = read_state(job, time.time())[0] in ACTIVE
         newest = log_path(job, rank)
-        if newest != path:
-            skips = path is None and not from_start
-            offset = read_log(newest, limit_bytes=1).size_bytes if skips else 0
-            path = newest
-        while content := _added(path, offset, to_the_end=not active):
+        if path is None:
+            path, offset = newest, 0 if from_start else read_log(newest, limit_bytes=1).size_bytes
+        # A newer log says that the attempt of this one has ended, maybe within a line.
+        ended = newest != path
+        while content := _added(path, offset, to_the_end=ended or not active):
             offset += len(content)
             yield from content.decode("utf-8", "replace").splitlines()
+        if ended:
+            path, offset = newest, 0
+            continue
         if not active:
             return
         time.sleep(FOLLOW_POLL_SECONDS)

@@ -89,6 +89,21 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
     assert seen[3:] == ["cut off"]
 
 
+def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also lines that came at its very end, and the last one without a line end."""
+    monkeypatch.setattr(logs, "FOLLOW_POLL_SECONDS", 0.0)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
+    job.job.log(0, 0).write_text("step 1\n")
+    lines = logs.follow(job.run, from_start=True)
+    assert next(lines) == "step 1"
+    job.job.log(0, 0).write_text("step 1\nstep 2\ncut off")
+    job.job.log(0, 1).write_text("step 3\n")
+    job.finish("CANCELLED", "stopped on request after step 3")
+    assert list(lines) == ["step 2", "cut off", "step 3"]
+
+
 def grown(path: Path, size_bytes: int, end: str) -> None:
     """A log of that size that takes no room on the disk, with an end of its own."""
     with path.open("wb") as stream:

@@ -8,6 +8,15 @@ const SORTED = { 1: "ascending", "-1": "descending" };
 const timeCell = (row, time) =>
   known(row.time) ? { text: time(row.time), sort: row.time, title: stamp(row.time) } : null;
 
+const SIZES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+
+/** What a cell's words are sorted by: "1,234" and "1.2 GiB" as numbers, all else as text. */
+function figure(words) {
+  const text = String(words).replace(/(\d),(?=\d{3})/g, "$1");
+  const [, number, unit] = /^(\d+(?:\.\d+)?)(?: (B|[KMGT]iB)\b.*)?$/.exec(text) || [];
+  return number ? Number(number) * SIZES[unit || "B"] : text;
+}
+
 export class DataTable {
   /**
    * sortable   by a click on a head
@@ -77,7 +86,7 @@ export class DataTable {
     const { column, direction } = this.order;
     const key = (row) => {
       const cell = this.cells(row)[column];
-      return cell && known(cell.sort) ? cell.sort : (cell && cell.text) ?? cell ?? "";
+      return cell && known(cell.sort) ? cell.sort : figure((cell && cell.text) ?? cell ?? "");
     };
     const compared = (one, two) =>
       typeof one === "number" && typeof two === "number"

@@ -1,6 +1,9 @@
 """What views ask for and would draw, in node: each in a tenth of a second."""
 
+import json
 from pathlib import Path
+
+import pytest
 
 from tests.lab.ui.nodes import in_node, needs_node
 
@@ -136,3 +139,22 @@ def test_curves_of_an_ended_run_that_were_refused_are_asked_for_again(tmp_path: 
     """
     )
     assert in_node("metrics", code, tmp_path) == [["all", "all"], "No curves yet."]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["", "999", "1,234", "12,345,678"],
+        ["900.0 MiB", "1.2 GiB", "1.3 GiB of 8.0 GiB", "1.0 TiB"],
+        ["0 B/s", "512.0 KiB/s", "2.0 MiB/s"],
+        ["rank 2", "rank 10"],
+    ],
+)
+def test_a_table_is_sorted_by_what_its_figures_say(tmp_path: Path, cells: list[str]) -> None:
+    code = f"""
+    const table = new ui.DataTable("replicas");
+    table.rows = {json.dumps(cells[::-1])}.map((cell) => ({{ cells: [cell] }}));
+    table.order = {{ column: 0, direction: 1 }};
+    return table.sorted().map((row) => row.cells[0]);
+    """
+    assert in_node("table", code, tmp_path) == cells

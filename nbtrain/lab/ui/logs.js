@@ -87,7 +87,7 @@ export class Logs {
     this.rest = "";
     this.lines = [];
     this.atEnd = true;
-    this.reading = false;
+    this.reading = null;
     this.pre.replaceChildren();
   }
 
@@ -140,16 +140,17 @@ export class Logs {
     } else if (this.hit) return;
     const from = this.hit ? Math.max(0, this.hit.offset - BEFORE_BYTES) : this.offset;
     if (from !== null) words.set("offset", from);
-    this.reading = true;
+    const reading = (this.reading = {});
     try {
       const part = await run.server.call(`run/${run.name}/log?${words}`);
-      if (this.shown !== mine) return;
+      // After forget() another read is under way, maybe of this log too.
+      if (this.reading !== reading) return;
       this.say("");
       this.add(part, rank);
     } catch (error) {
-      this.say(refused(error, `the log of ${rank}`));
+      if (this.reading === reading) this.say(refused(error, `the log of ${rank}`));
     } finally {
-      this.reading = false;
+      if (this.reading === reading) this.reading = null;
     }
   }
 

@@ -158,3 +158,26 @@ def test_a_table_is_sorted_by_what_its_figures_say(tmp_path: Path, cells: list[s
     return table.sorted().map((row) => row.cells[0]);
     """
     assert in_node("table", code, tmp_path) == cells
+
+
+def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None:
+    """Rank 1 and back to rank 0, before the first answer for rank 0 has come."""
+    code = """
+    const answers = [], view = { snap: { ranks: [] } };
+    const server = { call: (path) => new Promise((answer) => answers.push([path.split("?")[1], answer])) };
+    const page = new ui.Logs({ name: "gpt", job: "", server, view, redraw() {} });
+    const rest = () => new Promise((done) => setTimeout(done));
+    const part = { text: "step 1\\n", end_bytes: 7 };
+    page.readTraceback = () => {};
+    const draw = (rank) => {
+      page.choice.value = JSON.stringify([rank, null]);
+      page.draw({ ranks: [{ rank: 0 }, { rank: 1 }] }, null);
+    };
+    draw("0"), page.forget(), draw("1"), page.forget(), draw("0");
+    answers[0][1](part), await rest(), draw("0");
+    answers[1][1](part), await rest(), draw("0");
+    answers.slice(2).forEach(([, answer]) => answer(part));
+    await rest();
+    return [answers.map(([words]) => words), page.lines];
+    """
+    assert in_node("logs", code, tmp_path) == [["rank=0", "rank=1", "rank=0"], ["step 1"]]

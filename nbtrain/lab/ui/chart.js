@@ -18,6 +18,8 @@ const MARGIN = 0.06;
 const APART_X = 70, APART_Y = 34;
 // Values that have room under the pointer.
 const MOST_READ = 4;
+// A line reaches so far over its ends, or as far as its points are apart.
+const NEAR_PIXELS = 4;
 // A drag shorter than this is a click.
 const DRAG_PIXELS = 6;
 
@@ -32,6 +34,13 @@ const stroke = (line) => `var(--nbt-${line.color})`;
 const finite = Number.isFinite;
 // "request = limit" is drawn as the limit.
 const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
+
+/** Whether `x` lies before or after sorted numbers by more than their distance, and by more than `least`. */
+function beyond(sorted, x, least) {
+  const first = sorted[0], last = sorted[sorted.length - 1];
+  const reach = Math.max(least, (last - first) / Math.max(1, sorted.length - 1));
+  return x < first - reach || x > last + reach;
+}
 
 /** Charts that share their x axis: where the pointer is, and what part is zoomed into. */
 export class ChartGroup {
@@ -341,17 +350,23 @@ export class Chart {
   /** Marks the points nearest to `wanted` and reads their values out; returns the words. */
   hover(wanted, frame, parts) {
     const { spec } = this, { X, Y } = frame, values = [];
-    let x = null;
-    spec.lines.forEach((line) => {
-      if (!line.x.length) return;
-      const near = nearest(line.x, wanted), value = line.y[near];
-      if (!finite(value) || (this.log && value <= 0)) return;
-      if (!known(x)) x = line.x[near];
-      values.push(line.words ? line.words[near] : readLabel(spec.yForm, value));
-      const style = `fill:${stroke(line)};stroke:var(--nbt-bg)`;
-      parts.push(svg("circle", { cx: X(line.x[near]), cy: Y(value), r: 3.2, style }));
+    const points = spec.lines.flatMap((line) => {
+      const at = nearest(line.x, wanted), value = line.y[at];
+      return !finite(value) || (this.log && value <= 0) ? [] : [{ line, at, x: line.x[at], value }];
     });
-    if (!known(x)) return "";
+    if (!points.length) return "";
+    const closer = (one, two) => (Math.abs(two - wanted) < Math.abs(one - wanted) ? two : one);
+    const x = points.map((point) => point.x).reduce(closer);
+    for (const { line, at, x: near, value } of points) {
+      // A line that is not there: of a shorter run, or of a validation that comes later.
+      if (beyond(line.x, x, NEAR_PIXELS * (frame.valueAt(1) - frame.valueAt(0)))) {
+        values.push("\u2013");
+        continue;
+      }
+      values.push(line.words ? line.words[at] : readLabel(spec.yForm, value));
+      const style = `fill:${stroke(line)};stroke:var(--nbt-bg)`;
+      parts.push(svg("circle", { cx: X(near), cy: Y(value), r: 3.2, style }));
+    }
     parts.unshift(svg("line", { class: "nbt-cross", x1: X(x), x2: X(x), y1: TOP, y2: this.height - BOTTOM }));
     const place = known(spec.begin) ? clock(spec.begin + x) : `${spec.xName} ${tickLabel(spec.xForm, x, 1)}`;
     const words = `${place}: ${values.slice(0, MOST_READ).join(" / ")}`;

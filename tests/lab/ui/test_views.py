@@ -181,3 +181,28 @@ def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None
     return [answers.map(([words]) => words), page.lines];
     """
     assert in_node("logs", code, tmp_path) == [["rank=0", "rank=1", "rank=0"], ["step 1"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "pointer", "words"),
+    [
+        (0, 240, "step 240: 1.000 / 2.000"),
+        (0, 901, "step 900: \u2013 / 2.000"),
+        (1, 901, "step 900: 2.000 / \u2013"),
+        (0, 504, "step 500: 1.000 / 2.000"),
+    ],
+)
+def test_runs_of_other_lengths_are_read_at_one_step(
+    tmp_path: Path, first: int, pointer: int, words: str
+) -> None:
+    """Where a run has ended there is none of its values, whichever run is named first."""
+    code = f"""
+    const x = (end) => Array.from({{ length: end / 10 + 1 }}, (_, at) => 10 * at);
+    const lines = [500, 1000].map((end, at) => ({{ x: x(end), y: x(end).map(() => at + 1) }}));
+    if ({first}) lines.reverse();
+    const chart = new ui.Chart(100);
+    chart.spec = {{ lines, xName: "step", xForm: "whole", yForm: "number" }};
+    const same = (one) => one;
+    return chart.hover({pointer}, {{ X: same, Y: same, valueAt: same, width: 9 }}, []);
+    """
+    assert in_node("chart", code, tmp_path) == words

@@ -15,6 +15,8 @@ TONES = {
 """Of states; of all others: calm."""
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
+# Above it amounts.count has no unit: the perplexity of a run that has diverged.
+LARGEST_COUNT = 1e15
 CONFIG_ROWS = (
     (
         "model",
@@ -144,6 +146,8 @@ def _rate(value: float | None) -> str:
 
 
 def _perplexity(value: float) -> str:
+    if value >= LARGEST_COUNT:
+        return f"{value:.1e}"
     return f"{value:.1f}" if value < 1000 else amounts.count(value)
 
 

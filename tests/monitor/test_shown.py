@@ -75,6 +75,16 @@ def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> Non
     assert RunView(run).snapshot()["shown"]["about"] == "8 x cpu, bf16, ZeRO 1"
 
 
+@pytest.mark.parametrize(
+    ("perplexity", "words"), [(12.345, "12.3"), (1234.0, "1.23k"), (9e14, "900T"), (2.688e43, "2.7e+43")]
+)
+def test_a_perplexity_is_short_however_large_it_is(job: FakeJob, perplexity: float, words: str) -> None:
+    snapshot = RunView(job.run).snapshot()
+    snapshot = {**snapshot, "progress": {**snapshot["progress"], "validation_perplexity": perplexity}}
+    tiles = {label: unit for label, _, unit in shown(snapshot)["tiles"]}
+    assert tiles["validation loss"] == f"ppl {words}"
+
+
 def test_gpus(job: FakeJob) -> None:
     """Use, memory and power of each, as far as its driver reports them."""
     snapshot = RunView(job.run).snapshot()

@@ -95,7 +95,9 @@ export function readLabel(form, value) {
   if (form === "count" || form === "whole") return grouped(trimmed(value.toFixed(size < 100 ? 2 : 0)));
   if (form !== "decimals" && form !== "number") return tickLabel(form, value, size / 1000 || 1);
   if (size && size < 1e-3) return scientific(value, size / 1000);
-  return size >= 1e4 ? grouped(value.toFixed(0)) : grouped(value.toPrecision(digits));
+  const text = value.toPrecision(digits);
+  // More digits before the point than that, also once rounded.
+  return grouped(text.includes("e") ? value.toFixed(0) : text);
 }
 
 /** Round numbers from `low` to `high`: 1, 2 or 5 times a power of ten apart, at least `least` of them. */

@@ -206,3 +206,12 @@ def test_runs_of_other_lengths_are_read_at_one_step(
     return chart.hover({pointer}, {{ X: same, Y: same, valueAt: same, width: 9 }}, []);
     """
     assert in_node("chart", code, tmp_path) == words
+
+
+def test_a_number_under_the_pointer_has_no_exponent(tmp_path: Path) -> None:
+    code = """
+    const number = [0, 1.5, 999.96, 9999.4, 9999.7, 12345.6].map((value) => ui.readLabel("number", value));
+    return [...number, ...[9999.97, 99999.7].map((value) => ui.readLabel("decimals", value))];
+    """
+    found = ["0.000", "1.500", "1,000", "9,999", "10,000", "12,346", "10,000", "100,000"]
+    assert in_node("numbers", code, tmp_path) == found

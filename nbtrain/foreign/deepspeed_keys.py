@@ -253,6 +253,7 @@ def read_alone(source: Reading, document: Document) -> None:
             source.set(key, value, comment=dotted, place=place(dotted))
         elif value is not None:
             source.fail(key, f"{place(dotted)}: {dotted} = {value}: must be a whole number.")
+    _read_accumulation(source, document)
     clip = document.get("gradient_clipping")
     if isinstance(clip, int | float):
         source.set(
@@ -260,6 +261,23 @@ def read_alone(source: Reading, document: Document) -> None:
         )
     _read_optimizer(source, document)
     read_keys(source, document)
+
+
+def _read_accumulation(source: Reading, document: Document) -> None:
+    """The batch follows from it and from the copies of the model, which a JSON alone does not say."""
+    key = "gradient_accumulation_steps"
+    if (steps := document.get(key)) is None:
+        return
+    if document.get("train_batch_size") is not None:
+        text = f"{key}: it follows from train_batch_size, the micro batch and the run's data-parallel ranks."
+        source.note(document.place(key), text)
+    elif "train_batch_size" not in source.auto:
+        source.fail(
+            "batch.global_batch_size",
+            f"{document.place(key)}: {key} = {show(steps)}: the batch is that many micro batches of each "
+            "data-parallel rank, and train_batch_size is missing. Add batch.global_batch_size=... to the "
+            "command.",
+        )
 
 
 # Field: key, for those that read_alone takes beside SAME_KEYS.

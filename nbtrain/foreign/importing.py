@@ -293,6 +293,17 @@ def _compare_batch(source: Reading) -> None:
             source.fail(
                 key, f"{document.place(dotted)}: {dotted} = {value}, but {place}: {source.comments[key]}."
             )
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    numbers = [document.get(name) for name in names] + [source.said("parallel.data_parallel_size")]
+    if all(isinstance(number, int) for number in numbers):
+        batch, micro, steps, ranks = numbers
+        product = f"{names[1]}({micro}) * {names[2]}({steps}) * data-parallel({ranks})"
+        if batch != micro * steps * ranks:
+            source.fail(
+                "batch.global_batch_size",
+                f"{document.place(names[2])}: train_batch_size({batch}) is not {product} = "
+                f"{micro * steps * ranks}. Leave {names[2]} out.",
+            )
 
 
 def _machine(source: Reading) -> None:

@@ -397,6 +397,11 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
     [
         ({"train_batch_size": 128}, "ds_config_125m.json:1: train_batch_size = 128, but job.yaml:24: "),
         (
+            {"gradient_accumulation_steps": 8},
+            "ds_config_125m.json:1: train_batch_size(256) is not train_micro_batch_size_per_gpu(16) * "
+            "gradient_accumulation_steps(8) * data-parallel(1) = 128. Leave gradient_accumulation_steps out.",
+        ),
+        (
             {"compression_training": {"x": 1}, "nebulas": {}},
             "nebulas: DeepSpeed has no such key. Nearest: nebula.",
         ),
@@ -491,6 +496,23 @@ def test_auto_leaves_the_runs_own_value(tmp_path):
         "train_batch_size",
         "optimizer.params.lr",
     ]
+
+
+def test_accumulation_alone_does_not_say_the_batch(tmp_path):
+    """The run's ranks count too. Beside a batch it follows from it; "auto" leaves the run's own batch."""
+    path = tmp_path / "a.json"
+    keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
+    path.write_text(json.dumps(keys))
+    with pytest.raises(
+        ConfigError, match=r"^a\.json:1: gradient_accumulation_steps = 8: the batch is that many"
+    ):
+        import_files([path], onto="gpt-125m")
+    assert (
+        import_files([path], {"batch.global_batch_size": 32}, "gpt-125m").config.batch.micro_batch_size == 4
+    )
+    for batch, expected in ((64, 64), ("auto", 256)):
+        path.write_text(json.dumps(keys | {"train_batch_size": batch}))
+        assert import_files([path], onto="gpt-125m").config.batch.global_batch_size == expected
 
 
 def put_on(tmp_path, scheduler: str, params: dict, lr: float | str = 4e-4):

@@ -10,7 +10,7 @@ from nbtrain.config.rules.wording import join, nearest_multiples
 from nbtrain.foreign.deepspeed_keys import field_of, two_formats
 from nbtrain.foreign.json_comments import Document
 from nbtrain.foreign.lint_flags import FATAL, data_parallel_size, number
-from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE
+from nbtrain.foreign.rows_layout import DEEPSPEED_SCALE, other_format
 from nbtrain.foreign.sides import Reading
 from nbtrain.planner.findings import Cost, Finding
 
@@ -179,24 +179,10 @@ def formats_agree(source: Reading) -> Iterator[Finding]:
     if document is not None and (words := two_formats(document)):
         yield _error(document, "formats_agree", "fp16.enabled", words, "")
         return
-    if document is None or source.job.program is None:
-        return
-    for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
-        if source.value(name) and document.get(f"{name}.enabled") is not True:
-            found = (
-                f"{other}.enabled is true"
-                if document.get(f"{other}.enabled")
-                else f"{name}.enabled is not true"
-            )
-            yield Finding(
-                "error",
-                "formats_agree",
-                f"--{name}",
-                source.place(name),
-                f"{found} in {document.label}: DeepSpeed would train in another format than the model's.",
-                f'Write "{name}": {{"enabled": true}} there.',
-                FATAL,
-            )
+    if found := other_format(source):
+        name, words = found
+        fix = f'Write "{name}": {{"enabled": true}} there.'
+        yield Finding("error", "formats_agree", f"--{name}", source.place(name), words, fix, FATAL)
 
 
 def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:

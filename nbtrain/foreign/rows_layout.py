@@ -27,10 +27,28 @@ def _read_format(source: Reading) -> None:
         if document and document.get(f"{name}.enabled") is True and not asked:
             source.set("precision.dtype", name, comment=f"{name}.enabled", place=document.place(name))
             return
+    if found := other_format(source):
+        flag, words = found
+        fix = f'Write "{flag}": {{"enabled": true}} there.'
+        source.fail("precision.dtype", f"{source.place(flag)}: --{flag}: {words} {fix}")
     dtype = asked[0] if asked else "fp32"
     source.set(
         "precision.dtype", dtype, dtype if asked else "fp16", "" if asked else "neither --fp16 nor --bf16"
     )
+
+
+def other_format(source: Reading) -> tuple[str, str] | None:
+    """The flag of a format that the JSON does not turn on, and what stands there; None if both agree."""
+    document = source.job.deepspeed
+    if document is None or source.job.program is None:
+        return None
+    for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if source.value(name) and document.get(f"{name}.enabled") is not True:
+            found = other if document.get(f"{other}.enabled") else name
+            found = f"{found}.enabled is {'true' if found == other else 'not true'}"
+            words = f"{found} in {document.label}: DeepSpeed would train in another format than the model's."
+            return name, words
+    return None
 
 
 def _write_format(target: Writing) -> None:

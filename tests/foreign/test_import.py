@@ -397,6 +397,11 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
     [
         ({"train_batch_size": 128}, "ds_config_125m.json:1: train_batch_size = 128, but job.yaml:24: "),
         (
+            {"fp16": {"enabled": False}, "bf16": {"enabled": True}},
+            "job.yaml:37: --fp16: bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in "
+            'another format than the model\'s. Write "fp16": {"enabled": true} there.',
+        ),
+        (
             {"gradient_accumulation_steps": 8},
             "ds_config_125m.json:1: train_batch_size(256) is not train_micro_batch_size_per_gpu(16) * "
             "gradient_accumulation_steps(8) * data-parallel(1) = 128. Leave gradient_accumulation_steps out.",

@@ -183,7 +183,11 @@ def _job_of(
     nodes = job.nodes.value if job.nodes else 0
     if world and nodes and not job.gpus_per_node and world.value % nodes == 0:
         job.gpus_per_node = Value(world.value // nodes, world.place)
-    job.cpus = _value(asked.get("cpus-per-task"))
+    if cpus := _value(asked.get("cpus-per-task")):
+        tasks, every = _value(asked.get("ntasks-per-node")), _value(asked.get("ntasks"))
+        if tasks is None and every and nodes and every.value % nodes == 0:
+            tasks = Value(every.value // nodes, every.place)
+        job.cpus = Value(cpus.value * (tasks.value if tasks else 1), cpus.place)
     job.environment = script.exported | launch.environment
     job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}
     job.substitutions, job.comments, job.undecided = substitutions, script.comments, script.undecided

@@ -728,6 +728,17 @@ def test_a_slurm_script_launches_by_bash_c(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("tasks", "cpus"),
+    [("ntasks-per-node=8", 96), ("ntasks=32", 96), ("ntasks=5", 12), ("ntasks-per-node=1", 12)],
+)
+def test_the_cores_of_a_machine_are_those_of_all_its_tasks(tasks, cpus, tmp_path):
+    """--cpus-per-task is of one of them; 32 tasks on 4 nodes are 8 on each."""
+    script = SLURM.replace("cpus-per-task=32", "cpus-per-task=12").replace("ntasks-per-node=1", tasks)
+    (tmp_path / "job.slurm").write_text(script.replace("FLAGS", LM_FLAGS))
+    assert import_files([tmp_path / "job.slurm"]).config.resources.cpus_per_node == cpus
+
+
+@pytest.mark.parametrize(
     ("label", "expected"),
     [("NVIDIA-A100-SXM4-80GB", "A100-80GB"), ("NVIDIA-H100-80GB-HBM3", "H100"), ("Tesla-K80", None)],
 )

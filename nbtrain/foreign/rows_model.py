@@ -350,7 +350,26 @@ def _write_load(target: Writing) -> None:
     target.add("load", folder)
 
 
+# {field: what the program does without it}
+TUNING = {
+    "init_from": "draws the first weights at random, not from init_from",
+    "lora": "has no adapters like these: it trains all weights",
+    "dpo": "has no training on pairs: it trains on what follows each token",
+}
+
+
+def _no_flag(source: Reading) -> None:
+    """No flag says it."""
+
+
+def _write_tuning(target: Writing) -> None:
+    for key, reason in TUNING.items():
+        if getattr(target.config, key) is not None:
+            target.cannot(key, reason)
+
+
 OTHER = (
+    Row(tuple(TUNING), (), _no_flag, _write_tuning),
     Row(
         ("model.seq_length", "model.max_position_embeddings"),
         ("seq_length", "encoder_seq_length", "max_position_embeddings"),

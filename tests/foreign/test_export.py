@@ -237,6 +237,20 @@ def test_what_the_program_cannot_do_is_said():
     assert any("wants --num-layers(12) to be a multiple of" in note for note in layers.notes)
 
 
+def test_what_is_tuned_is_not_what_the_program_trains():
+    """Without a word the script would train all weights from random ones."""
+    tuned = load("gpt-125m", ["init_from=gpt-base", "lora.rank=8"], check=False)
+    pairs = load("gpt-125m", ["init_from=gpt-base", "dpo.beta=0.2"], check=False)
+    for target in TARGETS:
+        start, adapters = (f"# Caution: {target} {words}" for words in ("draws the first", "has no adapters"))
+        text = export(tuned, target).text
+        assert start in text and adapters in text and "trains on what follows" not in text
+        assert f"# Caution: {target} has no training on pairs: it trains on what follows each token" in (
+            export(pairs, target).text
+        )
+    assert "Caution" not in export(load("gpt-125m"), "megatron-lm").text
+
+
 def test_muon_is_megatron_lms_of_2025_on(tmp_path):
     """With nbtrain's coefficients; what the program does in another way has to be overridden."""
     config = load("gpt-125m", OVERRIDES["muon"])

@@ -62,7 +62,15 @@ def _read_scaling(source: Reading) -> None:
         place = source.place("position_embedding_type")
         source.fail(key, f"{place}: yarn: add model.rope_scaling={{kind: yarn, ...}} to the command.")
         return
-    if (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
+    linear = source.setting("rotary_seq_len_interpolation_factor")
+    if linear and source.value("use_rope_scaling"):
+        place = source.place("use_rope_scaling")
+        source.fail(
+            key,
+            f"{place}: --use-rope-scaling beside {linear.text} ({linear.place}): the program scales twice, "
+            "model.rope_scaling once. Take one of them out.",
+        )
+    elif (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
         scaling = {"kind": "linear", "factor": float(factor)}
         source.set(key, scaling, "rotary_seq_len_interpolation_factor")
     elif (

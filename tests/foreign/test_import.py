@@ -242,6 +242,9 @@ MEGATRON_LM = (
 )
 
 
+ROPE = "--position-embedding-type rope "
+
+
 def of_megatron_lm(tmp_path, flags: str, *overrides: str):
     path = tmp_path / "job.sh"
     path.write_text(MEGATRON_LM + flags)
@@ -273,6 +276,11 @@ def test_flags_of_attention(tmp_path):
         ("--window-size 128,128", "--window-size 128,128: must be N,0 with N tokens before a query"),
         ("--window-size many", "add model.window_size to the command"),
         (
+            f"{ROPE} --rotary-seq-len-interpolation-factor 2 --use-rope-scaling",
+            "job.sh:1: --use-rope-scaling beside --rotary-seq-len-interpolation-factor 2 (job.sh:1): the "
+            "program scales twice, model.rope_scaling once.",
+        ),
+        (
             "--window-size 9,0 --window-attn-skip-freq '[1]*open(1)'",
             "--window-attn-skip-freq [1]*open(1): must be a number, or lists of 0 and 1 with + and *",
         ),
@@ -280,13 +288,10 @@ def test_flags_of_attention(tmp_path):
         ("--window-size 9,0 --window-attn-skip-freq '[1,1]'", "has 2 entries, but num_layers is 8"),
     ],
 )
-def test_windows_and_patterns_that_no_field_says(flags, message, tmp_path):
+def test_positions_that_no_field_says(flags, message, tmp_path):
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
     assert message in str(error.value)
-
-
-ROPE = "--position-embedding-type rope "
 
 
 @pytest.mark.parametrize(

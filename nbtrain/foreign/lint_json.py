@@ -51,7 +51,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
 
 
 def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
-    """ "auto" is a word of the Trainer of transformers, which replaces it by its own arguments."""
+    """ "auto" is a word of the Trainer of transformers and of Accelerate, which replace it."""
     document, keys = source.job.deepspeed, list(source.auto)
     if document is None or not keys:
         return
@@ -61,8 +61,8 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
         "auto_is_filled_in",
         "auto",
         source.auto[keys[0]],
-        f"{', '.join(keys)}: the Trainer of transformers fills them in from its arguments; no other program "
-        "does.",
+        f"{', '.join(keys)}: the Trainer of transformers and Accelerate fill them in from their arguments; "
+        "DeepSpeed does not.",
         f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and put the JSON on it: nbtrain "
         f"import {document.label} --onto RUN.",
         Cost(words="values that nobody fills in"),

@@ -60,8 +60,8 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
     assert cli.main(["check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "warning, costs values that nobody fills in: hf.json:1: auto",
-        "  train_batch_size, optimizer.params.lr: the Trainer of transformers fills them in from its "
-        "arguments; no other program does.",
+        "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate fill "
+        "them in from their arguments; DeepSpeed does not.",
         "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and put the JSON on it: "
         "nbtrain import hf.json --onto RUN.",
     ]

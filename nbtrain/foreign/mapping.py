@@ -53,7 +53,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         "not stopped",
     ),
     (
-        r".*_fusion|persist_layer_norm|no_persist_layer_norm|mem_efficient_ln|transformer_impl|use_mcore_models|"
+        r"(?!bias_gelu).*_fusion|persist_layer_norm|no_persist_layer_norm|mem_efficient_ln|transformer_impl|use_mcore_models|"
         r"cross_entropy_fusion_impl|flash_attention_version|disable_jit_fuser|use_legacy_models|"
         r"deprecated_use_mcore_models|fused_.*|use_transformer_engine_op_fuser|use_te_.*|te_rng_tracker|"
         r"num_layers_at_.*_in_bf16",

@@ -126,6 +126,11 @@ def _read_activation(source: Reading) -> None:
         )
     elif given:
         source.set("model.activation", given[0], given[0])
+    elif False in (source.value("bias_gelu_fusion"), source.value("add_bias_linear")):
+        dest = "bias_gelu_fusion" if source.setting("bias_gelu_fusion") else "add_bias_linear"
+        flag = source.setting(dest)
+        text = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
+        source.note(source.place(dest), f"{flag.text if flag else dest}: {text}")
 
 
 def _write_activation(target: Writing) -> None:
@@ -168,7 +173,12 @@ LAYER_ROWS = (
         _read_positions,
         _write_positions,
     ),
-    Row(("model.activation",), ("swiglu", "squared_relu"), _read_activation, _write_activation),
+    Row(
+        ("model.activation",),
+        ("swiglu", "squared_relu", "bias_gelu_fusion"),
+        _read_activation,
+        _write_activation,
+    ),
     Row(
         ("model.add_bias_linear", "model.add_qkv_bias"),
         ("add_bias_linear", "add_qkv_bias"),

@@ -385,6 +385,15 @@ def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
     assert (model.architecture, model.normalization, model.qk_layernorm) == ("qwen3", "RMSNorm", True)
 
 
+@pytest.mark.parametrize("flag", ["--no-bias-gelu-fusion", "--disable-bias-linear"])
+def test_the_exact_gelu_is_noted(flag, tmp_path):
+    """torch's F.gelu; the fused kernel has the tanh form, as the model here."""
+    said = "the program takes the exact gelu without its fused kernel; model.activation is the tanh one."
+    assert f"{flag}: {said}" in [note.text for note in of_megatron_lm(tmp_path, flag).notes]
+    notes = [note.text for note in of_megatron_lm(tmp_path, f"{flag} --swiglu").notes]
+    assert not any("gelu" in text for text in notes)
+
+
 def test_an_override_stands_in_for_what_is_missing(tmp_path):
     """A value from outside, and a flag that is not given."""
     found = import_flags(tmp_path, "--num-layers=$LAYERS", **{"model.num_layers": 6})

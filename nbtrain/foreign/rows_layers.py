@@ -37,7 +37,9 @@ def _read_positions(source: Reading) -> None:
             source.fail(key, f"{place}: --no-position-embedding: without rotary positions there are none.")
         return
     flag = "position_embedding_type" if by_type else "use_rotary_position_embeddings"
-    if not source.has("position_embedding_type") and source.value("add_position_embedding"):
+    # Versions with --rotary-position-embeddings-theta turn the learned positions off themselves.
+    older = not source.has("position_embedding_type") and not source.has("rope_theta")
+    if older and source.value("add_position_embedding"):
         source.fail(
             key,
             f"{source.place(flag)}: --use-rotary-position-embeddings: this program adds learned positions "

@@ -231,6 +231,8 @@ def test_flags_of_the_layers(tmp_path):
     rope = ("--use-rotary-position-embeddings", "--no-position-embedding", "--rotary-percent=0.5")
     model = import_flags(tmp_path, *rope, "--rotary-position-embeddings-theta=500000").config.model
     assert (model.position_embedding_type, model.rotary_base, model.rotary_size) == ("rope", 5e5, 32)
+    alone = import_flags(tmp_path, rope[0], "--rotary-position-embeddings-theta=500000").config.model
+    assert (alone.position_embedding_type, alone.rotary_base) == ("rope", 5e5)
     assert import_flags(tmp_path, "--squared-relu").config.model.activation == "squared_relu"
 
 

@@ -134,6 +134,14 @@ class Run {
     if (this.view.snap) this.view.head.draw(this.view.snap);
   }
 
+  replaced() {
+    this.say(
+      `The run ${this.name} was deleted, and another one has its name. Below stands what was read of it last.`,
+      "error",
+    );
+    if (this.view.snap) this.view.head.draw(this.view.snap);
+  }
+
   gone() {
     this.asked = null;
     this.say(`The run ${this.name} is deleted.`);
@@ -202,7 +210,10 @@ class Run {
       if (this.runId && value.run_id && value.run_id !== this.runId) {
         this.asked = null;
         this.setServed(false);
-        this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
+        // A server that had the run has its folder: it was deleted, and made anew under its name.
+        this.absent = this.hadIt;
+        if (this.hadIt) this.replaced();
+        else this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
       } else {
         if (!this.served && !this.view.head.busy) this.say("");
         this.absent = false;

@@ -76,12 +76,19 @@ class RunPanel(anywidget.AnyWidget):
 
     def _push(self) -> None:
         self._follow()
-        if self.handle is not None and not self._closed.is_set() and self.view.state not in ACTIVE:
+        if self.handle is None or self._closed.is_set() or self._replaced():
+            return
+        if self.view.state not in ACTIVE:
             # The output keeps this picture for readers without its kernel.
             self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
 
+    def _replaced(self) -> bool:
+        """Whether the run was deleted and another one has its name: that one's figures are not shown here."""
+        there = (self.view.run.record() or {}).get("run_id")
+        return bool(self.run_id and there and there != self.run_id)
+
     def _follow(self) -> None:
-        """Until the job has ended or the panel is closed."""
+        """Until the job has ended, the run was replaced, or the panel is closed."""
         from nbtrain.lab.engine_watch import look_after
 
         while not self._closed.wait(PUSH_SECONDS):
@@ -92,7 +99,7 @@ class RunPanel(anywidget.AnyWidget):
             if (job := self.view.job) is not None:
                 look_after(job)
             snapshot = run_shown(self.view)
-            if self._closed.is_set():
+            if self._closed.is_set() or self._replaced():
                 return
             # Only the trait is set here: printing from a thread would land in whichever cell runs.
             self.snap = snapshot
@@ -100,7 +107,10 @@ class RunPanel(anywidget.AnyWidget):
                 return
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
-        if content.get("kind") == "job":
+        if self._replaced():
+            text = f"The run {self.view.name} was deleted, and another one has its name."
+            self.send({"kind": "job", "error": text})
+        elif content.get("kind") == "job":
             try:
                 self.send({"kind": "job", "value": job_shown(self.view.run, content.get("job"))})
             except NbtrainError as error:

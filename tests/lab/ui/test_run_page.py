@@ -411,6 +411,18 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
         ).wait_for()
 
 
+def test_a_run_made_anew_under_its_name_is_another(job: FakeJob, browser: Any) -> None:
+    """A panel that a server has served does not take it for a run of another output folder."""
+    routes, ids = routes_of(job.run), [job.record.run_id]
+    shown = routes["run/gpt-fake"]
+    routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "run_id": ids[-1]}
+    with view_page(browser, routes, f"ui.mount(root, {{name: 'gpt-fake', runId: '{ids[0]}'}})") as page:
+        page.get_by_role("button", name="Stop").wait_for()
+        ids.append("another")
+        page.get_by_text("The run gpt-fake was deleted, and another one has its name.").wait_for()
+        assert page.locator(".nbt-head .nbt-actions button").count() == 0
+
+
 def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None:
     """Beside kind and words: of the job, of a rank, of a machine."""
     with view_page(browser, routes_of(job.run), MOUNT) as page:

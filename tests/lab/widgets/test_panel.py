@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.files import write_json
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime, panel
 from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mimebundle
@@ -90,6 +91,25 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
     shown._handle_custom_msg({"kind": "something else"}, [])
     shown.close()
     assert stopped == [job.job.job_id]
+
+
+def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old run's panel ends, shows none of the new one's figures, and does not stop it."""
+    from nbtrain.jobs import control
+
+    stopped, sent = [], []
+    monkeypatch.setattr(control, "cancel", stopped.append)
+    shown = RunPanel(RunView(job.run))
+    monkeypatch.setattr(shown, "send", sent.append)
+    before = shown.snap
+    write_json(job.run.run_json, {**job.run.record(), "run_id": "another"})
+    for kind in ("job", "stop"):
+        shown._handle_custom_msg({"kind": kind}, [])
+    words = "The run gpt-fake was deleted, and another one has its name."
+    assert [one.get("error") for one in sent] == [words, words] and stopped == []
+    until(lambda: not pushing())
+    assert shown.snap["run_id"] == before["run_id"]
+    shown.close()
 
 
 def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,11 @@ def _chart(axes: "Axes", page: JobPage, chart: UsageChart) -> None:
         # Round numbers of a binary unit.
         axes.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axes.get_ylim()[1] / 6))))
 
-    def label(value: float, _: int | None) -> str:
+    def tick_label(value: float, _: int | None) -> str:
         first, second = axes.yaxis.get_majorticklocs()[:2]
         return axis_label(chart.figure, value, second - first)
 
-    axes.yaxis.set_major_formatter(FuncFormatter(label))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick_label))
     axes.grid(True, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(labels) > 1:

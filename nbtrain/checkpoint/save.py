@@ -237,10 +237,9 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     try:
         if folder.exists():
             shutil.rmtree(folder)
-        free = shutil.disk_usage(run.model).free
     except OSError as error:
         return f"{folder}: what a save has left there cannot be removed: {error.strerror or error}."
-    needed = checkpoint_room_bytes(config)
+    needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
     if free >= needed:
         return None
     return (

@@ -40,9 +40,10 @@ LENGTHS_CAPABILITY, LENGTHS_HEAD_MULTIPLE, LENGTHS_HEAD_SIZE = (8, 0), 8, 256
 
 # Fastest of 64, 128 and 256 at 512 tokens and heads of 64.
 BLOCK_ROWS = 128
-TRIAL_TOKENS = 16
 # On a GPU larger products; not measured.
 GPU_BLOCK_ROWS = 256
+# Of backend_problem.
+TRIAL_TOKENS = 16
 
 
 class Documents(NamedTuple):

@@ -204,19 +204,18 @@ def _kernel(setup: Setup, engine: Engine) -> str:
     shape = setup.shape
     if setup.keeps_scores:
         return "its scores kept"
-    if not shape.window_layers:
-        pairs = "causal half"
-    elif setup.masks_windows:
-        pairs = f"causal half; all pairs in {shape.window_share:.0%} of the layers, whose window is a mask"
-    else:
-        pairs = (
-            f"causal half; a window of {shape.window_size:,} tokens in {shape.window_share:.0%} of the layers"
-        )
     if shape.attn_softcap:
-        return f"nbtrain's kernel for capped scores, {pairs}"
-    if setup.on_gpu:
-        return f"flash attention {engine.flash_generation}, {pairs}"
-    return f"the {pairs.replace('causal half', 'causal half of all pairs', 1)}"
+        half = "nbtrain's kernel for capped scores, causal half"
+    elif setup.on_gpu:
+        half = f"flash attention {engine.flash_generation}, causal half"
+    else:
+        half = "the causal half of all pairs"
+    if not shape.window_layers:
+        return half
+    layers = f"{shape.window_share:.0%} of the layers"
+    if setup.masks_windows:
+        return f"{half}; all pairs in {layers}, whose window is a mask"
+    return f"{half}; a window of {shape.window_size:,} tokens in {layers}"
 
 
 def _compute(setup: Setup, rates: Rates) -> list[Term]:

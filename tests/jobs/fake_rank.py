@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
 from nbtrain.base import files
 from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, ProcessIdentity, TrainingProgress
@@ -45,7 +46,7 @@ def main(run_path: str) -> int:
     print(f"rank {rank} of {world}, attempt {attempt}, threads {os.environ['OMP_NUM_THREADS']}", flush=True)
     print(f"GPUs {gpus}", flush=True)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
-    step = saved = max(steps, default=0)
+    first = step = saved = max(steps, default=0)
     progress = TrainingProgress(plan["steps"], 1000, num_parameters=12_345, checkpoint_step=saved or None)
 
     def beat(phase: str) -> None:
@@ -82,17 +83,20 @@ def main(run_path: str) -> int:
         with os.fdopen(int(os.environ["NBTRAIN_EXIT_FD"]), "w") as pipe:
             pipe.write(json.dumps(word))
 
-    def wait_for_peers() -> None:
-        """What a collective does: nobody begins a step before everybody has ended the one before."""
-        for peer in range(world):
+    def wait_for(peers: Iterable[int]) -> bool:
+        """What a collective does: nobody has ended a step before everybody has. False if one did not come."""
+        for peer in peers:
             while True:
+                other = Heartbeat.read(job.heartbeat(peer))
+                if other and other.attempt == attempt and other.step >= step:
+                    break
                 end = ExitRecord.read(job.exit_record(peer, attempt))
                 if end and end.outcome in ("failed", "killed"):
                     raise ConnectionError(f"connection closed by rank {peer}")
-                other = Heartbeat.read(job.heartbeat(peer))
-                if stops or end or (other and other.attempt == attempt and other.step >= step):
-                    break
+                if stops or end:
+                    return False
                 time.sleep(0.002)
+        return True
 
     deaf = False
     done = files.read_json(job.control_ack)
@@ -109,9 +113,14 @@ def main(run_path: str) -> int:
 
     beat("build")
     while step < plan["steps"]:
+        # Rank 0 leads, so that no rank is past the step that rank 0 saves when it hears of a stop.
+        if rank and not deaf and not wait_for([0]):
+            step = max(step - 1, first)
         beat("train")
         if not deaf:
-            wait_for_peers()
+            wait_for(range(1, world))
+        if step > saved and step % plan["save"] == 0:
+            save()
         for fault in faults:
             if fault["step"] != step:
                 continue
@@ -159,8 +168,6 @@ def main(run_path: str) -> int:
             acknowledge(request)
         time.sleep(plan["seconds"])
         step += 1
-        if step % plan["save"] == 0:
-            save()
     progress.validation_loss, progress.best_validation_loss, progress.test_loss = 4.5, 4.25, 4.6
     save()
     beat("end")

@@ -24,7 +24,7 @@ from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
 # Counted up when the same dump gives another text: dumps are then extracted again, datasets stay as they are.
-EXTRACTION = 2
+EXTRACTION = 3
 OLDER_REVISION = "older_revision"
 
 FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20

@@ -1,7 +1,7 @@
 """The marks of wikitext, found by one scan each, in this order.
 
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
-    dropped  -> links  ->  headings
+    dropped  -> links  ->  quotes of bold and italic  ->  headings
 
 The scans never backtrack: they take the same time for any page of one size, whatever it leaves open.
 Characters that no XML can hold, the constants below, carry notes to walker.py.
@@ -17,6 +17,8 @@ DROPPED = "\x1a"
 """Something was dropped here: the blanks and brackets around it may be left without a meaning."""
 LINE_BREAK = "\x1d"  # <br>: a new line that ends neither a heading nor a list item
 LESS_THAN = "\x1c"  # a < that begins no tag
+JOINT = "\x1b"
+"""A tag, or the edge of a link or template, beside a ': apostrophes on both sides are not one run of them."""
 ASIDE = "\x7f"  # around the number of a text that is put aside and comes back as it is
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -80,13 +82,14 @@ def scan_tags(text: str, aside: list[str]) -> str:
         closes, closed = bool(match[1]), match[3].endswith("/")
         if name in WITHOUT_CONTENT or name in VERBATIM:
             if closes or closed or name in unclosed:
+                out.append(_joint(text, match))
                 continue
             end, after = _closing(lowered, name, position)
             if end < 0:
                 unclosed.add(name)
                 continue
             if name in VERBATIM:
-                out.append(_put_aside(name, text[position:end], aside))
+                out.append(_put_aside(name, text[position:end], aside) or JOINT)
             else:
                 out.append(DROPPED)
             position = after
@@ -96,10 +99,22 @@ def scan_tags(text: str, aside: list[str]) -> str:
             out.append("\n" if name not in ("dt", "dd") or closes else "")
         elif name == "li":
             out.append("" if closes else "\n* ")
-        elif name not in INLINE:
+        elif name in INLINE:
+            out.append(_joint(text, match))
+        else:
             out.append(match[0].replace("<", LESS_THAN))
     out.append(text[position:].replace("<", LESS_THAN))
     return "".join(out)
+
+
+def _joint(text: str, tag: re.Match[str]) -> str:
+    return JOINT if "'" in (text[tag.start() - 1 : tag.start()], text[tag.end() : tag.end() + 1]) else ""
+
+
+def _with_joints(words: str) -> str:
+    """What a link or a template shows, its apostrophes kept apart from those around it."""
+    begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
+    return f"{begin}{words}{end}"
 
 
 def _reference(match: re.Match[str]) -> str:
@@ -182,7 +197,7 @@ def scan_templates(text: str, expand: Callable[[str], str]) -> str:
             inside = "".join(out.pop())
             if text.startswith("}", position) and inside.count("{") > inside.count("}"):
                 position += 1
-            out[-1].append(expand(inside) if len(out) <= MAX_TEMPLATE_DEPTH else DROPPED)
+            out[-1].append(_with_joints(expand(inside)) if len(out) <= MAX_TEMPLATE_DEPTH else DROPPED)
     out[-1].append(text[position:])
     return "".join(part for parts in out for part in parts)
 
@@ -237,7 +252,7 @@ def scan_links(text: str, expand: Callable[[str], str]) -> str:
         return text
     out: list[list[str]] = [[]]
     position = too_deep = 0
-    for match in SQUARE_BRACKETS.finditer(text):
+    while (match := SQUARE_BRACKETS.search(text, position)) is not None:
         out[-1].append(text[position : match.start()])
         position = match.end()
         if match[0] == "[[":
@@ -249,9 +264,47 @@ def scan_links(text: str, expand: Callable[[str], str]) -> str:
             too_deep -= 1
         elif len(out) > 1:
             inside = "".join(out.pop())
-            out[-1].append(expand(inside))
+            # [[File:a.jpg|b [http://c d]]]: the first of three closes the inner one, as in MediaWiki.
+            if text.startswith("]", position) and inside.count("[") > inside.count("]"):
+                inside += "]"
+                position += 1
+            out[-1].append(_with_joints(expand(inside)))
     out[-1].append(text[position:])
     return "".join(part for parts in out for part in parts)
+
+
+QUOTES = re.compile("('{2,})")
+
+
+def scan_quotes(text: str) -> str:
+    """Bold and italic without their marks, with the words' own apostrophes: MediaWiki's doQuotes."""
+    if "''" in text:
+        text = "\n".join(_without_quotes(line) if "''" in line else line for line in text.split("\n"))
+    return text.replace(JOINT, "")
+
+
+def _without_quotes(line: str) -> str:
+    # Words at even places, runs of apostrophes between them. A run marks italic (2), bold (3) or both (5);
+    # further apostrophes belong to the word before it.
+    parts = QUOTES.split(line)
+    lengths: list[int] = []
+    for index in range(1, len(parts), 2):
+        run = len(parts[index])
+        lengths.append(3 if run == 4 else min(run, 5))
+        parts[index - 1] += "'" * (run - lengths[-1])
+        parts[index] = ""
+    italics, bolds = (sum(length in (kind, 5) for length in lengths) for kind in (2, 3))
+    if italics % 2 and bolds % 2 and 3 in lengths:
+        # One ''' means ' and '': after a word of one letter (l'''Iliade''), else a longer one, else a blank.
+        before = [2 * number for number, length in enumerate(lengths) if length == 3]
+        parts[min(before, key=lambda index: _rank(parts[index]))] += "'"
+    return "".join(parts)
+
+
+def _rank(words: str) -> int:
+    if words.endswith(" "):
+        return 2
+    return 0 if words[-2:-1] == " " else 1
 
 
 def scan_addresses(text: str) -> str:

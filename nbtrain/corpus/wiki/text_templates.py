@@ -60,12 +60,13 @@ underline vanchor linktext ipa angbr angle grapheme
     "as of": lambda arguments: f"As of {arguments[0]}" if arguments else "",
     "us$": lambda arguments: f"US${arguments[0]}" if arguments else "US$",
     "inr": lambda arguments: f"₹{arguments[0]}" if arguments else "₹",
-    "'": lambda arguments: "'",
-    "'s": lambda arguments: "'s",
+    # As numbers, which are resolved at the end: a bare ' would join quotes, a bare = would name a parameter.
+    "'": lambda arguments: "&#39;",
+    "'s": lambda arguments: "&#39;s",
+    "=": lambda arguments: "&#61;",
     **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash", "–"), lambda arguments: " – "),
     **dict.fromkeys(("mdash", "—", "spaced mdash"), lambda arguments: "—"),
     **dict.fromkeys(("nbsp", "space", "thinsp", "·", "•"), lambda arguments: " "),
-    "=": lambda arguments: "=",
     "!": lambda arguments: "|",
     "pi": lambda arguments: "π",
 }

@@ -21,10 +21,10 @@ from nbtrain.corpus.wiki.text_templates import expand
 INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 BLANKS = re.compile("[ \t\u00a0\u2002-\u200a\u202f\u205f]+")
 DOUBLE_BLANK = re.compile("  +")
-QUOTES = re.compile("'{2,}")
 MAGIC_WORD = re.compile(r"__([^\W\d_]{3,30})__")
 LIST_MARK = re.compile(r"^[ \t\x1a]*([*#:;]+)[ \t]*", re.MULTILINE)
 VARIANT = re.compile(r"-\{([^{}\n]*)\}-")
+HIDDEN = ("H", "T", "-")  # a rule for the words of the page, for its title, the end of a rule
 TABLE_REST = re.compile(r"[ \t]*\|(?:[-}+|]|\s|[^|\n]*=)")
 HEADING_LINE = re.compile(rf"{ASIDE}H([1-6]){ASIDE}(.*)")
 ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
@@ -58,6 +58,7 @@ class Walker:
         text = MAGIC_WORD.sub(_magic_word, text)
         text = LIST_MARK.sub(_list_mark, text)
         text = markup.scan_links(text, self._link)
+        text = markup.scan_quotes(text)
         text = markup.scan_addresses(text)
         text = markup.scan_headings(text)
         return _finish(markup.entities(text), aside)
@@ -85,7 +86,10 @@ class Walker:
 
 
 def _first_variant(match: re.Match[str]) -> str:
-    """-{zh-hans:A; zh-hant:B}-: a reader sees one of the variants."""
+    """-{zh-hans:A; zh-hant:B}-: a reader sees one of the variants, and of a hidden rule -{H|...}- nothing."""
+    flags, bar, _ = match[1].partition("|")
+    if bar and any(flag.strip() in HIDDEN for flag in flags.split(";")):
+        return ""
     first = match[1].split(";")[0].rpartition("|")[2]
     return first.rpartition("=>")[2].rpartition(":")[2].strip()
 
@@ -99,8 +103,7 @@ def _list_mark(match: re.Match[str]) -> str:
 
 
 def _finish(text: str, aside: list[str]) -> str:
-    """Quotes, leftovers and blanks away, empty sections dropped, and back with what was put aside."""
-    text = QUOTES.sub("", text)
+    """Leftovers and blanks away, empty sections dropped, and back with what was put aside."""
     text = INVISIBLE.sub("", text)
     text = BLANKS.sub(" ", text)
     if DROPPED in text:

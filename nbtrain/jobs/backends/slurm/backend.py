@@ -42,6 +42,8 @@ from nbtrain.jobs.backends.slurm.script import (
     comment_of,
     name_of,
     python_of,
+    sbatch_environment,
+    sbatch_options,
     script_alone,
     shown_script,
 )
@@ -207,7 +209,8 @@ class SlurmBackend(RemoteBackend):
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """Slurm answers, has the partition, and could start the job if all its nodes were up and idle."""
         try:
-            there = read_sinfo(call("sinfo", "-h", "-N", "-o", SINFO_FORMAT))
+            # -a: partitions are hidden, too, that a user's jobs may go to; sbatch itself refuses the others.
+            there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
             yield shortage(f"Slurm: {str(error).rstrip('.')}.", fix)
@@ -224,6 +227,13 @@ class SlurmBackend(RemoteBackend):
         # By default a cluster takes what it can never start, and lets it wait for ever.
         wanted = partition.split(",") if partition else [place.name for place in there if place.default]
         places = [place for place in there if place.name in wanted]
+        if not places and not partition:
+            yield mistake(
+                f"{config.where('backend.kind')}: backend.slurm.partition is not set, and the cluster has no "
+                "default partition.",
+                f"Set backend.slurm.partition to one of {', '.join(sorted(known))}.",
+            )
+            return
         resources, gpus = config.resources, needed_gpus(config)
         fit = {
             place.node
@@ -297,11 +307,12 @@ class SlurmBackend(RemoteBackend):
         handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
         path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
         files.write_text(path, batch_script(config, job, _exported(), after))
+        environment = sbatch_environment(os.environ, sbatch_options(config, job, after))
         # First, so that a job whose number nobody lived to write down is found all the same.
         handle.asked = True
         handle.write(job.handle_json)
         try:
-            said = call("sbatch", "--parsable", path.name, folder=job.path)
+            said = call("sbatch", "--parsable", path.name, folder=job.path, environment=environment)
         except (JobError, EngineAway):
             handle.asked = False
             handle.write(job.handle_json)

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -46,8 +46,8 @@ class SlurmJob:
     node_count: int = 0
 
 
-def call(*arguments: str, folder: Path | None = None) -> str:
-    """What a command prints, called in `folder`.
+def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints, called in `folder`, with this process's environment if none is given.
 
     Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed or not configured here,
     and JobError if it refuses.
@@ -61,8 +61,15 @@ def call(*arguments: str, folder: Path | None = None) -> str:
             cwd=folder,
             capture_output=True,
             text=True,
+            # Comments of jobs may hold anything.
+            encoding="utf-8",
+            errors="replace",
             timeout=COMMAND_SECONDS,
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"},
+            env={
+                **(os.environ if environment is None else environment),
+                "SLURM_TIME_FORMAT": "standard",
+                "LC_ALL": "C",
+            },
         )
     except subprocess.TimeoutExpired:
         raise EngineUnseen(f"{arguments[0]} gave no answer within {COMMAND_SECONDS:g} s") from None

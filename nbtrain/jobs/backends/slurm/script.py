@@ -1,14 +1,45 @@
 """The batch script of a run, as text that a reader can check and submit by hand."""
 
 import math
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.prepared import RUN_YAML
+
+# Which cluster is asked, and how this user is known there.
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET")
+# Of an allocation or an srun that this process runs in. A batch step that inherits them tells its srun to
+# share cores or to ask for memory twice, and takes the restarts of another job for its own.
+OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI")
+# `man sbatch`, input environment variables: each outweighs what the script says. Most are SBATCH_<OPTION>.
+VARIABLES = {
+    "--time": ("SBATCH_TIMELIMIT",),
+    "--mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "--requeue": ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"),
+    "--no-requeue": ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"),
+    "--output": ("SBATCH_OUTPUT", "SBATCH_ERROR"),
+}
+# Several tasks at once in one run directory; another cluster than scontrol asks; an sbatch that waits for the
+# end of the job.
+NEVER = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT")
+
+
+def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
+    """`environment` without what would change a script of these options, or what its batch step runs in."""
+    dropped = set(NEVER)
+    for option in options:
+        name = option.partition("=")[0]
+        dropped.update(VARIABLES.get(name) or [f"SBATCH_{name.removeprefix('--').replace('-', '_').upper()}"])
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in KEPT or not (name in dropped or OF_AN_ALLOCATION.match(name))
+    }
 
 
 def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:

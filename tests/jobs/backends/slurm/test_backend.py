@@ -42,11 +42,12 @@ def config(workspace: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """{program: what it prints, or raises}; `said` is every call."""
+    """{program: what it prints, or raises}; `said` is every call, `environment` the last one's."""
     answers: dict[str, Any] = {"said": []}
 
-    def call(*arguments: str, folder: Path | None = None) -> str:
+    def call(*arguments: str, folder: Path | None = None, environment: Any = None) -> str:
         answers["said"].append(arguments)
+        answers["environment"] = environment
         answer = answers[arguments[0]]
         if isinstance(answer, Exception):
             raise answer
@@ -98,6 +99,20 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
         monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "3")
         assert BACKEND.go_on(job, array) == words
+
+
+def test_the_next_allocation_counts_its_own_restarts(
+    job: JobDir, slurm: dict[str, Any], config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sets SLURM_RESTART_COUNT from the first restart on: an inherited 1 would hide job 13's first."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    slurm["sbatch"] = "13\n"
+    settings = {"backend.slurm.resubmissions": 1, "backend.slurm.partition": "main"}
+    assert BACKEND.go_on(job, config(**settings)) == "goes on in Slurm job 13"
+    inherited = {name for name in slurm["environment"] if name.startswith(("SLURM_", "SBATCH_"))}
+    assert inherited <= {"SLURM_CONF"} and "PATH" in slurm["environment"]
 
 
 PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` goes on"
@@ -315,6 +330,21 @@ def test_what_can_never_start_is_refused_at_submit(
     slurm["sinfo"] = SINFO
     found = [str(one) for one in BACKEND.obstacles(config(**settings))]
     assert (words in found[0]) if words else found == []
+
+
+def test_partitions_are_hidden_or_none_is_the_default(
+    slurm: dict[str, Any], config: Callable[..., RunConfig]
+) -> None:
+    """sinfo shows hidden ones with -a alone; without a default partition one must be named."""
+    slurm["sinfo"] = SINFO.replace("*", "")
+    run = config()
+    (found,) = BACKEND.obstacles(run)
+    assert slurm["said"] == [("sinfo", "-a", "-h", "-N", "-o", "%P|%N|%c|%m|%G")]
+    assert str(found) == (
+        f"{run.where('backend.kind')}: backend.slurm.partition is not set, and the cluster has no default "
+        "partition. Set backend.slurm.partition to one of large, main."
+    )
+    assert list(BACKEND.obstacles(config(**{"backend.slurm.partition": "main"}))) == []
 
 
 def test_one_allocation_of_a_script_has_the_job(

@@ -207,6 +207,17 @@ def test_nodes_of_partitions_are_counted() -> None:
     assert places[0].memory_bytes == 515000 * 2**20
 
 
+def test_what_slurm_prints_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comment in Latin-1; the environment is the caller's if one is given."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nprintf '12|caf\\351 %s' \"$SLURM_JOB_ID\"\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert engine.call("squeue") == "12|caf\ufffd 7"
+    assert engine.call("squeue", environment={}) == "12|caf\ufffd "
+
+
 def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client packages alone, as on a laptop: the lines of Slurm 22.05 in one sentence."""
     sinfo = tmp_path / "sinfo"

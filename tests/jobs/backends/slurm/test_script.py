@@ -11,7 +11,7 @@ import pytest
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.slurm.script import batch_script, duration
+from nbtrain.jobs.backends.slurm.script import batch_script, duration, sbatch_environment
 
 RECORDED = Path(__file__).with_name("gpt-tiny.sbatch")
 JOB_ID = "20260101-120000-abcd"
@@ -91,6 +91,27 @@ def test_options_follow_the_section(script: Callable[..., str]) -> None:
     assert not any(line.startswith("#SBATCH --time") for line in lines)
     assert f"exec {sys.executable} -m nbtrain.jobs.supervisor" in lines[-1]
     assert "#SBATCH --gres=gpu:a100:2" in script(**{"backend.slurm.gres": "gpu:a100:2"})
+
+
+def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -> None:
+    """From JupyterLab inside a job, from a batch step, from ~/.bashrc: `man sbatch` reads all of these."""
+    kept = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SLURM_CLUSTERS": "east",
+        "SLURM_JWT": "x",
+        "SBATCH_QOS": "high",
+        "SBATCH_EXPORT": "NONE",
+    }
+    dropped = {
+        *("SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_RESTART_COUNT"),
+        *("SRUN_CPUS_PER_TASK", "PMI_RANK", "PMIX_RANK", "SBATCH_ARRAY_INX", "SBATCH_WAIT"),
+        *("SBATCH_ACCOUNT", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU", "SBATCH_REQUEUE"),
+        *("SBATCH_OPEN_MODE", "SBATCH_ERROR"),
+    }
+    options = ["--account=physics", "--time=01:00:00", "--mem=1M", "--no-requeue", "--open-mode=append"]
+    given = {**kept, **dict.fromkeys(dropped, "1")}
+    assert sbatch_environment(given, [*options, "--output=x"]) == kept
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Rules about the place where a run is to start: hosts and Slurm."""
 
 import shlex
+from collections.abc import Iterable, Iterator
 
 from nbtrain.base.amounts import counted
 from nbtrain.config.rules.wording import Problems
@@ -42,6 +43,21 @@ OWN_SBATCH_OPTIONS = {
     "--open-mode": "",
     "--comment": "",
 }
+OTHER_FOLDER = "takes the job out of its folder, where its log is. Take it out."
+OTHER_CLUSTER = (
+    "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Take "
+    "it out, and `export SLURM_CLUSTERS=NAME` instead."
+)
+WAITS = "makes sbatch wait for the end of the job. Take it out."
+REFUSED_SBATCH_OPTIONS = {
+    "--chdir": OTHER_FOLDER,
+    "-D": OTHER_FOLDER,
+    "--clusters": OTHER_CLUSTER,
+    "-M": OTHER_CLUSTER,
+    "--wait": WAITS,
+    "-W": WAITS,
+}
+"""{option: what it would do, and the fix}."""
 
 
 def backend_has_its_machines(config: RunConfig) -> Problems:
@@ -85,16 +101,19 @@ def slurm_options_agree(config: RunConfig) -> Problems:
         except ValueError as error:
             yield f"{where}: backend.slurm.sbatch_options: {line!r} cannot be read: {error}."
             continue
-        option = words[0].partition("=")[0] if words else ""
-        if not option.startswith("-"):
+        if not words or not words[0].startswith("-"):
             yield (
                 f"{where}: backend.slurm.sbatch_options: {line!r} is no option of sbatch, such as "
                 "--mail-type=END. Lines of shell go into backend.slurm.setup."
             )
-        elif option in OWN_SBATCH_OPTIONS:
-            own = OWN_SBATCH_OPTIONS[option]
-            fix = f"Set {own} instead." if own else "Take it out."
-            yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
+            continue
+        for option in options_in(words):
+            if option in OWN_SBATCH_OPTIONS:
+                own = OWN_SBATCH_OPTIONS[option]
+                fix = f"Set {own} instead." if own else "Take it out."
+                yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
+            elif why := REFUSED_SBATCH_OPTIONS.get(option):
+                yield f"{where}: backend.slurm.sbatch_options: {option} {why}"
     limit, before = section.time_limit_seconds, section.signal_before_seconds
     # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.
     if limit is not None and limit < before + 60:
@@ -109,6 +128,15 @@ def slurm_options_agree(config: RunConfig) -> Problems:
             f"resubmissions = {section.resubmissions} both go on after the time limit. Keep one: an array "
             "queues all allocations at once, resubmissions one after the other."
         )
+
+
+def options_in(words: Iterable[str]) -> Iterator[str]:
+    """The names of the options among the words of one line: of a short one with its value (-N2), -N."""
+    for word in words:
+        if word.startswith("--"):
+            yield word.partition("=")[0]
+        elif word.startswith("-"):
+            yield word[:2]
 
 
 BACKEND_RULES = (backend_has_its_machines, slurm_options_agree)

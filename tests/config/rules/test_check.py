@@ -1355,6 +1355,34 @@ BROKEN = {
         ["backend.slurm.sbatch_options=[--nodes=4]", "backend.kind=slurm"],
         "@: backend.slurm.sbatch_options: --nodes is written by nbtrain. Set resources.nodes instead.",
     ),
+    "such an option with its value behind it": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[-N2]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: -N is written by nbtrain. Set resources.nodes instead.",
+    ),
+    "such an option behind another one": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[--exclude=n1 --time=10]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: --time is written by nbtrain. Set "
+        "backend.slurm.time_limit_seconds instead.",
+    ),
+    "another folder for the batch step": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[--chdir /tmp]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: --chdir takes the job out of its folder, where its log is. Take it "
+        "out.",
+    ),
+    "another cluster for sbatch alone": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[-Meast]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: -M changes the cluster for sbatch alone, and sinfo, scontrol and "
+        "scancel would ask the default one. Take it out, and `export SLURM_CLUSTERS=NAME` instead.",
+    ),
+    "an sbatch that waits for the job": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[--wait]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: --wait makes sbatch wait for the end of the job. Take it out.",
+    ),
     "shell among the options of sbatch": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[module load cuda]", "backend.kind=slurm"],

@@ -111,6 +111,8 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
     gres = section.gres or (f"gpu:{gpus}" if gpus else None)
     memory = resources.memory_per_node_bytes
     limit = section.time_limit_seconds
+    # The first allocation waits as the run says; each further one for the allocation before it, too.
+    conditions, further = _dependencies(section.sbatch_options) if after else ([], section.sbatch_options)
     labels = [f"{key}={value}" for key, value in config.labels.items()]
     return [
         f"--job-name={name_of(job)}",
@@ -127,15 +129,36 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
         *([f"--time={duration(limit)}"] if limit else []),
         *(["--exclusive"] if section.exclusive else []),
         *([f"--array={section.array}"] if section.array else []),
-        *([f"--dependency=afterany:{after}"] if after else []),
+        *([f"--dependency={','.join([f'afterany:{after}', *conditions])}"] if after else []),
         f"--signal=B:USR1@{section.signal_before_seconds}",
         "--requeue" if section.requeue else "--no-requeue",
         # Relative to the folder of the job, from which it is submitted: sbatch reads quotes and % in a path.
         "--output=logs/supervisor.log",
         # A requeued job would begin its log anew, and the story of its first run would be gone.
         "--open-mode=append",
-        *section.sbatch_options,
+        *further,
     ]
+
+
+def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(what further options of sbatch make the job wait for, the lines without that).
+
+    Of two --dependency the later one counts alone. Conditions of which one is enough (?) cannot be joined
+    with one that must hold; the first allocation has met them.
+    """
+    conditions, others = [], []
+    for line in lines:
+        words, kept = iter(shlex.split(line)), []
+        for word in words:
+            name, is_there, value = word.partition("=")
+            if name in ("--dependency", "-d"):
+                conditions.append(value if is_there else next(words, ""))
+            elif re.match("-d[^-]", word):
+                conditions.append(word[2:])
+            else:
+                kept.append(word)
+        others += [line] if kept == shlex.split(line) else [shlex.join(kept)] if kept else []
+    return [one for one in conditions if one and "?" not in one], others
 
 
 def python_of(config: RunConfig) -> str:

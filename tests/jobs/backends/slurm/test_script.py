@@ -93,6 +93,27 @@ def test_options_follow_the_section(script: Callable[..., str]) -> None:
     assert "#SBATCH --gres=gpu:a100:2" in script(**{"backend.slurm.gres": "gpu:a100:2"})
 
 
+@pytest.mark.parametrize(
+    ("lines", "dependency", "others"),
+    [
+        (["--dependency=singleton"], "afterany:11,singleton", []),
+        (["-d afterok:7 --mail-type=END"], "afterany:11,afterok:7", ["--mail-type=END"]),
+        (["-dafterok:7", "--exclude 'n1'"], "afterany:11,afterok:7", ["--exclude 'n1'"]),
+        (["--dependency", "--dependency=afterok:7?afterok:8"], "afterany:11", []),
+    ],
+)
+def test_a_resubmission_waits_for_the_allocation_before_it_and_for_what_the_run_says(
+    script: Callable[..., str], lines: list[str], dependency: str, others: list[str]
+) -> None:
+    """sbatch takes the last --dependency alone: the user's would start two allocations at once."""
+    given = {"backend.slurm.sbatch_options": lines}
+    options = [one.removeprefix("#SBATCH ") for one in script("11", **given).splitlines()]
+    assert [one for one in options if "depend" in one] == [f"--dependency={dependency}"]
+    end = options.index("--open-mode=append") + 1
+    assert options[end : options.index("")] == others
+    assert all(f"#SBATCH {line}\n" in script(**given) for line in lines)
+
+
 def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -> None:
     """From JupyterLab inside a job, from a batch step, from ~/.bashrc: `man sbatch` reads all of these."""
     kept = {

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -354,6 +355,30 @@ def test_a_run_is_fine_tuned(trial, tmp_path):
         "multiple-choice-held-out  acc",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("start", "asked"),
+    [({"run": "base", "step": 300}, [("base", 300), ("job", None)]), ({"files": {}}, [("job", None)])],
+)
+def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, capsys, start, asked):
+    """Not the newest of that run; a folder, as the Qwen runs have it, has no answers from before."""
+    directory = RunDir(tmp_path)
+    directory.init_from_json.write_text(json.dumps(start))
+    calls = []
+    fake = SimpleNamespace(
+        open_run=lambda config: SimpleNamespace(directory=directory),
+        generate=lambda model, prompts, step=None, **how: calls.append((model, step)) or "a text",
+    )
+    (cell,) = [
+        cell for cell in sources_of(ROOT / "notebooks" / "08_finetune.ipynb") if "init_from_json" in cell
+    ]
+    names = {"nb": fake, "job": "job", "prompts": ["a"], "max_new_tokens": 3}
+    exec(cell, {**names, "config": SimpleNamespace(init_from="base")})
+    assert calls == asked
+    assert capsys.readouterr().out == (
+        "" if "step" in start else "base is no run: there is no text from before\n"
+    ) + "a text\n" * len(asked)
 
 
 @pytest.mark.slow

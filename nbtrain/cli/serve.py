@@ -30,11 +30,11 @@ def _add_generate(under: Any) -> None:
     for flags, kind, name, text in (
         (("-n", "--max-new-tokens"), int, "max_new_tokens", "tokens to add, at most"),
         (("--temperature",), float, "temperature", "0 is greedy"),
-        (("--top-k",), int, "top_k", "choose among so many of the likeliest; 0 does not cut"),
+        (("--top-k",), int, "top_k", "choose among this many of the likeliest; 0 does not cut"),
         (("--top-p",), float, "top_p", "among the likeliest that make up this share; 1 does not cut"),
         (("--min-p",), float, "min_p", "among those with this share of the likeliest one's; 0 does not cut"),
         (("--repetition-penalty",), float, "repetition_penalty", "against tokens that are there; 1: none"),
-        (("--num-beams",), int, "num_beams", "beam search with so many beams; 1 is none"),
+        (("--num-beams",), int, "num_beams", "beam search with this many beams; 1 is none"),
         (("--length-penalty",), float, "length_penalty", "of beams: above 0 for longer texts"),
         (("--samples",), int, "n", "how many texts of each prompt"),
         (("--seed",), int, "seed", "the same seed gives the same text"),
@@ -44,7 +44,7 @@ def _add_generate(under: Any) -> None:
     one.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before it; several times"
     )
-    text = "each token's log-probability, and so many others in its place (with --json)"
+    text = "each token's log-probability, and that of this many alternatives (with --json)"
     one.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
     one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
     one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
@@ -118,6 +118,8 @@ def _add_serve(under: Any) -> None:
     one.add_argument("--port", type=int, default=plain.port, help=f"default {plain.port}; 0 takes a free one")
     text = "a Unix socket instead: who may enter its folder needs no token"
     one.add_argument("--uds", metavar="PATH", help=text)
+    text = "end when the process that has started the server does, as Jupyter's proxy needs it"
+    one.add_argument("--end-with-parent", action="store_true", help=text)
     text = "that holds the token; default: $NBTRAIN_SERVE_TOKEN, else a new one, which is shown"
     one.add_argument("--token-file", metavar="FILE", help=text)
     one.add_argument("--dtype", choices=DTYPES, default=plain.dtype, help="auto: fp32 on a CPU")
@@ -174,8 +176,7 @@ def serve(options: argparse.Namespace) -> int:
     source: str | None = None
     if options.uds is None:
         token, source = token_of(options.token_file)
-    else:
-        # Jupyter's proxy, which starts it so, may be killed.
+    if options.end_with_parent:
         die_with_parent()
 
     def when_ready(ready: Ready) -> None:

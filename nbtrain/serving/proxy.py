@@ -15,8 +15,10 @@ START_SECONDS = 60
 
 def models_entry() -> dict[str, Any]:
     """Entry point for jupyter-server-proxy (group jupyter_serverproxy_servers, name nbtrain-models)."""
+    command = [sys.executable, "-m", "nbtrain", "serve", "--uds", "{unix_socket}"]
     return {
-        "command": [sys.executable, "-m", "nbtrain", "serve", "--uds", "{unix_socket}"],
+        # Jupyter Server, whose child it is, may be killed.
+        "command": [*command, "--end-with-parent"],
         "unix_socket": True,
         "timeout": START_SECONDS,
         "absolute_url": False,

@@ -15,6 +15,7 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import CheckpointError
+from nbtrain.serving.proxy import models_entry
 from nbtrain.serving.tokens import VARIABLE
 from tests.inference import saved
 from tests.serving.conftest import CHAT
@@ -149,7 +150,8 @@ def test_any_run_by_turns_on_a_socket(workspace, tmp_path):
     for name in ("one", "two"):
         saved.save_run(name)
     path = tmp_path / "socket"
-    command = [sys.executable, "-m", "nbtrain", "serve", "--uds", str(path), "--idle-seconds", "2"]
+    entry = [word.format(unix_socket=path) for word in models_entry()["command"]]
+    command = [*entry, "--idle-seconds", "2"]
     with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == f"listening on {path}\n"

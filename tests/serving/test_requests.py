@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
+from nbtrain.base import parent_death
 from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.cli import __main__ as cli
 from nbtrain.serving import megatron, server
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
@@ -23,6 +25,7 @@ from nbtrain.serving.models import Models, Served
 from nbtrain.serving.openai_answers import Form, Piece
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
+from nbtrain.serving.proxy import models_entry
 from nbtrain.serving.refusals import Refusal
 from nbtrain.serving.server import _socket
 from nbtrain.serving.tokens import VARIABLE, TokenRequired, token_of
@@ -452,3 +455,14 @@ def test_a_server_removes_its_own_socket_alone(monkeypatch, tmp_path, is_replace
     monkeypatch.setattr(server, "_serve", serving)
     assert server.serve(ServeOptions(uds=str(path)), None, print) == 0
     assert path.exists() == is_replaced
+
+
+@pytest.mark.parametrize("is_by_jupyter", [False, True])
+def test_only_jupyters_server_ends_with_its_parent(monkeypatch, is_by_jupyter):
+    """`nohup nbtrain serve --uds PATH &` outlives the shell that has started it."""
+    asked = []
+    monkeypatch.setattr(parent_death, "die_with_parent", lambda: asked.append("end"))
+    monkeypatch.setattr(server, "serve", lambda options, token, say: asked.append(options.uds) or 0)
+    arguments = models_entry()["command"][3:] if is_by_jupyter else ["serve", "--uds", "{unix_socket}"]
+    assert cli.main(arguments) == 0
+    assert asked == ["end"] * is_by_jupyter + ["{unix_socket}"]

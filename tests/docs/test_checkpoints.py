@@ -11,8 +11,10 @@ from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import payload
 from nbtrain.checkpoint.weights import load_model_weights
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load, load_resolved
 from nbtrain.model.gpt import build_model
+from nbtrain.model.names import is_adapter
+from nbtrain.parallel.tensor import partition_dim
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "checkpoints.md").read_text(encoding="utf-8")
@@ -61,6 +63,51 @@ def test_the_table_has_every_parameter(runs):
         if cut is not None:
             assert cut == ("none" if entry["partition_dim"] is None else str(entry["partition_dim"])), name
     assert said == {}
+
+
+SMALL = {
+    "model.num_layers": 1,
+    "model.hidden_size": 32,
+    "model.num_attention_heads": 4,
+    "model.untie_embeddings_and_output_weights": True,
+    "optimizer.type": "AdamW",
+}
+LORA = {"init_from": "base", "lora.trainable_token_indices": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model.architecture": "llama"},
+        {"model.architecture": "qwen2"},
+        {"model.architecture": "qwen3"},
+        {**LORA, "lora.rank": 2},
+        {**LORA, "lora.kind": "ia3"},
+    ],
+    ids=["llama", "qwen2", "qwen3", "lora", "ia3"],
+)
+def test_the_tables_have_the_parameters_of_other_models(overrides):
+    """Without biases of linear layers, and with adapters: names, dimensions and cuts are the tables'."""
+    said = {}
+    for first, second, shapes, cuts in re.findall(
+        r"^\| `([\w.<>]+)`(?:, `\.([\w.]+)`)?(?: \([^|]*\))? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE
+    ):
+        names = [first] + ([re.sub(r"(gate_)?(weight|lora\.a)$", second, first)] if second else [])
+        for each, name in enumerate(names):
+            shape = (shapes.split(" and ") * 2)[each]
+            said[name] = shape.count(",") + 1, (cuts.split(", ") * 2)[each]
+    config = load("gpt-tiny", {**SMALL, **overrides}, check=False)
+    with torch.device("meta"):
+        model = build_model(config)
+    parameters = {re.sub(r"layers\.\d+", "layers.<i>", key): value for key, value in model.named_parameters()}
+    saved = {key: value for key, value in parameters.items() if config.lora is None or is_adapter(key)}
+    assert saved
+    for name, value in saved.items():
+        cut = partition_dim(value)
+        assert said[name] == (value.dim(), "none" if cut is None else str(cut)), name
+    biases = {key for key in parameters if key.endswith("bias")}
+    qkv = {"layers.<i>.attention.query_key_value.bias"}
+    assert biases == (qkv if config.model.add_qkv_bias else set())
 
 
 @pytest.mark.parametrize("name", ["one", "two", "three"])

@@ -52,8 +52,8 @@ def generate(  # type: ignore[misc]  # the overloads leave out what decides noth
 
     The result is a string that a cell shows with its prompt apart; for several prompts, or n above 1, a list
     of them. temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text,
-    whatever is generated beside it. `logprobs` gives the log-probability of each token, and of so many others
-    in its place. With `stream`, the result is an iterator of the new text, piece by piece.
+    whatever is generated beside it. `logprobs` gives the log-probability of each token, and of this many
+    alternatives. With `stream`, the result is an iterator of the new text, piece by piece.
     docs/generation.md describes every argument.
     """
     generation = Generation(

@@ -164,6 +164,7 @@ def config_page() -> str:
         "- Amounts of training are in tokens; periods end in `_interval_steps`. `2.5e9` is a whole number.",
         "- Editors complete and check keys by `docs/run.schema.json`: begin a file with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
+        "- `nbtrain schema` prints that schema; `nbtrain check RUN --resolved` a run's YAML with every key.",
     ]
     top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
     lines += ["", "## Run", "", f"{_first_line(RunConfig)}", "", *_table(top, ""), *_recipes()]

@@ -245,7 +245,7 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
 
 
 def waiting_words(found: SlurmJob) -> str:
-    """`waits in Slurm (Resources): the nodes that it needs are busy; start estimated at ...`."""
+    """`Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated at ...`."""
     _, words = STATES[found.state]
     # A state of its own, such as CONFIGURING, says more than the reason that it had before.
     name = found.state if words else found.reason or "None"

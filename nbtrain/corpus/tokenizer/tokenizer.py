@@ -15,7 +15,7 @@ and stay.
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -51,8 +51,9 @@ WITHOUT_BLANKS = re.compile("[!-~]+")
 class Tokenizer:
     """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
 
-    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" if
-    fastokens cannot load the folder or check_exact finds a difference.
+    `engine` is "fastokens", "tokenizers" or None: the first that is installed and, as far as check_exact has
+    found before, exact. It changes to "tokenizers" if fastokens cannot load the folder or fails on a text, or
+    if check_exact finds a difference.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any], engine: str | None = None):
@@ -63,6 +64,8 @@ class Tokenizer:
         self.eod_token: str = manifest.get("eod_token", EOD_TOKEN)
         self.sha256: str = manifest["sha256"]
         self.engine = engine or _best_engine()
+        self._difference: str | None = None
+        """What check_exact found earlier, as its sentence."""
 
     @property
     def added_tokens(self) -> list[str]:
@@ -89,7 +92,11 @@ class Tokenizer:
                     f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or "
                     f"remove {display(directory)} and run `nbtrain prepare RUN.yaml`."
                 )
-        return cls(directory, manifest, engine)
+        loaded = cls(directory, manifest, engine)
+        if engine is None and loaded.engine == "fastokens":
+            found = exactness.remembered(directory, loaded._exactness_key)
+            loaded._take((found or {}).get("difference"))
+        return loaded
 
     def __reduce__(self) -> tuple:
         return type(self), (self.directory, self.manifest, self.engine)
@@ -154,13 +161,37 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""
-        ids, offsets = self._encode(texts)
+        ids, offsets = self._surely(self._encode, texts)
         if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
             rows = [self._without_eod(text, row) for text, row in zip(texts, rows, strict=True)]
             offsets = np.cumsum([0, *map(len, rows)])
             ids = np.concatenate(rows)
         return ids, offsets
+
+    def _surely(
+        self, encode: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]], texts: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """encode(texts), with the reference if fastokens fails. Raises DataError if both fail."""
+        try:
+            return encode(texts)
+        except (KeyboardInterrupt, SystemExit, MemoryError, DataError):
+            raise
+        except UnicodeEncodeError as error:
+            raise DataError(f"a text that is to be encoded is no Unicode: {error.reason}.") from error
+        except BaseException as error:  # a panic of Rust is no Exception
+            if self.engine != "fastokens":
+                raise DataError(
+                    f"{display(self.directory)}: cannot encode a text: {error}. Take a tokenizer that can "
+                    "write it, or change the text."
+                ) from error
+            logger.warning(
+                "%s: fastokens fails (%s): encoding with tokenizers, which is slower.",
+                display(self.directory),
+                error,
+            )
+            self.engine = "tokenizers"
+            return self._surely(encode, texts)
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_safely:
@@ -179,7 +210,7 @@ class Tokenizer:
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
         """The ids of a text piece by piece, together those of encode. Only if cuts_safely."""
         for piece in pieces_of_long(text):
-            yield self._encode_whole([piece])[0]
+            yield self._surely(self._encode_whole, [piece])[0]
 
     @cached_property
     def cuts_safely(self) -> bool:
@@ -230,7 +261,7 @@ class Tokenizer:
         pieces = [first, *(self.eod_token[half:] + other for other in others)]
         pieces[:-1] = [piece + self.eod_token[:half] for piece in pieces[:-1]]
         while True:
-            ids, offsets = self._encode(pieces)
+            ids, offsets = self._surely(self._encode, pieces)
             rows = enumerate(pairwise(offsets))
             bad = {number for number, (start, stop) in rows if (ids[start:stop] == self.eod_id).any()}
             if not bad:
@@ -271,12 +302,12 @@ class Tokenizer:
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
-        None if they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
-        answer is one sentence on why. It is kept in the folder: `sample_texts` are read the first time only.
+        None if they agree or tokenizers was asked for. Else `engine` becomes "tokenizers", and the answer is
+        one sentence on why. It is kept in the folder: `sample_texts` are read the first time only.
         """
         if self.engine != "fastokens":
-            return None
-        key = exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
+            return self._difference
+        key = self._exactness_key
         found = exactness.remembered(self.directory, key)
         if found is None:
             difference = exactness.first_difference(
@@ -290,10 +321,20 @@ class Tokenizer:
             if self._fast is None:
                 return self._no_fast
             exactness.remember(self.directory, key, found["difference"])
-        if found["difference"] is None:
-            return None
-        self.engine = "tokenizers"
-        return f"{display(self.directory)}: {found['difference']}: encoding with tokenizers, which is slower."
+        return self._take(found["difference"])
+
+    @property
+    def _exactness_key(self) -> dict[str, str]:
+        return exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
+
+    def _take(self, difference: str | None) -> str | None:
+        """Encode with tokenizers if there is a difference; the sentence that says so."""
+        if difference is not None:
+            self.engine = "tokenizers"
+            self._difference = (
+                f"{display(self.directory)}: {difference}: encoding with tokenizers, which is slower."
+            )
+        return self._difference
 
     @cached_property
     def _fast(self) -> Any:

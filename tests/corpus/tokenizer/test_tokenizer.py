@@ -274,6 +274,51 @@ def test_what_was_found_is_kept(folder, monkeypatch):
     assert loaded.engine == "tokenizers"
 
 
+def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
+    """Serving, evaluating and generating compare nothing: they take what prepare has found."""
+    assert Tokenizer.load(folder).check_exact() is None
+    assert Tokenizer.load(folder).engine == "fastokens"
+    kept = folder / exactness.REMEMBERED
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "difference": "they differ on 'x'"}))
+    loaded = Tokenizer.load(folder)
+    assert loaded.engine == pickle.loads(pickle.dumps(loaded)).engine == "tokenizers"
+    assert loaded.check_exact() == (
+        "tokenizer: they differ on 'x': encoding with tokenizers, which is slower."
+    )
+    assert Tokenizer.load(folder, "fastokens").engine == "fastokens"
+
+
+@pytest.mark.parametrize("how", ["encode", "encode_long", "encode_prompt"])
+def test_a_text_on_which_fastokens_fails(folder, caplog, how):
+    """It is encoded by the reference, as are all that follow: one prompt does not end a server."""
+
+    class Failing:
+        def encode_batch_flat(self, texts, split_special_tokens):
+            raise ValueError("model error: byte 0xc3 has no token in vocabulary")
+
+    loaded = Tokenizer.load(folder, "fastokens")
+    loaded.__dict__["_fast"] = Failing()
+    found = getattr(loaded, how)("hello é")
+    found = np.concatenate(list(found)) if how == "encode_long" else np.asarray(found)
+    assert found.tolist() == Tokenizer.load(folder, "tokenizers").encode("hello é").tolist()
+    assert loaded.engine == "tokenizers"
+    assert caplog.messages == [
+        "tokenizer: fastokens fails (model error: byte 0xc3 has no token in vocabulary): encoding with "
+        "tokenizers, which is slower."
+    ]
+
+
+@pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
+def test_a_text_that_is_no_unicode(folder, engine):
+    """It is refused in a sentence, and the engine stays."""
+    loaded = Tokenizer.load(folder, engine)
+    with pytest.raises(
+        DataError, match=r"^a text that is to be encoded is no Unicode: surrogates not allowed\.$"
+    ):
+        loaded.encode("\ud800")
+    assert loaded.engine == engine
+
+
 def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypatch):
     """A tokenizer of another user is used all the same."""
 

@@ -112,15 +112,22 @@ def adopt(
         )
     built = from_vocabulary(vocab, merges, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
-    kept = _keep(path, directory) if path != directory else {}
+    beside = _beside(path)
+    kept = _keep(beside, directory)
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
     made: dict[str, Any] = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
-    before = ids_before_text_of_two_files(path, built)
+    before = ids_before_text_of_two_files(beside, built)
     if before:
         made["before_text"] = before
     return save(built, directory, made)
+
+
+def _beside(folder: Path) -> Path:
+    """Where the files are that came with a folder's tokenizer: in a folder of ours, what was kept of them."""
+    is_ours = read_manifest(folder) is not None and (folder / KEPT).is_dir()
+    return folder / KEPT if is_ours else folder
 
 
 def _given_sha256(path: Path, content: bytes) -> str:
@@ -222,10 +229,12 @@ def _adopt_text(
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     kept = {}
-    if path.name == ONE_FILE and path.parent != directory:
-        beside = path.parent / KEPT if added_tokens and (path.parent / KEPT).is_dir() else path.parent
+    # A folder of ours may have added tokens itself: the list of an export must have them too.
+    ours = (read_manifest(path.parent) or {}) if path.name == ONE_FILE else {}
+    all_added = [*ours.get("added_tokens", ()), *added_tokens]
+    if path.name == ONE_FILE:
         # Files that list the entries know nothing of added tokens.
-        kept = _keep(beside, directory, SETTINGS_FILES if added_tokens else KEPT_FILES)
+        kept = _keep(_beside(path.parent), directory, SETTINGS_FILES if all_added else KEPT_FILES)
     files.write_bytes(directory / ONE_FILE, content)
     sha256 = hashlib.sha256(content).hexdigest()
     manifest = {
@@ -242,7 +251,7 @@ def _adopt_text(
         "trained": None,
         "source": display(path),
         "kept": kept,
-        **({"added_tokens": list(added_tokens), "extends": given} if added_tokens else {}),
+        **({"added_tokens": list(dict.fromkeys(all_added)), "extends": given} if all_added else {}),
     }
     files.write_json(directory / "manifest.json", manifest)
     return manifest

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import training
-from nbtrain.corpus.tokenizer.exported import entries_of
+from nbtrain.corpus.tokenizer.exported import entries_of, is_as_given
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -454,6 +454,29 @@ def test_a_folder_that_nbtrain_made(workspace, texts):
     other = adopt(workspace / "made", EOD_TOKEN, workspace / "other")
     assert set(other["files"]) == {"tokenizer.json"}
     assert other["sha256"] != made["sha256"]
+
+
+@pytest.mark.parametrize("form", ["one file", "two files", "added tokens"])
+def test_what_was_kept_goes_on_to_the_next(bring, workspace, form):
+    """A tokenizer that is taken from a folder of ours has the template and the settings of its model."""
+    theirs = bring("neox").parent
+    if form == "two files":
+        save(training.train(iter(PROSE), 300), theirs, {})
+        for name in ("manifest.json", "tokenizer.json"):
+            (theirs / name).unlink()
+    (theirs / "chat_template.jinja").write_text("{{ messages }}")
+    files.write_json(theirs / "tokenizer_config.json", {"eos_token": EOD_TOKEN})
+    added = ["<|user|>"] if form == "added tokens" else []
+    first = adopt(theirs, EOD_TOKEN, workspace / "first", added)
+    second = adopt(workspace / "first", EOD_TOKEN, workspace / "second")
+    third = adopt(workspace / "second", EOD_TOKEN, workspace / "third", ["<|bot|>"])
+    assert {"chat_template.jinja", "tokenizer_config.json"} <= set(first["kept"])
+    assert second == {**first, "source": second["source"]}
+    assert third["added_tokens"] == [*added, "<|bot|>"]
+    assert set(third["kept"]) == {"chat_template.jinja", "tokenizer_config.json"}
+    if form != "two files":
+        given = files.sha256_of(theirs / "tokenizer.json")
+        assert all(is_as_given(workspace / name, given) for name in ("first", "second", "third"))
 
 
 def test_two_files_that_are_no_byte_level_bpe(workspace):

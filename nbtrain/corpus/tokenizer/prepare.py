@@ -18,7 +18,14 @@ from nbtrain.corpus.corpus import Corpus, empty_error
 from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
 from nbtrain.corpus.text_sample import sample_texts
 from nbtrain.corpus.tokenizer import training
-from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, EOD_TOKEN, adopt, read_manifest, save
+from nbtrain.corpus.tokenizer.folder import (
+    CONTENT_FILES,
+    EOD_TOKEN,
+    ONE_FILE,
+    adopt,
+    read_manifest,
+    save,
+)
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -30,7 +37,7 @@ def is_trained(config: RunConfig) -> bool:
     return (
         config.tokenizer.path is not None
         or (directory / "manifest.json").is_file()
-        or any((directory / name).is_file() for name in CONTENT_FILES)
+        or any((directory / name).is_file() for name in (ONE_FILE, *CONTENT_FILES))
     )
 
 
@@ -122,15 +129,21 @@ def _brought(
     config: RunConfig, path: Path, directory: Path, manifest: dict[str, Any] | None, force: bool, say: Say
 ) -> Tokenizer:
     eod_token = config.tokenizer.eod_token
-    is_there = path.exists() and directory.exists() and path.samefile(directory)
+    folder = path.parent if path.name == ONE_FILE else path
+    is_there = folder.exists() and directory.exists() and folder.samefile(directory)
     if config.tokenizer.added_tokens and is_there:
         raise DataError(
             f"{place(config, 'tokenizer.added_tokens')}: {display(directory)} is the tokenizer that they are "
             "added to, and runs may refer to it. Give tokenizer.name another value."
         )
-    if path == directory:
-        loaded = Tokenizer.load(directory, manifest=adopt(path, eod_token, directory))
-        say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
+    if is_there and manifest is not None:
+        return _named_itself(config, directory, manifest, say)
+    if is_there:
+        found = adopt(directory, eod_token, directory)
+        loaded = Tokenizer.load(directory, manifest=found)
+        # tokenizer.json is written for two files too; alone in the list it is what was there.
+        read = f"{ONE_FILE} was" if [*found["files"]] == [ONE_FILE] else "vocab.json and merges.txt were"
+        say("used", f"{read} in {display(directory)}: {loaded.vocab_size:,} entries")
         return loaded
     if (
         manifest is not None
@@ -142,6 +155,7 @@ def _brought(
         loaded = Tokenizer.load(directory, manifest=manifest)
         say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}")
         return loaded
+    _refuse_strange(directory, manifest)
     made = directory.with_name(f".{directory.name}.new.tmp")
     try:
         found = adopt(path, eod_token, made, config.tokenizer.added_tokens)
@@ -170,20 +184,48 @@ def _brought(
     return loaded
 
 
+def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], say: Say) -> Tokenizer:
+    """The tokenizer of a run whose tokenizer.path is the tokenizer's own folder: it stays as it is."""
+    loaded = Tokenizer.load(directory, manifest=manifest)
+    if loaded.eod_token != config.tokenizer.eod_token:
+        raise DataError(
+            f"{display(directory)}: ends documents in {loaded.eod_token}, but "
+            f"{origin(config, 'tokenizer.eod_token')} sets tokenizer.eod_token = "
+            f"{config.tokenizer.eod_token}. Datasets and runs may refer to it: set it to {loaded.eod_token}, "
+            "or give tokenizer.name another value."
+        )
+    say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, named by tokenizer.path itself")
+    return loaded
+
+
+def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
+    """Raises DataError for files that nbtrain did not make, before another tokenizer takes their place."""
+    if manifest is not None or not directory.is_dir():
+        return
+    # Names that begin with a dot are those of a file manager, or of Jupyter.
+    if strange := sorted(path.name for path in directory.iterdir() if not path.name.startswith(".")):
+        raise DataError(
+            f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use a "
+            f"tokenizer that lies there, put its {ONE_FILE} into that folder and leave tokenizer.path empty; "
+            "else move the folder away, or give tokenizer.name another value."
+        )
+
+
 def _named(manifest: dict[str, Any]) -> str:
     """What distinguishes one tokenizer from another."""
     return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
 
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
-    """Other datasets of the data home whose ids mean text by this tokenizer."""
-    found = []
-    for path in sorted((data_home() / "dataset").glob("[!.]*/manifest.json")):
-        dataset = files.read_json(path)
-        is_other = path.parent.name != config.data.name
-        if is_other and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
-            found.append(path.parent.name)
-    return found
+    """Other datasets of the data home whose ids mean text by this tokenizer, also those under way."""
+    found = set()
+    datasets = data_home() / "dataset"
+    for record in ("manifest.json", ".encode/inputs.json"):
+        for path in datasets.glob(f"[!.]*/{record}"):
+            name, dataset = path.relative_to(datasets).parts[0], files.read_json(path)
+            if name != config.data.name and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
+                found.add(name)
+    return sorted(found)
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
@@ -206,13 +248,15 @@ def _put_in_place(made: Path, directory: Path) -> None:
 
 
 def _holds_files(directory: Path) -> bool:
-    """Whether somebody put vocab.json and merges.txt there. Raises DataError for one without the other."""
+    """Whether somebody put a tokenizer there. Raises DataError for one of two files without the other."""
+    if (directory / ONE_FILE).is_file():
+        return True
     present = [name for name in CONTENT_FILES if (directory / name).is_file()]
     if present and len(present) < len(CONTENT_FILES):
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
             f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and "
-            f"merges.txt; put both there, or remove the folder to have one trained."
+            f"merges.txt, or a {ONE_FILE}; put it there, or remove the folder to have one trained."
         )
     return bool(present)
 
@@ -246,6 +290,7 @@ def _shown(value: Any) -> str:
 
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
     """Train and put in place; the manifest, and a clause on the sample for the report."""
+    _refuse_strange(directory, read_manifest(directory))
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
     total = corpus.total_bytes()
     sample_bytes = min(total, train_bytes) if total else train_bytes

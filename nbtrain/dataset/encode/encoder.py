@@ -22,6 +22,8 @@ from itertools import accumulate
 import numpy as np
 
 from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Task, cleaned, identities, length_of, text_of
 from nbtrain.corpus.dedup import NearIndex
@@ -61,9 +63,15 @@ class Encoder:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        directory = self.settings.tokenizer_directory
-        assert directory is not None
-        return Tokenizer.load(directory, self.settings.engine)
+        settings = self.settings
+        assert settings.tokenizer_directory is not None
+        loaded = Tokenizer.load(settings.tokenizer_directory, settings.engine)
+        if (loaded.sha256, loaded.eod_id) != (settings.tokenizer_sha256, settings.eod_id):
+            raise DataError(
+                f"{display(loaded.directory)}: another tokenizer has taken its place since this prepare "
+                "began. Let no other prepare replace it, and run this one again."
+            )
+        return loaded
 
     def __call__(self, task: Task) -> ShardRecord:
         """Raises DataError if the part cannot be read; ids outside the vocabulary make a record broken."""

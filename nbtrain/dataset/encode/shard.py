@@ -39,6 +39,8 @@ class EncodeSettings:
     with_mask: bool = False
     unknown_id: int | None = None
     """The id of text that the tokenizer cannot write; None: there is no such id, and none is counted."""
+    tokenizer_sha256: str | None = None
+    """The tokenizer that the folder must hold."""
 
 
 @dataclass(frozen=True)

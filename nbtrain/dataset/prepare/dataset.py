@@ -140,6 +140,7 @@ class _Encoding:
             sentence_language=data.split_sentences,
             with_mask=any(bears_mask(source) for source in data.sources),
             unknown_id=loaded.unknown_id if loaded else None,
+            tokenizer_sha256=loaded.sha256 if loaded else None,
         )
         self.counts = [
             SourceCounts(logged_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
@@ -186,6 +187,8 @@ class _Encoding:
             "settings": settings(self.config),
             "fingerprint": self._fingerprint,
             "tokenizer_sha256": self.loaded.sha256 if self.loaded else None,
+            # One tokenizer.json with two special tokens has one hash for either EOD.
+            "eod_id": self.settings.eod_id,
             "software": software(),
         }
         if files.read_json(work / "inputs.json") != inputs:
@@ -377,4 +380,11 @@ def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, datase
             f"{display(dataset.directory)}: encoded with another tokenizer than {display(loaded.directory)} "
             f"(sha256 {manifest.tokenizer_sha256[:12]} there, {loaded.sha256[:12]} here). Name the right "
             f"tokenizer, give data.name another value, or {FORCE}."
+        )
+    is_known = loaded and manifest.tokenizer_sha256 and manifest.eod_id is not None
+    if is_known and loaded and manifest.eod_id != loaded.eod_id:
+        raise DataError(
+            f"{display(dataset.directory)}: its documents end in the token {manifest.eod_id}, and "
+            f"{display(loaded.directory)} ends them in {loaded.eod_id} ({loaded.eod_token}). Set "
+            f"tokenizer.eod_token to that of the dataset, give data.name another value, or {FORCE}."
         )

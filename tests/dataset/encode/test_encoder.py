@@ -29,6 +29,7 @@ from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.encode import join as shards
 from nbtrain.dataset.encode.encoder import Encoder, in_vocabulary
@@ -162,6 +163,42 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, 
     assert content(dataset_dir("small")) == expected
     assert_hashes_are_right(DatasetFiles.named("small"))
     assert not work.exists()
+
+
+def test_another_end_of_document(make_config, workspace, texts, small_parts, monkeypatch):
+    """Shards with the old EOD are not used, nor is the dataset, though tokenizer.json has the same hash."""
+    built = training.train(texts, 300)
+    built.add_special_tokens(["</s>"])
+    (workspace / "brought.json").write_text(built.to_str())
+    tokenizer = {"path": "brought.json", "vocab_size": 301}
+    config = make_config(tokenizer=tokenizer)
+    encode = Encoder.__call__
+
+    def dying(self, task):
+        if task.number == 2:
+            raise KeyboardInterrupt
+        return encode(self, task)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Encoder, "__call__", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    other = make_config(tokenizer={**tokenizer, "eod_token": "</s>"})
+    before = Tokenizer.load(tokenizer_dir("small"))
+    manifest = prepare(other, force=True).manifest
+    assert (
+        (manifest.tokenizer_sha256, manifest.eod_id) == (before.sha256, 300) != (before.sha256, before.eod_id)
+    )
+    indexed = IndexedDataset(dataset_of(config).prefix)
+    assert {int(indexed[number][-1]) for number in range(len(indexed))} == {300}
+    shutil.rmtree(tokenizer_dir("small"))
+    with pytest.raises(DataError) as caught:
+        prepare(config)
+    assert str(caught.value) == (
+        f"data/dataset/small: its documents end in the token 300, and data/tokenizer/small ends them in "
+        f"{before.eod_id} (<|endoftext|>). Set tokenizer.eod_token to that of the dataset, give data.name "
+        "another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+    )
 
 
 def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monkeypatch):

@@ -1,5 +1,6 @@
 """prepare: does what is missing, says why, refuses to replace, and survives being killed."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,8 +17,12 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.workspace import data_home, tokenizer_dir
+from nbtrain.corpus.tokenizer import training
+from nbtrain.corpus.tokenizer.folder import adopt, save
+from nbtrain.corpus.tokenizer.prepare import is_trained
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset import files as dataset_files
+from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
@@ -61,11 +66,39 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     )
 
 
+def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config, monkeypatch):
+    """Nor after it was killed: its shards are kept. If it is replaced all the same, encoding stops."""
+    prepare(make_config(), through="tokenizer")
+
+    def killed(self, task):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "__call__", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(make_config())
+    forced = prepare(make_config(data={"name": "second"}), force=True)
+    assert steps(forced)[0][1:] == (
+        "kept",
+        "data/tokenizer/small: 300 entries, trained on these sources; "
+        "not made again, since small is encoded with it",
+    )
+
+    def replaced(self, task):
+        del self._tokenizer
+        self.settings = dataclasses.replace(self.settings, tokenizer_sha256="0" * 64)
+        return self._tokenizer
+
+    monkeypatch.setattr(Encoder, "__call__", replaced)
+    assert refusal(make_config()) == (
+        "data/tokenizer/small: another tokenizer has taken its place since this prepare began. Let no other "
+        "prepare replace it, and run this one again."
+    )
+
+
 @pytest.mark.parametrize("change", ["shrunk", "replaced", "edited"])
 def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypatch, change):
     """What was read is neither the old file nor the new one: no dataset, and the next prepare begins anew."""
-    from nbtrain.dataset.encode.encoder import Encoder
-
     config = make_config()
     prepare(config, through="tokenizer")
     path = workspace / "texts.jsonl"
@@ -378,8 +411,68 @@ def test_brought_tokenizer(make_config, workspace, texts):
     (tokenizer_dir("half")).mkdir()
     shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
     assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
-        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt; put "
-        "both there, or remove the folder to have one trained."
+        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt, or "
+        "a tokenizer.json; put it there, or remove the folder to have one trained."
+    )
+
+
+@pytest.mark.parametrize("also", [(), ("vocab.json", "merges.txt")])
+def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts, also):
+    """It is used, and what came with it is kept: nothing is trained in its place."""
+    save(training.train(texts, 300), workspace / "made", {})
+    mine = tokenizer_dir("mine")
+    mine.mkdir(parents=True)
+    for name in ("tokenizer.json", *also):
+        shutil.copy(workspace / "made" / name, mine)
+    (mine / "chat_template.jinja").write_text("{{ messages }}")
+    given = everything(mine)
+    config = make_config(tokenizer={"name": "mine", "vocab_size": 512}, data={"name": "mine"})
+    assert is_trained(config)
+    assert steps(prepare(config, through="tokenizer"))[-1] == (
+        "tokenizer",
+        "used",
+        "tokenizer.json was in data/tokenizer/mine: 300 entries",
+    )
+    assert everything(mine).items() >= given.items()
+    assert everything(mine / "as-given") == Tokenizer.load(mine).manifest["kept"] == given
+
+
+def test_files_of_others_are_not_removed(make_config, workspace, texts):
+    """A folder that nbtrain did not make gives way to no other tokenizer, trained or brought."""
+    mine = tokenizer_dir("mine")
+    mine.mkdir(parents=True)
+    (mine / "spiece.model").write_text("somebody's")
+    save(training.train(texts, 300), workspace / "made", {})
+    for path in (None, "made"):
+        for force in (False, True):
+            config = make_config(tokenizer={"name": "mine", "path": path}, data={"name": "mine"})
+            assert refusal(config, force=force) == (
+                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To use "
+                "a tokenizer that lies there, put its tokenizer.json into that folder and leave "
+                "tokenizer.path empty; else move the folder away, or give tokenizer.name another value."
+            )
+    assert everything(mine.parent) == {"mine/spiece.model": hashlib.sha256(b"somebody's").hexdigest()}
+
+
+@pytest.mark.parametrize("path", ["data/tokenizer/mine", "data/tokenizer/mine/tokenizer.json"])
+def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts, path):
+    """What is recorded of it stays, and another EOD is refused."""
+    save(training.train(texts, 300), workspace / "made", {})
+    (workspace / "made" / "chat_template.jinja").write_text("{{ messages }}")
+    adopt(workspace / "made", "<|endoftext|>", tokenizer_dir("mine"), ["<|user|>"])
+    before = everything(tokenizer_dir("mine"))
+    config = make_config(tokenizer={"name": "mine", "path": path, "vocab_size": 512}, data={"name": "mine"})
+    for force in (False, True):
+        assert steps(prepare(config, force=force, through="tokenizer"))[-1] == (
+            "tokenizer",
+            "kept",
+            "data/tokenizer/mine: 301 entries, named by tokenizer.path itself",
+        )
+    assert everything(tokenizer_dir("mine")) == before
+    other = make_config(tokenizer={"name": "mine", "path": path, "eod_token": "a"}, data={"name": "mine"})
+    assert refusal(other) == (
+        "data/tokenizer/mine: ends documents in <|endoftext|>, but this run sets tokenizer.eod_token = a. "
+        "Datasets and runs may refer to it: set it to <|endoftext|>, or give tokenizer.name another value."
     )
 
 

@@ -177,9 +177,8 @@ class Tokenizer:
             return encode(texts)
         except (KeyboardInterrupt, SystemExit, MemoryError, DataError):
             raise
-        except UnicodeEncodeError as error:
-            raise DataError(f"a text that is to be encoded is no Unicode: {error.reason}.") from error
         except BaseException as error:  # a panic of Rust is no Exception
+            _refuse_surrogates(texts)
             if self.engine != "fastokens":
                 raise DataError(
                     f"{display(self.directory)}: cannot encode a text: {error}. Take a tokenizer that can "
@@ -363,6 +362,14 @@ class Tokenizer:
         reference = tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE))
         reference.encode_special_tokens = True
         return reference
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"a text that is to be encoded is no Unicode: {error.reason}.") from error
 
 
 def pieces_of_long(text: str) -> Iterator[str]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from nbtrain.base.errors import JobError
 from nbtrain.base.workspace import typed_path
 
@@ -51,8 +53,13 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
             config.load_incluster_config(client_configuration=configuration)
             return Connection(client.ApiClient(configuration), namespace or own_namespace(), None)
         path = os.pathsep.join(str(typed_path(one)) for one in files.split(os.pathsep) if one)
-        config.load_kube_config(config_file=path, context=context, client_configuration=configuration)
-        contexts, active = config.list_kube_config_contexts(config_file=path)
+        # config.list_kube_config_contexts() fails without a current context, also if one is named.
+        kubeconfig = config.kube_config
+        merged = kubeconfig.KubeConfigMerger(path)
+        loader = kubeconfig.KubeConfigLoader(
+            merged.config, context, config_base_path=None, config_persister=merged.save_changes
+        )
+        loader.load_and_set(configuration)
     except (config.ConfigException, OSError) as error:
         where = f"context {context} of {files}" if context else files
         said = str(error).rstrip(".")
@@ -60,7 +67,14 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
             f"{where}: no cluster is configured there: {said}. Set KUBECONFIG or "
             "backend.kubernetes.context; `kubectl config get-contexts` lists what there is."
         ) from None
-    chosen = next((one for one in contexts if one["name"] == context), active)
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
+        # The client takes any YAML for a table of the right form.
+        marked = isinstance(error, (yaml.YAMLError, UnicodeDecodeError))
+        said = " ".join(str(error).split()) if marked else "it has not the form of one"
+        raise JobError(
+            f"{files}: cannot be read as a kubeconfig: {said}. Correct it, or set KUBECONFIG to another file."
+        ) from None
+    chosen = loader.current_context
     of_context = chosen.get("context", {}).get("namespace")
     return Connection(
         client.ApiClient(configuration), namespace or of_context or DEFAULT_NAMESPACE, chosen["name"]

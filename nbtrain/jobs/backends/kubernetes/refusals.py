@@ -1,6 +1,7 @@
 """What an API server answers other than success, in words: one error class for a refusal, one for silence."""
 
 import json
+import re
 from typing import Any
 
 from nbtrain.base.errors import JobError
@@ -29,7 +30,7 @@ def refusal(status: int, body: Any, what: str, host: str) -> Refused:
     said = _status_object(body)
     reason = str(said.get("reason") or "")
     message = str(said.get("message") or "").strip().rstrip(".") or f"HTTP {status}"
-    return Refused(f"{host}: cannot {what}: {message}.{_fix(status, said)}", status, reason)
+    return Refused(f"{host}: cannot {what}: {message}.{_fix(status, said, message)}", status, reason)
 
 
 def _status_object(body: Any) -> dict[str, Any]:
@@ -42,13 +43,20 @@ def _status_object(body: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"message": text.strip()[:200]}
 
 
-def _fix(status: int, said: dict[str, Any]) -> str:
+def _fix(status: int, said: dict[str, Any], message: str) -> str:
     details = said.get("details")
     details = details if isinstance(details, dict) else {}
     if status == 401:
         return " The credentials of this context are not accepted: renew them (`kubectl auth whoami`)."
-    if status == 403:
+    # RBAC's words: User "ann" cannot create resource "trainjobs" in API group ...
+    if status == 403 and re.search(r'\bUser ".*" cannot ', message):
         return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."
+    if status == 403 and "exceeded quota" in message:
+        return (
+            " Ask for less, wait until other pods have ended, or ask the cluster's administrators for more."
+        )
+    if status == 403:
+        return " If the words do not say what to change, ask the cluster's administrators."
     if status == 404 and not details.get("name"):
         return (
             " The cluster does not know this kind: install its operator, or set "

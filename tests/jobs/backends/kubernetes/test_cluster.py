@@ -1,6 +1,7 @@
 """The official client against an API server on the loopback interface: answers, refusals and lost words."""
 
 import itertools
+import json
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
-from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
+from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refusal
 from tests.jobs.backends.kubernetes.strict_schemas import errors, validator
 
 KIND = KINDS["MPIJob"]
@@ -60,15 +61,43 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
             404,
             "The cluster does not know this kind: install its operator, or set backend.kubernetes.workload",
         ),
-        (403, "Ask for the right: `kubectl auth can-i --list`"),
+        (403, "may not say .*If the words do not say what to change, ask the cluster's administrators"),
         (401, "The credentials of this context are not accepted"),
     ):
         if status != 404:
-            stub.fault("POST", "mpijobs", status=status)
+            stub.fault("POST", "mpijobs", status=status, body={"message": "may not say more"})
         before = len(stub.asked)
         with pytest.raises(Refused, match=words) as caught:
             cluster.create(manifest)
         assert (caught.value.status, len(stub.asked)) == (status, before + 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (
+            'mpijobs.kubeflow.org is forbidden: User "ann" cannot create resource "mpijobs" in API group '
+            '"kubeflow.org" in the namespace "research"',
+            "Ask for the right: `kubectl auth can-i --list` shows what this user may do.",
+        ),
+        (
+            'admission webhook "validator.trainer.kubeflow.org" denied the request: spec.runtimeRef: no such '
+            "runtime",
+            "If the words do not say what to change, ask the cluster's administrators.",
+        ),
+        (
+            'pods "gpt" is forbidden: exceeded quota: team, requested: requests.nvidia.com/gpu=8, used: 8, '
+            "limited: 8",
+            "Ask for less, wait until other pods have ended, or ask the cluster's administrators for more.",
+        ),
+    ],
+)
+def test_who_has_refused_decides_the_fix(message, fix):
+    """RBAC, admission and quotas all answer 403."""
+    body = json.dumps({"reason": "Forbidden", "message": message, "code": 403})
+    assert str(refusal(403, body, "create MPIJob gpt", "here")) == (
+        f"here: cannot create MPIJob gpt: {message}. {fix}"
+    )
 
 
 def test_what_may_pass_is_asked_again(stub, cluster, manifest):
@@ -157,6 +186,13 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
     assert connect(namespace="other").namespace == "other"
     with pytest.raises(JobError, match=r"context nowhere of .*: no cluster is configured there: "):
         connect("nowhere")
+    several = stub.kubeconfig.read_text().replace("current-context: here\n", "")
+    assert several != stub.kubeconfig.read_text()
+    (tmp_path / "several").write_text(several)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "several"))
+    assert (connect("here").namespace, connect("here").context) == ("research", "here")
+    with pytest.raises(JobError, match=r"current-context.*Set KUBECONFIG or backend\.kubernetes\.context"):
+        connect()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(JobError, match="Set KUBECONFIG or"):
         connect()
@@ -168,6 +204,31 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
         "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
         "(import of kubernetes halted; None in sys.modules). Install it with `pip install 'nbtrain[k8s]'`, "
         "or write the manifest with `nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            b"apiVersion: v1\n\tkind: Config\n",
+            "while scanning for the next token found character '\\t' that cannot start any token in "
+            '"{file}", line 2, column 1',
+        ),
+        (b"<html>502 Bad Gateway</html>\n", "it has not the form of one"),
+        (b"clusters: [\xff]\n", "'utf-8' codec can't decode byte 0xff in position 11: invalid start byte"),
+    ],
+)
+def test_a_file_that_is_no_kubeconfig(text, words, tmp_path, monkeypatch):
+    """A tab, a page of a proxy, another encoding: in a sentence."""
+    file = tmp_path / "config"
+    file.write_bytes(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(JobError) as caught:
+        connect()
+    assert str(caught.value) == (
+        f"{file}: cannot be read as a kubeconfig: {words.format(file=file)}. Correct it, or set KUBECONFIG "
+        "to another file."
     )
 
 

@@ -82,12 +82,15 @@ def test_the_server_judges_the_manifest(refusals, stub):
     stub.kinds = {"MPIJob"}
     assert "The cluster does not know this kind: install its operator" in refusals()[0]
     stub.kinds = None
-    for status, words in (
-        (401, "The credentials of this context are not accepted: renew them"),
-        (403, "Ask for the right: `kubectl auth can-i --list`"),
-        (400, "quota of team language is used up"),
+    rbac = 'User "ann" cannot create resource "trainjobs" in API group "trainer.kubeflow.org"'
+    used_up = "quota of team language is used up"
+    for status, message, words in (
+        (401, used_up, "The credentials of this context are not accepted: renew them"),
+        (403, rbac, "Ask for the right: `kubectl auth can-i --list`"),
+        (403, used_up, f"{used_up}. If the words do not say what to change, ask the cluster's administr"),
+        (400, used_up, used_up),
     ):
-        stub.fault("POST", "dryRun=All", status=status, body={"message": "quota of team language is used up"})
+        stub.fault("POST", "dryRun=All", status=status, body={"message": message})
         (found,) = refusals()
         assert found.startswith(host) and words in found
     webhook = {"message": 'admission webhook "old.example.com" does not support dry run'}

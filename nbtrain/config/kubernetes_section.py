@@ -82,12 +82,17 @@ class TolerationConfig(ConfigModel):
 
     key: LabelKey | None = None
     """Key of the taint; null with operator Exists accepts every taint."""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    """Equal compares the taint's value too."""
+    operator: Literal["Exists", "Equal"] | None = None
+    """Equal compares the taint's value too; null is Equal if there is a value, else Exists."""
     value: LabelValue | None = None
     """Value of the taint, for Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint; null accepts all three."""
+
+    @property
+    def written_operator(self) -> str:
+        """`operator`, or its default."""
+        return self.operator or ("Exists" if self.value is None else "Equal")
 
 
 class KubernetesConfig(ConfigModel):
@@ -149,8 +154,8 @@ class KubernetesConfig(ConfigModel):
     their logs stay."""
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
     """When the operator starts a pod again. null is ExitCode (a killed pod, codes from 128 on, and no other)
-    or, for an MPIJob, which has no ExitCode, Never. Ranks that fail are restarted by the supervisor, never by
-    the operator."""
+    or, for an MPIJob, which has no ExitCode, Never; of a TrainJob the runtime decides. Ranks that fail are
+    restarted by the supervisor, never by the operator."""
     back_off_limit: SmallCount | None = None
     """How often the operator restarts before the job counts as failed; null is the operator's default."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None

@@ -59,6 +59,7 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from elastic_sizes_are_ordered(config, section)
     yield from deadlines_agree(config, section)
     yield from names_are_free(config, section)
+    yield from tolerations_are_whole(config, section)
     yield from autotuner_fits(config, section)
 
 
@@ -133,6 +134,23 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
 def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
     """Whether the pods' workspace lies on the mount's volume."""
     return f"{section.workspace_path}/".startswith(f"{mount.mount_path}/")
+
+
+def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """Exists has no value, and Equal has a key: the operator would be refused every pod, and try for ever."""
+    for index, one in enumerate(section.tolerations):
+        key = f"backend.kubernetes.tolerations.{index}"
+        if one.written_operator == "Exists" and one.value is not None:
+            yield (
+                f"{config.where(key)}: {key} has operator Exists and the value {show(one.value)}\n"
+                "  Exists compares no value: leave the operator or the value out."
+            )
+        if one.written_operator == "Equal" and one.key is None:
+            yield (
+                f"{config.where(key)}: {key} has operator Equal and no key\n"
+                "  Equal compares the value of one key: set key, or leave operator and value out to accept "
+                "every taint."
+            )
 
 
 def elastic_sizes_are_ordered(config: RunConfig, section: KubernetesConfig) -> Problems:

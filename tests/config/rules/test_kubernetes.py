@@ -131,6 +131,31 @@ def test_sizes_and_names_go_together(config):
     ]
 
 
+@pytest.mark.parametrize(
+    ("toleration", "words"),
+    [
+        ({"key": "gpu", "value": "a100", "effect": "NoSchedule"}, None),
+        ({"key": "gpu"}, None),
+        ({}, None),
+        (
+            {"key": "gpu", "operator": "Exists", "value": "a100"},
+            "has operator Exists and the value a100\n  Exists compares no value: leave the operator or the "
+            "value out.",
+        ),
+        (
+            {"value": "a100"},
+            "has operator Equal and no key\n  Equal compares the value of one key: set key, or leave "
+            "operator and value out to accept every taint.",
+        ),
+    ],
+)
+def test_a_toleration_is_one_that_kubernetes_takes(config, toleration, words):
+    """Its own validation refuses the pods of a bad one, and the job would wait for them for ever."""
+    section = KubernetesConfig(mounts=[MOUNT], tolerations=[toleration])
+    found = [f"backend.kubernetes.tolerations.0 {words}"] if words else []
+    assert messages(config, section) == found
+
+
 def test_the_jobs_own_deadline_comes_before_the_operators(config):
     """It leaves a checkpoint, which takes its time; one of them alone may be anything."""
     own = load(config, {"backend.deadline_seconds": 3600})

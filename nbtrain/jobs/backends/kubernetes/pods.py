@@ -7,6 +7,8 @@ from nbtrain.jobs.backends.kubernetes.work import PodWork
 SHARED_MEMORY = "shared-memory"
 LOCAL_CHECKPOINTS = "local-checkpoints"
 MIB = 1 << 20
+# For mpirun, and one ssh to each worker.
+LAUNCHERS_CPUS, LAUNCHERS_MEMORY = "1", "2Gi"
 
 
 def variables(work: PodWork) -> list[dict[str, Any]]:
@@ -28,6 +30,13 @@ def resources(work: PodWork) -> dict[str, Any]:
     if work.gpus:
         amounts[work.section.gpu_resource] = work.gpus
     amounts |= work.section.extra_resources
+    return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
+
+
+def launchers_resources(work: PodWork) -> dict[str, Any]:
+    """What a pod asks for that only starts others: a quota refuses one that asks for nothing."""
+    amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
+    amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
 
 
@@ -91,7 +100,7 @@ def container(work: PodWork, name: str, command: list[str] | None, whole: bool =
         written["command"] = list(command)
     written["workingDir"] = work.section.workspace_path
     written["env"] = variables(work)
-    if whole and (asked := resources(work)):
+    if asked := resources(work) if whole else launchers_resources(work):
         written["resources"] = asked
     written["volumeMounts"] = mounts(work)
     if context := security_context(work):
@@ -118,7 +127,10 @@ def placement(work: PodWork) -> dict[str, Any]:
     if section.node_selector:
         written["nodeSelector"] = dict(section.node_selector)
     if section.tolerations:
-        written["tolerations"] = [one.model_dump(exclude_none=True) for one in section.tolerations]
+        written["tolerations"] = [
+            {**one.model_dump(exclude_none=True), "operator": one.written_operator}
+            for one in section.tolerations
+        ]
     if section.service_account:
         written["serviceAccountName"] = section.service_account
     if section.image_pull_secrets:

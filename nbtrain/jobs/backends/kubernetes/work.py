@@ -115,6 +115,9 @@ def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
     """Where an emptyDir is mounted for checkpoint.local_dir; None if a mount is there, or none is wanted."""
     if config.checkpoint.local_dir is None:
         return None
-    folder = config.checkpoint.local_dir.partition("/{")[0]
+    folder, placeholder, _ = config.checkpoint.local_dir.partition("{")
+    if placeholder:
+        # /local/nbtrain-{node}: what holds the folders of all nodes.
+        folder = folder.rpartition("/")[0]
     mounted = any(f"{folder}/".startswith(f"{mount.mount_path}/") for mount in section.mounts)
     return None if mounted or not folder else folder

@@ -1,5 +1,6 @@
 """Manifests of all four kinds: valid against their CRDs with unknown fields refused, and what pods run."""
 
+import dataclasses
 import json
 
 import pytest
@@ -108,6 +109,20 @@ def test_every_pod_runs_the_agent(work_with):
     assert list(write(work_with("PyTorchJob", min_nodes=1))["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
 
 
+def test_the_launcher_of_an_mpijob_asks_for_little(work_with):
+    """A ResourceQuota refuses a pod that names no cores or memory; without any in the run, none are named."""
+    work = work_with("MPIJob")
+
+    def asked(**fields):
+        parts = write(dataclasses.replace(work, **fields))["spec"]["mpiReplicaSpecs"]
+        return parts["Launcher"]["template"]["spec"]["containers"][0].get("resources")
+
+    both = {"cpu": "1", "memory": "2Gi"}
+    assert asked() == {"requests": both, "limits": both}
+    assert asked(memory_bytes=None) == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    assert asked(cpus=None, memory_bytes=None) is None
+
+
 def test_what_the_pods_ask_for(work_with):
     """GPUs, cores, memory, shared memory, claims and Secrets by reference, in all kinds alike."""
     work = work_with("TrainJob", **EVERYTHING)
@@ -148,9 +163,25 @@ def test_local_checkpoints_lie_in_an_emptydir(work_with, kind):
         assert json.dumps(part) in text
     assert "local-checkpoints" not in json.dumps(write(work_with(kind)))
     section = KubernetesConfig(mounts=[{"claim": "nvme", "mount_path": "/nvme"}])
-    for folder, own in (("/local/{host}", "/local"), ("/nvme/x/{node}", None), ("/nvme2", "/nvme2")):
+    for folder, own in (
+        ("/local/{host}", "/local"),
+        ("/nvme/x/{node}", None),
+        ("/nvme2", "/nvme2"),
+        ("/local/n-{node}/x", "/local"),
+        ("/n-{node}", None),
+    ):
         config = load("gpt-tiny", {"checkpoint.local_dir": folder})
         assert own_folder(config, section) == own
+
+
+@pytest.mark.parametrize(
+    ("toleration", "operator"),
+    [({"key": "gpu", "value": "a100"}, "Equal"), ({"key": "gpu"}, "Exists"), ({}, "Exists")],
+)
+def test_a_toleration_with_a_value_compares_it(work_with, toleration, operator):
+    """As Kubernetes' own default does; one with a value and Exists makes no pod."""
+    spec = write(work_with("MPIJob", tolerations=[toleration]))["spec"]["mpiReplicaSpecs"]
+    assert spec["Worker"]["template"]["spec"]["tolerations"] == [{**toleration, "operator": operator}]
 
 
 def test_queue_and_priority_have_their_own_place_in_each_kind(work_with):

@@ -1,6 +1,7 @@
 """A browser page with a view in it, and a server that is a dictionary: what a person sees, in a second.
 
-page_of(browser, root, {"run/gpt": lambda request: {...}})    a page whose REST answers come from Python
+view_page(browser, {"run/gpt": lambda query, body: {...}}, mount)    a page whose answers come from Python
+answered(page)                                                       wait until the page has read them
 """
 
 import json
@@ -22,6 +23,29 @@ HTML = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>view
 </head><body><div id="root"></div></body></html>"""
 Answer = Callable[[dict[str, str], Any], Any]
 """(query, body) -> what the route answers as JSON; an Exception is a refusal (409)."""
+# From now on `window.answered` waits for every request and the reading of its answer.
+KEEP_ANSWERS = """() => {
+  const keep = (promise) => {
+    window.answered = Promise.allSettled([window.answered, promise]);
+    return promise;
+  };
+  const { fetch } = window, { json, text } = Response.prototype;
+  window.fetch = (...asked) => keep(fetch(...asked));
+  Response.prototype.json = function () { return keep(json.call(this)); };
+  Response.prototype.text = function () { return keep(text.call(this)); };
+}"""
+# The clock does not stop a MessageChannel: its message comes after what an answer has started.
+ANSWERED = """async () => {
+  for (let seen = null; seen !== window.answered; ) {
+    seen = window.answered;
+    await seen;
+    await new Promise((done) => {
+      const { port1, port2 } = new MessageChannel();
+      port1.onmessage = done;
+      port2.postMessage(0);
+    });
+  }
+}"""
 
 
 def routes_of(run: RunDir) -> dict[str, Answer]:
@@ -52,7 +76,8 @@ def view_page(
 ) -> Iterator[Any]:
     """A page in which `mount`, JavaScript with `ui` (the `module`) and `root`, was run.
 
-    Its errors fail the test. With `still`, its clock goes on by page.clock.run_for(milliseconds) alone.
+    Its errors fail the test. With `still`, its clock goes on by page.clock.run_for(milliseconds) alone; then
+    answered(page) lets the answers come in.
     """
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
@@ -87,8 +112,14 @@ def view_page(
     page.goto(f"{BASE}view.html")
     if still:
         page.clock.pause_at(3600)
+        page.evaluate(KEEP_ANSWERS)
     load = f"const ui = await import('{BASE}ui.js'), root = document.getElementById('root');"
     page.evaluate(f"async () => {{ {load} window.end = {mount}; }}")
     yield page
     context.close()
     assert errors == []
+
+
+def answered(page: Any) -> None:
+    """Wait until a `still` page has read all answers: on a slow machine too, before its clock goes on."""
+    page.evaluate(ANSWERED)

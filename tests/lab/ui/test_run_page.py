@@ -11,7 +11,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.monitor.metric_charts import how_drawn, metric_charts
 from nbtrain.monitor.run_view import RunView
-from tests.lab.ui.pages import routes_of, view_page
+from tests.lab.ui.pages import answered, routes_of, view_page
 from tests.lab.widgets.fake_run import FakeJob, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -125,6 +125,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         assert "60 s, and do not save any more, are killed" in stop.get_attribute("title")
         stop.click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
+        page.get_by_text("Asked to stop: the ranks save a checkpoint").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
         job.finish("CANCELLED", "stopped on request at step 20; saved")
         page.locator(".nbt-pill", has_text="CANCELLED").wait_for()
@@ -306,7 +307,11 @@ def test_the_job_that_is_shown_follows_a_resume(job: FakeJob, browser: Any) -> N
         assert new.job.job_id > old
         page.locator("pre", has_text="step    21 |").wait_for()
         assert "step    20 |" not in page.locator("pre").inner_text()
-        assert choice.input_value() == new.job.job_id
+        # Log and pages of the new job are two requests.
+        page.wait_for_function(
+            "(job) => document.querySelector('[aria-label=\"which job of the run\"]').value === job",
+            arg=new.job.job_id,
+        )
         older = page.locator(".nbt-older")
         assert older.inner_text() == ""
         choice.select_option(old)
@@ -443,7 +448,7 @@ def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: Fa
     job.finish("SUCCEEDED", "all tokens are done and saved")
     view, looks = RunView(job.run), []
 
-    def answered(query: dict[str, str], body: Any) -> Any:
+    def half(query: dict[str, str], body: Any) -> Any:
         looks.append(query)
         return {**run_shown(view), "half_read": len(looks) < 3}
 
@@ -451,11 +456,12 @@ def test_an_ended_run_whose_curves_are_half_read_is_asked_for_again_soon(job: Fa
         before = len(looks)
         for tenth in range(1, 100):
             page.clock.run_for(100)
+            answered(page)
             if len(looks) > before:
                 return tenth / 10
         raise AssertionError("nothing was asked for")
 
-    routes = {**routes_of(job.run), "run/gpt-fake": answered}
+    routes = {**routes_of(job.run), "run/gpt-fake": half}
     with view_page(browser, routes, MOUNT, still=True) as page:
         seconds_to_look(page)
         assert [seconds_to_look(page) < 3, seconds_to_look(page) < 3] == [True, True]

@@ -17,9 +17,9 @@ export class RunMenu {
   }
 
   async open(run, beside) {
-    this.run = run;
+    const own = this.own(run);
     this.node.setAttribute("aria-label", `Actions of ${run.name}`);
-    this.fill([]);
+    this.node.replaceChildren(...own);
     this.node.showPopover();
     this.place(beside);
     this.node.querySelector("button").focus();
@@ -29,24 +29,26 @@ export class RunMenu {
     } catch (error) {
       this.list.say(`${run.name}: ${error.message}`, "error");
     }
-    if (this.run !== run || !this.node.matches(":popover-open")) return;
-    const at = [...this.node.children].indexOf(document.activeElement);
-    this.fill(found);
+    // Closed, or opened again: the answer to that is still to come.
+    if (!own[0].isConnected || !this.node.matches(":popover-open")) return;
+    // Below the items that are there, which stay the same elements: one may be pressed right now.
+    this.node.append(...this.allowed(run, found));
     this.place(beside);
-    (this.node.children[at] || this.node.querySelector("button")).focus();
   }
 
-  /** What needs no word of the server stays above, so that nothing moves below the pointer. */
-  fill(actions) {
-    const { list, run } = this, { host } = list, parts = [];
-    const add = (words, title, act, className = "") => {
-      const node = button(words, title, () => {
-        this.node.hidePopover();
-        act();
-      }, className);
-      node.setAttribute("role", "menuitem");
-      parts.push(node);
-    };
+  item(words, title, act, className = "") {
+    const node = button(words, title, () => {
+      this.node.hidePopover();
+      act();
+    }, className);
+    node.setAttribute("role", "menuitem");
+    return node;
+  }
+
+  /** The items that need no word of the server. */
+  own(run) {
+    const { list } = this, { host } = list, items = [];
+    const add = (words, title, act) => items.push(this.item(words, title, act));
     if (host.openRun) add("Open", "", () => host.openRun(run.name));
     if (host.openTensorBoard)
       add("TensorBoard", "Its curves in TensorBoard", () => host.openTensorBoard(run.name));
@@ -60,11 +62,16 @@ export class RunMenu {
       const title = "Nothing of an archived run is lost; the list leaves it out.";
       add(words, title, () => list.archive([run.name], !run.archived));
     }
-    for (const action of actions.filter(({ key }) => list.can(key))) {
+    return items;
+  }
+
+  /** The items of what the server allows now. */
+  allowed(run, actions) {
+    const { list } = this;
+    return actions.filter(({ key }) => list.can(key)).map((action) => {
       const { ask, key, title, words } = action;
-      add(ask ? `${words}...` : words, title, () => list.act(run, action), `nbt-${key}`);
-    }
-    this.node.replaceChildren(...parts);
+      return this.item(ask ? `${words}...` : words, title, () => list.act(run, action), `nbt-${key}`);
+    });
   }
 
   place(beside) {

@@ -10,6 +10,7 @@ found". The rescue then shows a panel that needs no kernel. Only trusted noteboo
 """
 
 import base64
+import contextlib
 import html
 import threading
 import uuid
@@ -89,22 +90,26 @@ class RunPanel(anywidget.AnyWidget):
 
     def _follow(self) -> None:
         """Until the job has ended, the run was replaced, or the panel is closed."""
+        while not self._closed.wait(PUSH_SECONDS):
+            # A folder that may not be read for a moment, such as a remount's, may be read at the next tick.
+            with contextlib.suppress(NbtrainError, OSError):
+                if self._has_ended():
+                    return
+
+    def _has_ended(self) -> bool:
+        """Look at the run once; False if there is more to come."""
         from nbtrain.lab.engine_watch import look_after
 
-        while not self._closed.wait(PUSH_SECONDS):
-            if self.served:
-                if self.view.state not in ACTIVE:
-                    return
-                continue
-            if (job := self.view.job) is not None:
-                look_after(job)
-            snapshot = run_shown(self.view)
-            if self._closed.is_set() or self._replaced():
-                return
-            # Only the trait is set here: printing from a thread would land in whichever cell runs.
-            self.snap = snapshot
-            if not snapshot["active"] and snapshot["state"] != NO_JOB:
-                return
+        if self.served:
+            return self.view.state not in ACTIVE
+        if (job := self.view.job) is not None:
+            look_after(job)
+        snapshot = run_shown(self.view)
+        if self._closed.is_set() or self._replaced():
+            return True
+        # Only the trait is set here: printing from a thread would land in whichever cell runs.
+        self.snap = snapshot
+        return not snapshot["active"] and snapshot["state"] != NO_JOB
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if self._replaced():

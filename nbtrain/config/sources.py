@@ -122,7 +122,7 @@ class WikiSource(SourceModel):
 
 
 class TokensSource(FileSourceModel):
-    """Documents that are token ids already: .jsonl, also compressed, .json or .parquet."""
+    """Documents that are token ids already: .jsonl or .json, also compressed, or .parquet."""
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"
@@ -141,7 +141,7 @@ class FineTuningSourceModel(FileSourceModel):
 
 
 class PromptCompletionSource(FineTuningSourceModel):
-    """A prompt and the completion that is learnt: .jsonl, .json or .parquet."""
+    """A prompt and the completion that is learnt: .jsonl or .json, also compressed, or .parquet."""
 
     kind: Literal["prompt-completion"]
     prompt_key: Word = "prompt"
@@ -151,7 +151,8 @@ class PromptCompletionSource(FineTuningSourceModel):
 
 
 class AlpacaSource(FineTuningSourceModel):
-    """Alpaca's instruction, input, output, the output learnt: .jsonl, .json or .parquet."""
+    """Alpaca's instruction, input, output, the output learnt: .jsonl or .json, also compressed, or
+    .parquet."""
 
     kind: Literal["alpaca"]
     template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
@@ -159,7 +160,8 @@ class AlpacaSource(FineTuningSourceModel):
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations in .jsonl, .json or .parquet: role and content, ShareGPT's, or OpenAssistant's trees."""
+    """Conversations in .jsonl or .json, also compressed, or .parquet: role and content, ShareGPT's, or
+    OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
@@ -175,8 +177,8 @@ class ChatSource(FineTuningSourceModel):
 
 
 class PreferenceSource(FineTuningSourceModel):
-    """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl, .json or
-    .parquet."""
+    """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl or .json,
+    also compressed, or .parquet."""
 
     kind: Literal["preference"]
     prompt_key: Word = "prompt"

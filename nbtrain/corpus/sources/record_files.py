@@ -16,6 +16,7 @@ from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
 from nbtrain.corpus.sources.files import FileReader, with_compressed
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
+from nbtrain.corpus.sources.json_line import not_utf8
 from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
 
 
@@ -30,15 +31,19 @@ class Row(NamedTuple):
 class RecordFileReader(FileReader):
     """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`."""
 
-    suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
+    suffixes = (*with_compressed(".jsonl", ".json"), SUFFIX)
 
     def columns(self) -> dict[str, str] | None:
         """Which columns of a .parquet are read -> the setting that names each; None reads all columns."""
         return None
 
-    def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:
-        """The rows of a pyarrow.RecordBatch."""
-        yield from batch.to_pylist()
+    def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
+        """The rows of a pyarrow.RecordBatch; in place of a broken row, what is wrong with it."""
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
+            rows = _rows_by_column(batch)
+        yield from rows
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if path.suffix.lower() == SUFFIX:
@@ -94,7 +99,44 @@ class RecordFileReader(FileReader):
                 for batch in file.batches(wanted, part.start, part.stop):
                     for record in self.table_rows(batch):
                         number += 1
-                        yield Row(name, number, record)
+                        if isinstance(record, str):
+                            tally.add_broken(name, number, record)
+                        else:
+                            yield Row(name, number, record)
             finally:
                 tally.records += number
                 tally.lines += number if part.path else 0
+
+
+class NotUtf8(bytes):
+    """Bytes of a column of strings."""
+
+
+def values_of(column: Any) -> list[Any]:
+    """The values of a pyarrow.Array, NotUtf8 among them.
+
+    A value that Python has no type for (a date after 9999, half a microsecond) stays a pyarrow.Scalar: most
+    such columns are not looked at, and a reader that does look says that it is no text or list.
+    """
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return NotUtf8(error.object)
+    except (ValueError, OverflowError):
+        return scalar
+
+
+def _rows_by_column(batch: Any) -> Iterator[dict[str, Any] | str]:
+    names = batch.schema.names
+    for row in zip(*map(values_of, batch.columns)):
+        problems = (
+            f"{name!r} is {not_utf8(value)}" for name, value in zip(names, row) if isinstance(value, NotUtf8)
+        )
+        yield next(problems, None) or dict(zip(names, row))

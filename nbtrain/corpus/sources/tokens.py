@@ -12,7 +12,7 @@ import numpy as np
 
 from nbtrain.corpus.records import SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.record_files import RecordFileReader
+from nbtrain.corpus.sources.record_files import RecordFileReader, values_of
 
 IGNORED_LABEL = -100
 # The largest id that the widest dtype of a .bin (int32) holds.
@@ -30,7 +30,7 @@ class TokensReader(RecordFileReader):
             columns[self.config.labels_key] = "labels_key"
         return columns
 
-    def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+    def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
         names = list(self.columns())
         for row in zip(*(_lists(batch.column(name)) for name in names)):
             yield dict(zip(names, row))
@@ -58,7 +58,7 @@ def _lists(column: Any) -> list[Any]:
     kind = column.type
     is_plain = (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type)
     if not is_plain or column.values.null_count or column.null_count:
-        return column.to_pylist()
+        return values_of(column)
     values, bounds = column.values.to_numpy(), column.offsets.to_numpy()
     return [values[start:stop] for start, stop in pairwise(bounds)]
 

@@ -234,6 +234,16 @@ def test_compressed_lines_and_parquet(read, workspace):
     pq.write_table(pa.Table.from_pylist([{"prompt": "Q", "completion": None}]), workspace / "p.parquet")
     pieces, tally = read("prompt-completion", file="p.parquet")
     assert pieces == [] and problems(tally) == [("p.parquet", 1, "'completion' is not text but null")]
+    times = pa.array([1, 2], pa.timestamp("ns"))
+    table = pa.table({"instruction": ["a", "b"], "output": ["c", "d"], "input": [None, "e"], "when": times})
+    pq.write_table(table, workspace / "times.parquet")
+    pieces, tally = read("alpaca", file="times.parquet", template="{instruction}{input}")
+    assert (pieces, tally.broken) == ([(("a", False), ("c", True)), (("be", False), ("d", True))], 0)
+    pq.write_table(pa.table({"instruction": ["a", "b"], "output": times}), workspace / "broken.parquet")
+    assert problems(read("alpaca", file="broken.parquet")[1]) == [
+        ("broken.parquet", 1, "'output' is not text but TimestampScalar"),
+        ("broken.parquet", 2, "'output' is not text but TimestampScalar"),
+    ]
 
 
 def test_a_template_reaches_its_fields_and_nothing_else():

@@ -37,6 +37,7 @@ def files(workspace):
     (workspace / "in" / "c.jsonl").write_bytes(LINES)
     (workspace / "in" / "d.jsonl.gz").write_bytes(gzip.compress(LINES))
     pq.write_table(pa.Table.from_pylist(RECORDS), workspace / "in" / "e.parquet", row_group_size=5)
+    (workspace / "in" / "f.JSON.gz").write_bytes(gzip.compress(json.dumps(RECORDS).encode()))
     return workspace / "in"
 
 
@@ -45,12 +46,12 @@ def test_every_format(files, read_parts, part_bytes, size):
     """Every format gives the same records, numbered in their file, for any size of parts."""
     part_bytes(size)
     found = read_parts(objects("in"))
-    assert [row.record for row in found.records] == RECORDS * 5
-    assert found.counts == {"records": 60, "broken": 0}
+    assert [row.record for row in found.records] == RECORDS * 6
+    assert found.counts == {"records": 72, "broken": 0}
     names = list(dict.fromkeys(row.path for row in found.records))
     assert names == [f"in/{path.name}" for path in sorted(files.iterdir())]
     if size == 10**6:
-        assert [row.number for row in found.records] == list(range(1, 13)) * 5
+        assert [row.number for row in found.records] == list(range(1, 13)) * 6
 
 
 def test_what_is_no_object(workspace, read_parts):
@@ -76,6 +77,40 @@ def test_what_only_python_reads(workspace, read_parts, name):
     found = read_parts(objects(name))
     assert [row.record["a"] for row in found.records] == [1, 2, 3]
     assert found.counts == {"records": 3, "broken": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("ns"), 1),
+        (pa.duration("ns"), 1),
+        (pa.time64("ns"), 1),
+        (pa.date32(), 5_000_000),
+        (pa.timestamp("us", tz="Nowhere/Land"), 1),
+        (pa.list_(pa.timestamp("ns")), [1]),
+    ],
+)
+def test_columns_that_python_has_no_type_for(workspace, read_parts, kind, value):
+    """Times too fine or too late for Python cost no record, be they in some rows or in all."""
+    table = pa.table({"a": [1, 2, 3], "x": pa.array([None, value, value], kind)})
+    pq.write_table(table, workspace / "a.parquet")
+    found = read_parts(objects("a.parquet"))
+    assert [row.record["a"] for row in found.records] == [1, 2, 3]
+    assert [type(row.record["x"]).__name__.endswith("Scalar") for row in found.records] == [False, True, True]
+    assert found.counts == {"records": 3, "broken": 0}
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_columns_that_are_not_utf8(workspace, read_parts, is_nested):
+    """A row of a table whose text is not UTF-8 is broken, as a line is; the rows around it are kept."""
+    texts = pa.array([b"a", b"\xe9", b"c"]).view(pa.string())
+    column = pa.ListArray.from_arrays([0, 1, 2, 3], texts) if is_nested else texts
+    pq.write_table(pa.table({"a": [1, 2, 3], "x": column}), workspace / "a.parquet")
+    found = read_parts(objects("a.parquet"))
+    assert [row.record["a"] for row in found.records] == [1, 3]
+    assert [row.number for row in found.records] == [1, 3]
+    assert found.problems == ["a.parquet:2: 'x' is not UTF-8 (byte 0xe9)"]
+    assert found.counts == {"records": 3, "broken": 1}
 
 
 def test_all_columns_by_default(files):

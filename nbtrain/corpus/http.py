@@ -6,21 +6,23 @@ download that was cut off goes on and which redirects are refused, and keeps sec
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import ssl
 import threading
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit, urlunsplit
 
 import urllib3
 from urllib3 import exceptions
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ResponseError, SSLError
-from urllib3.util import Retry, Timeout, make_headers
+from urllib3.util import Retry, Timeout
 
 from nbtrain.base import files
 from nbtrain.base.addresses import redacted
@@ -129,11 +131,10 @@ class MirrorClient:
                 f"{where}: mirror = {redacted(mirror)!r} must begin with https:// or http:// and name a host."
             )
         self._parts = parts
-        self._pool = _pool_for(parts.scheme, str(parts.hostname))
+        self._pool = _pool_for(parts.scheme, str(parts.hostname), where)
         self._headers = {"User-Agent": f"nbtrain/{__version__} (urllib3)", "Accept-Encoding": "identity"}
         if parts.username is not None:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._headers["Authorization"] = make_headers(basic_auth=secret)["authorization"]
+            self._headers["Authorization"] = _basic_auth(parts)
 
     def url(self, address: str) -> str:
         """The address below the mirror, with the mirror's query but without its password."""
@@ -226,6 +227,9 @@ class MirrorClient:
 
     def _again(self, address: str, patience: Any, error: HTTPError) -> Patience:
         """Wait after an answer that broke off. Raises DataError if no try is left."""
+        # The next request is redirected anew, and for its waits urllib3 counts errors since a redirect.
+        errors = tuple(entry for entry in patience.history if entry.redirect_location is None)
+        patience = patience.new(redirect=MAX_REDIRECTS, history=errors)
         try:
             patience = patience.increment("GET", self.url(address), error=error)
         except HTTPError as last:
@@ -285,19 +289,33 @@ def _is_untrusted(error: SSLError) -> bool:
     return any(isinstance(one, ssl.SSLCertVerificationError) for one in (*error.args, error.__cause__))
 
 
-def _pool_for(scheme: str, host: str) -> urllib3.PoolManager:
-    """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE."""
+def _pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
+    """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError."""
     settings: dict[str, Any] = {"timeout": Timeout(TIMEOUT_SECONDS)}
     settings["ssl_context"] = ssl.create_default_context()
     proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
     if not proxy:
         return urllib3.PoolManager(**settings)
-    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    headers = None
-    if parts.username is not None:
-        headers = make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}")
-    address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
-    return urllib3.ProxyManager(address, proxy_headers=headers, **settings)
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if not parts.hostname:
+            raise ValueError("no host")
+        headers = None if parts.username is None else {"proxy-authorization": _basic_auth(parts)}
+        address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
+        return urllib3.ProxyManager(address, proxy_headers=headers, **settings)
+    except (ValueError, HTTPError):
+        names = (f"{scheme}_proxy", f"{scheme}_proxy".upper())
+        name = next((name for name in names if os.environ.get(name)), names[1])
+        raise DataError(
+            f"{where}: {name} = {redacted(proxy)!r}: a proxy's address begins with http:// or https:// and "
+            f"names a host, and a port of at most 65535 if any. Correct {name}, or add {host} to NO_PROXY."
+        ) from None
+
+
+def _basic_auth(parts: SplitResult) -> str:
+    """The header of an address's user and password, in UTF-8: urllib3 2.2 takes Latin-1 only."""
+    user, password = unquote_to_bytes(parts.username or ""), unquote_to_bytes(parts.password or "")
+    return f"Basic {b64encode(user + b':' + password).decode()}"
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class WikiReader(SourceReader):
 
     def _downloaded(self, with_file: bool = True) -> download.Downloaded:
         look = download.find if with_file else download.known
-        found = look(self.config.language, self.config.date)
+        found = look(self.config.language, self.config.date, self.config.sha1)
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(
                 f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not "

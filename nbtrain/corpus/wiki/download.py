@@ -41,26 +41,31 @@ def database(language: str) -> str:
     return DATABASES.get(language, language.replace("-", "_")) + "wiki"
 
 
-def known(language: str, date: str) -> Downloaded | None:
-    """The dump that was fetched, its file perhaps gone; "latest" is what was latest when it was fetched."""
+def known(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
+    """The dump that was fetched, its file perhaps gone; "latest" is what was latest when it was fetched.
+
+    If both kinds were fetched, it is the one of that sha1, else multistream.
+    """
+    records = _records(language, date)
+    return min(records, key=lambda record: record.sha1 != sha1, default=None)
+
+
+def find(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
+    """The dump that is `known`, if its file is on this disk and whole."""
+    record = known(language, date, sha1)
+    path = None if record is None else folder() / record.file
+    return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
+
+
+def _records(language: str, date: str) -> list[Downloaded]:
     wiki = database(language)
     if date == "latest":
         pinned = files.read_json(folder() / f"{wiki}-latest.json")
         if pinned is None:
-            return None
+            return []
         date = pinned["date"]
-    for kind in KINDS:
-        record = files.read_json(folder() / f"{wiki}-{date}-{kind}.xml.bz2.json")
-        if record is not None:
-            return Downloaded(**record)
-    return None
-
-
-def find(language: str, date: str) -> Downloaded | None:
-    """The dump that is `known`, if its file is on this disk and whole."""
-    record = known(language, date)
-    path = None if record is None else folder() / record.file
-    return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
+    found = (files.read_json(folder() / f"{wiki}-{date}-{kind}.xml.bz2.json") for kind in KINDS)
+    return [Downloaded(**record) for record in found if record is not None]
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
@@ -71,12 +76,12 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with locked(folder() / f".{database(language)}.lock", where):
-            found = find(language, date)
+            found = find(language, date, sha1)
             if found is not None and sha1 in (None, found.sha1):
                 return found, False
             fetch = MirrorClient(mirror, where)
             name, dump_date, listed = _choose(fetch, language, date, sha1)
-            is_new = (found := find(language, dump_date)) is None or found.sha1 != listed
+            is_new = (found := find(language, dump_date, listed)) is None or found.sha1 != listed
             if found is None or is_new:
                 found = fetch.dump(f"{database(language)}/{dump_date}/{name}", name, dump_date, listed)
             if date == "latest":
@@ -113,37 +118,45 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, where: str) -> Iterator[None]:
-    """Hold the lock of one Wikipedia's downloads. Raises DataError if another process holds it."""
+    """Hold the lock of one Wikipedia's downloads. Raises DataError if that fails."""
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             what = f"another process is downloading this Wikipedia into {display(folder())}. Wait for it."
             raise DataError(f"{where}: {what}") from None
+        except OSError as error:
+            raise DataError(
+                f"{where}: {display(path)}: the file system locks no file ({error.strerror}), so two "
+                f"processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+            ) from error
         yield
 
 
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
-    """(name, date, SHA-1) of the dump: multistream, which is read in parallel, before the plain one."""
+    """(name, date, SHA-1) of the dump: the one of `sha1`, else multistream, which is read in parallel."""
     wiki = database(language)
     address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
     listed: dict[str, str] = {}
     for line in fetch.text(address).splitlines():
         if match := re.fullmatch(r"([0-9a-f]{40})[ *]+([A-Za-z0-9_.-]+)", line.strip()):
             listed[match[2]] = match[1]
+    newest_of_kinds: list[tuple[str, str, str]] = []
     for kind in KINDS:
         pattern = re.compile(rf"{re.escape(wiki)}-([0-9]{{8}})-{kind}\.xml\.bz2")
         matches = [match for name in listed if (match := pattern.fullmatch(name))]
         newest = max((m for m in matches if date in ("latest", m[1])), key=lambda m: m[1], default=None)
-        if newest is None:
-            continue
-        found = listed[newest[0]]
-        if sha1 not in (None, found):
-            raise DataError(
-                f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {found} for {newest[0]}. "
-                f"Correct sha1, or set date to the dump it belongs to."
-            )
-        return newest[0], newest[1], found
+        if newest is not None:
+            newest_of_kinds.append((newest[0], newest[1], listed[newest[0]]))
+    for found in newest_of_kinds:
+        if sha1 in (None, found[2]):
+            return found
+    if newest_of_kinds:
+        lists = " and ".join(f"{found} for {name}" for name, _, found in newest_of_kinds)
+        raise DataError(
+            f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {lists}. Correct sha1, or set "
+            f"date to the dump it belongs to."
+        )
     raise DataError(
         f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
         f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier one."

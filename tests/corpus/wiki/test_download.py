@@ -180,6 +180,23 @@ def test_sha1_that_the_list_does_not_have(mirror):
     assert not mirror.dump_requests()
 
 
+def test_sha1_of_either_kind(mirror):
+    """The dump of the run's sha1 is fetched, be it the plain one, and is found by it from then on."""
+    plain = mirror.add_dump(CONTENT)
+    several = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
+    sums = [hashlib.sha1(content).hexdigest() for content in (CONTENT, CONTENT[:999])]
+    assert refusal(mirror, sha1="1" * 40) == (
+        f"{WHERE}: sha1 = {'1' * 40}, but {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt "
+        f"lists {sums[1]} for {several} and {sums[0]} for {plain}. Correct sha1, or set date to the dump it "
+        f"belongs to."
+    )
+    for name, sha1 in ((plain, sums[0]), (several, sums[1]), (several, None)):
+        assert fetch(mirror, sha1=sha1)[0].file == name
+    assert len(mirror.dump_requests()) == 2
+    assert [fetch(mirror, sha1=sha1)[0].file for sha1 in sums] == [plain, several]
+    assert len(mirror.dump_requests()) == 2
+
+
 def test_nothing_there(mirror):
     """A 404 is an error at once, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
@@ -299,6 +316,16 @@ def test_redirects(mirror):
     assert "Authorization" in before[1]
 
 
+def test_cuts_behind_a_redirect(mirror, quick):
+    """A mirror that redirects each request takes no tries away, and its cuts are waited for as any others."""
+    name = mirror.add_dump(CONTENT)
+    mirror.redirect[f"/testwiki/20260101/{name}"] = "/elsewhere.bz2"
+    mirror.files["/elsewhere.bz2"] = CONTENT
+    mirror.cut_after = [0] * 10
+    assert f"{name}: cut off after 0 of 300,000 bytes; 6 tries in a row brought nothing." in refusal(mirror)
+    assert quick == [2.0, 4.0, 8.0, 16.0]
+
+
 @pytest.mark.parametrize(
     ("before", "location", "is_followed"),
     [
@@ -336,6 +363,35 @@ def test_proxies_of_the_environment(mirror, monkeypatch):
     assert "proxy-authorization" not in mirror.requests[-1][1]
 
 
+@pytest.mark.parametrize(
+    ("name", "proxy", "shown"),
+    [
+        ("HTTPS_PROXY", "socks5h://127.0.0.1:1080", "socks5h://127.0.0.1:1080"),
+        ("https_proxy", "http://me:secret@proxy:80x", "http://***@proxy:80x"),
+        ("https_proxy", "http://[::1", "***"),
+        ("https_proxy", "http://:80", "http://:80"),
+    ],
+)
+def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, shown):
+    """An address that is no proxy is refused with its variable, before anything is opened."""
+    monkeypatch.setenv(name, proxy)
+    assert refusal(mirror, address="https://dumps.example") == (
+        f"{WHERE}: {name} = {shown!r}: a proxy's address begins with http:// or https:// and names a host, "
+        f"and a port of at most 65535 if any. Correct {name}, or add dumps.example to NO_PROXY."
+    )
+
+
+def test_passwords_that_are_not_latin(mirror, monkeypatch):
+    """Users and passwords are sent in UTF-8, to a mirror and to a proxy."""
+    mirror.add_dump(CONTENT)
+    host = mirror.address.removeprefix("http://")
+    fetch(mirror, address=f"http://me:%D0%BF%D0%B0@{host}")
+    assert mirror.requests[-1][1]["Authorization"] == "Basic bWU60L/QsA=="  # me:па
+    monkeypatch.setenv("http_proxy", f"http://me:%D0%BF%D0%B0@{host}")
+    assert "HTTP 404" in refusal(mirror, date="20990101", address="http://dumps.example")
+    assert mirror.requests[-1][1]["proxy-authorization"] == "Basic bWU60L/QsA=="
+
+
 def test_two_at_once(mirror):
     """A second download at the same time gets the message to wait."""
     mirror.add_dump(CONTENT)
@@ -344,6 +400,19 @@ def test_two_at_once(mirror):
         assert refusal(mirror) == (
             f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait for it."
         )
+
+
+def test_a_disk_that_locks_no_file(mirror, monkeypatch):
+    """A file system without locks is named as such: no other process is waited for."""
+
+    def flock(stream, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(downloads.fcntl, "flock", flock)
+    assert refusal(mirror) == (
+        f"{WHERE}: data/download/.testwiki.lock: the file system locks no file (Function not implemented), "
+        f"so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+    )
 
 
 def test_databases():

@@ -1,7 +1,8 @@
 """What a tokenizer puts before a text, as transformers' default call does: <s> of Llama 2 and Mistral.
 
 The tokens stand in tokenizer.json's post_processor. `add_bos_token` of tokenizer_config.json counts for a
-vocabulary of two files alone: transformers 5 does not look at it if there is a tokenizer.json.
+vocabulary of two files alone: transformers 5 does not look at it if there is a tokenizer.json, so that the
+one which is made of two files has the token in its post_processor.
 """
 
 from pathlib import Path
@@ -32,6 +33,21 @@ def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
     """What is put before a text by vocab.json and merges.txt, by the tokenizer_config.json beside them."""
     found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
+
+
+def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[str, Any]:
+    """A parsed tokenizer.json that puts a token before each text, as transformers writes it."""
+
+    def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
+        return {kind: {"id": name, "type_id": type_id}}
+
+    first, second = (
+        [piece("SpecialToken", token, type_id), piece("Sequence", name, type_id)]
+        for type_id, name in enumerate("AB")
+    )
+    known = {token: {"id": token, "ids": [number], "tokens": [token]}}
+    template = {"type": "TemplateProcessing", "single": first, "pair": [*first, *second]}
+    return {**document, "post_processor": {**template, "special_tokens": known}}
 
 
 def bos_id(folder: Path, tokenizer: Any) -> int | None:

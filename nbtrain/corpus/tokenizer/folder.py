@@ -13,6 +13,7 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus.tokenizer.beginning import (
     SETTINGS,
+    beginning_with,
     ids_before_text,
     ids_before_text_of_two_files,
     settings_of,
@@ -96,7 +97,8 @@ def adopt(
     if has_both_files and not one_file.is_file():
         refuse_other_than_gpt2(path)
     if added_tokens and has_both_files and not one_file.is_file():
-        text = from_vocabulary(vocab, merges, eod_token).to_str()
+        built, _ = _from_two_files(path, eod_token)
+        text = built.to_str()
         return _adopt_text(text.encode(), one_file, eod_token, directory, added_tokens)
     if added_tokens and one_file.is_file():
         return _adopt_text(one_file.read_bytes(), one_file, eod_token, directory, added_tokens)
@@ -110,15 +112,13 @@ def adopt(
             f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a "
             f"folder with vocab.json and merges.txt."
         )
-    built = from_vocabulary(vocab, merges, eod_token)
+    built, before = _from_two_files(path, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
-    kept = _keep(beside, directory)
+    kept = _keep(_beside(path), directory)
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
     made: dict[str, Any] = {"eod_token": eod_token, "trained": None, "source": display(path), "kept": kept}
-    before = ids_before_text_of_two_files(beside, built)
     if before:
         made["before_text"] = before
     return save(built, directory, made)
@@ -353,6 +353,18 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
         )
     built.add_special_tokens([eod_token])
     return built
+
+
+def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
+    """(the tokenizers.Tokenizer of a folder's two files, what it puts before a text by their settings)."""
+    import tokenizers
+
+    built = from_vocabulary(folder / VOCABULARY, folder / MERGES, eod_token)
+    before = ids_before_text_of_two_files(_beside(folder), built)
+    if before:
+        document = beginning_with(json.loads(built.to_str()), built.id_to_token(before[0]), before[0])
+        built = tokenizers.Tokenizer.from_str(json.dumps(document))
+    return built, before
 
 
 def byte_level(tokenizer: Any) -> Any:

@@ -84,16 +84,30 @@ def test_a_vocabulary_of_whole_words(workspace):
     assert adopt(workspace / "theirs", "</s>", workspace / "mine")["before_text"] == []
 
 
+def two_files(folder, **settings):
+    """GPT-2's two files with <s> and </s>, and the settings beside them."""
+    folder.mkdir()
+    letters = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    (folder / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    said = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**said, **settings}))
+    return folder
+
+
+@pytest.mark.parametrize("added", [(), ("<|user|>",)])
 @pytest.mark.parametrize("said", [{"add_bos_token": True}, {"add_bos_token": False}, {}])
-def test_two_files_go_by_their_settings(workspace, said):
-    theirs = workspace / "theirs"
-    theirs.mkdir()
-    letters = ["<s>", "</s>", *pre_tokenizers.ByteLevel.alphabet()]
-    (theirs / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
-    (theirs / "merges.txt").write_text("#version: 0.2\n")
-    (theirs / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, **said}))
-    adopt(theirs, "</s>", workspace / "mine")
-    assert Tokenizer.load(workspace / "mine").before_text == ([0] if said.get("add_bos_token") else [])
+def test_two_files_go_by_their_settings(workspace, said, added):
+    theirs = two_files(workspace / "theirs", bos_token={"content": "<s>"}, **said)
+    adopt(theirs, "</s>", workspace / "mine", added)
+    loaded = Tokenizer.load(workspace / "mine")
+    before = [0] if said.get("add_bos_token") else []
+    assert loaded.before_text == before
+    assert loaded.encode_prompt("ab") == [*before, *loaded.encode("ab").tolist()]
+    assert len(loaded.encode("ab")) == 2
+    reference = tokenizers.Tokenizer.from_file(str(workspace / "mine" / "tokenizer.json"))
+    ab = loaded.encode("ab").tolist()
+    assert reference.encode("ab", "ab").ids == [*before, *ab, *before, *ab]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, from_vocabulary
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from tests.corpus.tokenizer.test_beginning import two_files
 
 TEXT = "x<|im_start|>ab<new>ab<|im_start|><new>"
 PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -96,3 +97,28 @@ def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     assert theirs(TEXT).input_ids == tokenizer.encode(TEXT).tolist() == [87, 258, 256, 259, 256, 258, 259]
     assert theirs.convert_tokens_to_ids("<new>") == 259
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("tokens", [(), ("<new>",)])
+@pytest.mark.parametrize("said", [{"add_bos_token": True}, {"add_bos_token": False}, {}])
+def test_two_files_begin_a_text_as_before(workspace, said, tokens, is_old):
+    """transformers 5 does not look at add_bos_token beside the tokenizer.json that an export has.
+
+    `is_old`: the tokenizer was taken over when its tokenizer.json did not have the token.
+    """
+    transformers = pytest.importorskip("transformers")
+    theirs, mine, out = two_files(workspace / "theirs", **said), workspace / "mine", workspace / "out"
+    wanted = transformers.AutoTokenizer.from_pretrained(theirs)("ab").input_ids
+    manifest = adopt(theirs, "</s>", mine, tokens)
+    if is_old and not tokens:
+        document = files.read_json(mine / "tokenizer.json")
+        files.write_json(mine / "tokenizer.json", {**document, "post_processor": None})
+        manifest["files"]["tokenizer.json"]["sha256"] = files.sha256_of(mine / "tokenizer.json")
+        files.write_json(mine / "manifest.json", manifest)
+    out.mkdir()
+    write_tokenizer(mine, out, 64)
+    exported = transformers.AutoTokenizer.from_pretrained(out)
+    assert exported("ab").input_ids == Tokenizer.load(mine).encode_prompt("ab") == wanted
+    assert len(wanted) == 2 + said.get("add_bos_token", False)

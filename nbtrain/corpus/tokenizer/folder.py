@@ -18,7 +18,7 @@ from nbtrain.corpus.tokenizer.beginning import (
     ids_before_text_of_two_files,
     settings_of,
 )
-from nbtrain.corpus.tokenizer.unknown import unknown_id
+from nbtrain.corpus.tokenizer.unknown import drops_text, unknown_id
 
 EOD_TOKEN = "<|endoftext|>"
 
@@ -223,6 +223,12 @@ def _adopt_text(
         raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.") from error
     entries = built.get_vocab(with_added_tokens=True)
     _require_eod(entries, eod_token, path)
+    if drops_text(document):
+        raise DataError(
+            f"{display(path)}: a BPE that has neither an entry for each byte nor an unknown token, so text "
+            "would be lost without a count. Make it again with all bytes (in HF tokenizers: BpeTrainer's "
+            "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
+        )
     eod_id = entries[eod_token]
     entries |= _add(document, entries, added_tokens)
     if _fix(document, eod_token, eod_id) or added_tokens:

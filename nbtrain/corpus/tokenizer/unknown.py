@@ -6,7 +6,10 @@ Unigram names its unknown token by number (`unk_id`), WordPiece, WordLevel and B
 
 from typing import Any
 
+from nbtrain.corpus.tokenizer.unfinished import byte_letters
+
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+BYTES_OF_UTF8 = (*range(0xC0), *range(0xC2, 0xF5))
 
 
 def unknown_id(document: dict[str, Any]) -> int | None:
@@ -27,14 +30,32 @@ def unknown_id(document: dict[str, Any]) -> int | None:
     return vocab.get(token, added.get(token))
 
 
+def drops_text(document: dict[str, Any]) -> bool:
+    """Whether a BPE leaves out what it has no entry for, without an unknown token that could be counted.
+
+    Bytes that no UTF-8 has may be missing.
+    """
+    model = document["model"]
+    if model.get("type") != "BPE" or model.get("unk_token") is not None:
+        return False
+    vocab = model["vocab"]
+    if model.get("byte_fallback"):
+        return not all(BYTE_TOKENS[byte] in vocab for byte in BYTES_OF_UTF8)
+    letters = byte_letters()
+    return not _is_byte_level(document) or not all(letters[byte] in vocab for byte in BYTES_OF_UTF8)
+
+
 def _has_all_bytes(model: dict[str, Any], vocab: Any) -> bool:
     return bool(model.get("byte_fallback")) and all(token in vocab for token in BYTE_TOKENS)
 
 
 def _is_whole_byte_level(document: dict[str, Any]) -> bool:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    words = document.get("pre_tokenizer") or {}
-    kinds = [words.get("type"), *(part.get("type") for part in words.get("pretokenizers", []))]
     vocab = document["model"]["vocab"]
-    return "ByteLevel" in kinds and all(letter in vocab for letter in ByteLevel.alphabet())
+    return _is_byte_level(document) and all(letter in vocab for letter in byte_letters())
+
+
+def _is_byte_level(document: dict[str, Any]) -> bool:
+    """Whether a text becomes the letters of its bytes, as words are cut or before."""
+    steps = [document.get("pre_tokenizer") or {}, document.get("normalizer") or {}]
+    parts = [part for step in steps for key in ("pretokenizers", "normalizers") for part in step.get(key, ())]
+    return "ByteLevel" in [step.get("type") for step in (*steps, *parts)]

@@ -17,6 +17,7 @@ from nbtrain.corpus.tokenizer.exported import entries_of, is_as_given
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.tokenizer.unfinished import byte_letters
 
 PROSE = [
     "All human beings are born free and equal in dignity and rights. They are endowed with reason.",
@@ -454,6 +455,47 @@ def test_a_folder_that_nbtrain_made(workspace, texts):
     other = adopt(workspace / "made", EOD_TOKEN, workspace / "other")
     assert set(other["files"]) == {"tokenizer.json"}
     assert other["sha256"] != made["sha256"]
+
+
+def without(*bytes_):
+    """A change of a byte-level BPE: as trained on text without these bytes."""
+
+    def change(document):
+        letters = {byte_letters()[byte] for byte in bytes_}
+        model = document["model"]
+        vocab = [entry for entry in model["vocab"] if not letters & {*entry}]
+        model["vocab"] = {entry: number for number, entry in enumerate(vocab)}
+        model["merges"] = [merge for merge in model["merges"] if not letters & {*"".join(merge)}]
+        document["added_tokens"] = [
+            one | {"id": vocab.index(one["content"])} for one in document["added_tokens"][:1]
+        ]
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["letters", "bytes"])
+def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
+    """Of letters, or of bytes of which some are missing: text would be lost, and nothing would count it."""
+
+    def of_letters(document):
+        document["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+
+    def of_known_letters(document):
+        of_letters(document)
+        document["model"]["unk_token"] = EOD_TOKEN
+
+    path = bring("neox", of_letters if kind == "letters" else without(0xC3))
+    with pytest.raises(DataError) as caught:
+        adopt(path, EOD_TOKEN, workspace / "mine")
+    assert str(caught.value) == (
+        "neox/tokenizer.json: a BPE that has neither an entry for each byte nor an unknown token, so text "
+        "would be lost without a count. Make it again with all bytes (in HF tokenizers: BpeTrainer's "
+        "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
+    )
+    assert not (workspace / "mine").exists()
+    path = bring("neox", of_known_letters if kind == "letters" else without(0xC0, 0xF5, 0xFF))
+    manifest = adopt(path, EOD_TOKEN, workspace / "mine")
+    assert manifest["unknown_id"] == (manifest["eod_id"] if kind == "letters" else None)
 
 
 @pytest.mark.parametrize("form", ["one file", "two files", "added tokens"])

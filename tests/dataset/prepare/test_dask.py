@@ -93,6 +93,28 @@ def work(folder, task):
     return task
 
 
+def test_every_worker_of_a_plain_scheduler_is_looked_at():
+    """scheduler_info lists five of them."""
+    from nbtrain.corpus.dask_cluster import DaskCluster
+
+    here = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1005)]
+    client = SimpleNamespace(
+        scheduler_info=lambda: {"address": "tcp://127.0.0.1:8786", "workers": dict.fromkeys(here)},
+        nthreads=lambda: dict.fromkeys([*here, "tcp://10.0.0.1:1000"], 1),
+    )
+    config = WorkersConfig(kind="dask", address="tcp://127.0.0.1:8786")
+    cluster = SimpleNamespace(
+        config=config, where="run.yaml:3: data.workers", client=client, answering=contextlib.nullcontext
+    )
+    with pytest.raises(DataError) as caught:
+        DaskCluster._check_listens_here_alone(cluster)
+    assert str(caught.value) == (
+        "run.yaml:3: data.workers.address = tcp://127.0.0.1:8786: a worker listens at tcp://10.0.0.1:1000 "
+        "without TLS: whoever reaches that port runs code as you. Start both with --host 127.0.0.1, or with "
+        "--protocol tls and certificates."
+    )
+
+
 def make(folder):
     return partial(work, folder)
 

@@ -20,10 +20,11 @@ import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.base.locks import locked_directory
+from nbtrain.base.locks import LOCK_FILE, locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus import broken_records
+from nbtrain.corpus.asked import source_settings
 from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
 from nbtrain.corpus.lease import stop_if_ended
 from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts
@@ -87,7 +88,7 @@ def extracted(
     """
     inputs = {
         "schema_version": SCHEMA_VERSION,
-        "settings": reader.config.model_dump(exclude={"name", "licence", "attribution", "mirror"}),
+        "settings": source_settings(reader.config),
         "fingerprint": reader.fingerprint(),
     }
     text = json.dumps(inputs, sort_keys=True)
@@ -95,8 +96,7 @@ def extracted(
     folder = data_home() / "corpus" / f"{reader.name}-{key}"
     with locked_directory(folder):
         if force:
-            for path in folder.iterdir():
-                path.unlink()
+            _empty(folder)
         manifest = files.read_json(folder / MANIFEST)
         if manifest is not None and all((folder / name).is_file() for name in manifest["parts"]):
             why = f"{display(folder)}: {manifest['documents']:,} documents"
@@ -106,13 +106,19 @@ def extracted(
         kept = len(list(folder.glob("[0-9]*.json")))
         documents, parts = _extract(reader, folder, choose(reader.total_bytes(), folder=folder))
         if (now := reader.fingerprint()) != inputs["fingerprint"]:
-            for path in folder.iterdir():
-                path.unlink()
+            _empty(folder)
             raise changed_while_read(reader, inputs["fingerprint"], now)
         manifest = {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
         files.write_json(folder / MANIFEST, manifest)
     before = f"; {kept} part(s) were there already" if kept else ""
     return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
+
+
+def _empty(folder: Path) -> None:
+    """Remove what was extracted, but not the lock that is held on the folder (NFS)."""
+    for path in folder.iterdir():
+        if path.name != LOCK_FILE:
+            path.unlink()
 
 
 def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int, list[str]]:

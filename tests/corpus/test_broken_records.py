@@ -141,3 +141,32 @@ def test_what_an_extraction_has_met(workspace):
         extracted(strict, lambda total, folder: None)
     (path,) = (workspace / "data" / "corpus").glob("strict-*/broken-records.jsonl")
     assert f"; listed in {path.relative_to(workspace)}. Fix" in str(caught.value)
+
+
+def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
+    """What is allowed to be broken changes no text: nothing is read again."""
+    (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
+    source = {"kind": "jsonl", "path": "a.jsonl", "name": "pages"}
+    with pytest.raises(DataError, match="more than max_broken_fraction"):
+        extracted(open_source(JsonlSource(**source)), lambda total, folder: None)
+    reader = open_source(JsonlSource(**source, max_broken_fraction=0.5))
+    _, did, why = extracted(reader, lambda total, folder: None)
+    assert did == "made" and why.endswith(": 2 documents; 1 part(s) were there already")
+    assert len(list((workspace / "data" / "corpus").iterdir())) == 1
+
+
+def test_the_lock_stays_when_an_extraction_is_made_anew(workspace):
+    """On NFS it is a file in the folder; without it two processes would write there."""
+    (workspace / "a.jsonl").write_text('{"text": "one"}\n')
+    reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl"))
+    found, _, _ = extracted(reader, lambda total, folder: None)
+    (found.folder / ".lock").touch()
+    lock = (found.folder / ".lock").stat().st_ino
+    assert extracted(reader, lambda total, folder: None, force=True)[1] == "made"
+    assert (found.folder / ".lock").stat().st_ino == lock
+    reader.fingerprint = iter([{"files": {}}, {"files": {"a.jsonl": [1, 1]}}]).__next__
+    with pytest.raises(DataError, match="changed while it was read"):
+        extracted(reader, lambda total, folder: (folder / ".lock").touch())
+    assert [path.name for path in (workspace / "data" / "corpus").glob("*/*") if path.name == ".lock"] == [
+        ".lock"
+    ] * 2

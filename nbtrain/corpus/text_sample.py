@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nbtrain.corpus import corpus, dedup
-from nbtrain.corpus.records import Example, Preference, Record, SourcePart, Tally, TokenIds
+from nbtrain.corpus.records import Example, Preference, Record, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 
 MAX_PARTS = 2048
@@ -63,7 +63,9 @@ class _Admission:
         for record in records:
             if (text := text_of(record)) is None:
                 continue
-            text, reason = (text, None) if self._clean is None else self._clean(text)
+            # Examples are not cleaned when they are encoded either (corpus.cleaned).
+            clean = self._clean if isinstance(record, str | Texts) else None
+            text, reason = (text, None) if clean is None else clean(text)
             if reason := reason or self._refused(text):
                 self.tally.dropped[reason] += 1
             else:

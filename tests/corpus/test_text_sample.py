@@ -171,6 +171,19 @@ def test_every_kind_of_record():
     assert list(sample_texts([Reader(records)], 10**6, 1)) == ["plain", "main", "question answer"]
 
 
+def test_examples_are_not_cleaned():
+    """Nor are they by encoding; plain text and records of several keys are."""
+    short = Example((("q ", False), ("a", True)))
+    records = ["text", Texts("main", ("other",)), short, Preference(short, short)]
+
+    def clean(text):
+        return text, "too_short"
+
+    tally = Tally()
+    assert list(sample_texts([Reader(records)], 10**6, 1, clean, tally)) == ["q a", "q aq a"]
+    assert tally.dropped == {"too_short": 2}
+
+
 def test_cut():
     """cut gives at most so many bytes, in whole characters."""
     assert text_sample.cut("aé中", 6) == "aé中"

@@ -17,6 +17,8 @@ from nbtrain.base.parent_death import die_with_parent
 from nbtrain.corpus.workers import TASKS_PER_WORKER, Executor, Make, NotYet, WorkersLost
 
 _function: Callable[[Any], Any] | None = None
+_failure: Exception | None = None
+"""What `make` raised in this worker."""
 
 
 class LocalPool(Executor):
@@ -66,15 +68,21 @@ def _reason(error: BaseException) -> str:
 
 
 def _initialize(make: Make, parent: int) -> None:
-    global _function
+    global _function, _failure
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent died while this process started: no signal will come any more
     # Ctrl-C in a terminal reaches the whole process group, but the parent alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _function = make()
+    try:
+        _function = make()
+    except Exception as error:
+        # loky would print it and end the worker, which looks like a death. The first task raises it.
+        _failure = error
 
 
 def _run(task: Any) -> Any:
+    if _failure is not None:
+        raise _failure
     assert _function is not None
     return _function(task)

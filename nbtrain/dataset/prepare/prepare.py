@@ -20,7 +20,9 @@ from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus import dedup, sentences
 from nbtrain.corpus.asked import place
+from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus
 from nbtrain.corpus.extract import extracted
 from nbtrain.corpus.tokenizer.markers import markers_sentence
@@ -89,6 +91,8 @@ def _prepare_text(
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
+    if is_needed and "encode" in wanted:
+        _check_packages(config)
     # A dataset that is made needs its sources no more: they may have been removed to free the disk.
     gone = () if is_needed else gone_sources(config)
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
@@ -114,6 +118,16 @@ def _prepare_text(
         opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
     return opened
+
+
+def _check_packages(config: RunConfig) -> None:
+    """Raises DataError for a package that encoding lacks: not only after hours of extracting and training."""
+    data = config.data
+    Cleaner(data.cleaning)
+    if data.cleaning.near_dedup.enabled:
+        dedup.rensa_version()
+    if data.split_sentences:
+        sentences.check_dependencies()
 
 
 @contextlib.contextmanager

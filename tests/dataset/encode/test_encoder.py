@@ -470,6 +470,33 @@ def test_a_killed_worker_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_that_cannot_begin(capfd):
+    """What it raised as it began is raised here: no death, and no traceback of its own."""
+    with pytest.raises(DataError, match=r"^package x is missing$"):
+        list(workers.ordered_map(_cannot_begin, iter(range(3)), partial(local_pool.LocalPool, 2)))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _cannot_begin():
+    raise DataError("package x is missing")
+
+
+@pytest.mark.parametrize(
+    ("package", "data"),
+    [
+        ("rensa", {"cleaning": {"near_dedup": {"enabled": True}}}),
+        ("sentencex", {"split_sentences": "en"}),
+    ],
+)
+def test_a_missing_package_is_reported_first(make_config, monkeypatch, package, data):
+    """Before a source is read and a tokenizer is trained."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=f"needs the package {package}, which is not installed"):
+        prepare(make_config(data=data))
+    assert not tokenizer_dir("small").exists()
+
+
+@pytest.mark.slow
 def test_a_task_that_always_kills(tmp_path):
     """Three deaths at one place end it with a reason and what to do."""
     out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=600)

@@ -183,7 +183,7 @@ class DaskCluster:
         if str(self.config.address).startswith("tls://"):
             return
         with self.answering():
-            # Not scheduler_info()["workers"]: distributed 2025.4 and later list the first five there.
+            # Not scheduler_info()["workers"]: distributed from 2025.4 to mid-2026 lists the first five.
             scheduler, workers = self.client.scheduler_info()["address"], self.client.nthreads()
         for what, address in [("the scheduler", scheduler), *(("a worker", one) for one in workers)]:
             if not is_loopback(address):

@@ -69,9 +69,9 @@ class HostsConfig(ConfigModel):
     ssh_config: PathText | None = None
     """A configuration file for ssh (`ssh -F`); null takes the user's."""
     server_alive_interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
-    """ssh asks the other side so often whether it is there; without it a dead link is never noticed."""
+    """How often ssh asks the other side whether it is there."""
     server_alive_count_max: Annotated[int, Field(ge=1, le=100)] = 3
-    """So many unanswered questions, and ssh gives the host up."""
+    """After this many unanswered questions ssh gives the host up."""
     network_interface: Word | None = None
     """Interface for gloo and NCCL, such as eth0; null lets each choose."""
     python: PathText | None = None
@@ -94,7 +94,7 @@ class SlurmConfig(ConfigModel):
     time_limit_seconds: PositiveSeconds | None = None
     """Time limit of one allocation; null takes the partition's."""
     signal_before_seconds: Annotated[int, Field(ge=10, le=65_535)] = 120
-    """So long before the time limit the ranks are asked to save and leave. Slurm is up to 60 s early."""
+    """How long before the time limit the ranks are asked to save and leave. Slurm is up to 60 s early."""
     resubmissions: SmallCount = 0
     """How often a run that met its time limit, or lost its allocation, submits itself again."""
     requeue: bool = True

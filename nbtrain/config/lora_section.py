@@ -16,7 +16,7 @@ class LoraConfig(ConfigModel):
 
     kind: Literal["lora", "ia3"] = "lora"
     """lora trains two small matrices beside each matrix. ia3 (arXiv:2205.05638) trains three vectors a block,
-    which multiply its keys, its values and what its MLP opens; it reads no other field but init_from."""
+    which multiply its keys, its values and the MLP's inner values; it reads no other field but init_from."""
     rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """Numbers between the two matrices of an adapter; queries, keys and values have an adapter each."""
     alpha: PositiveRatio = 32.0
@@ -27,7 +27,8 @@ class LoraConfig(ConfigModel):
     """Which matrices of each block have an adapter: query_key_value (attention's input), dense (its output),
     dense_h_to_4h (the MLP's input, the gate too) and dense_4h_to_h (its output)."""
     use_rslora: bool = False
-    """Multiply by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732), so that large ranks learn as fast."""
+    """Multiply by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732), so that large ranks learn as fast as small
+    ones."""
     load_in_4bit: bool = False
     """Hold the frozen matrices of all blocks in 4 bits (QLoRA, arXiv:2305.14314), by the package
     bitsandbytes; embeddings, norms and the output layer stay in precision.dtype, in which products are
@@ -39,7 +40,7 @@ class LoraConfig(ConfigModel):
     """With load_in_4bit, hold the constant of each block of 64 numbers in 8 bits: a weight takes 4.13 bits
     instead of 4.5."""
     trainable_token_indices: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
-    """Ids of tokens whose rows of the embedding, and of an output layer of its own, are trained too. null is
+    """Ids of tokens whose rows of the embedding, and of an untied output layer, are trained too. null means
     the ids that the vocabulary of init_from does not have, which submit writes into the run's configuration;
     [] trains none."""
     init_from: PathText | None = None

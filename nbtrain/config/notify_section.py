@@ -16,8 +16,8 @@ class NotifyConfig(ConfigModel):
     """A program and its arguments, run without a shell; it reads the run's summary.json on stdin."""
     url_variable: VariableName | None = None
     """Name of the environment variable with an address (http or https) that summary.json is posted to. The
-    address itself, which may hold a secret, stands in no file."""
+    address itself, which may hold a secret, is written to no file."""
     states: list[Literal["SUCCEEDED", "FAILED", "CANCELLED"]] = ["SUCCEEDED", "FAILED", "CANCELLED"]
-    """The ends to report. LOST is none of them: then there is no supervisor left that could."""
+    """The ends to report. LOST is not one of them: no supervisor is left that could report it."""
     timeout_seconds: PositiveSeconds = 30.0
     """Time for the program, and again for the address; after that the program is killed."""

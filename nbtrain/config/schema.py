@@ -60,11 +60,11 @@ class RopeScalingConfig(ConfigModel):
     """linear divides all angles (arXiv:2306.15595); llama3 and yarn only those of slow pairs (Llama 3.1;
     arXiv:2309.00071)."""
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """By how much the sequences are longer."""
+    """How many times longer the sequences are."""
     original_max_position_embeddings: SequenceTokens | None = None
     """Tokens of a sequence in the earlier training; llama3 and yarn need it."""
     low_freq_factor: PositiveRatio = 1.0
-    """llama3: pairs that turn less often over the original length are divided whole."""
+    """llama3: pairs that turn less often over the original length are divided by the whole factor."""
     high_freq_factor: PositiveRatio = 4.0
     """llama3: pairs that turn more often over the original length are left as they are."""
     beta_fast: PositiveRatio = 32.0
@@ -142,7 +142,7 @@ class ModelConfig(ConfigModel):
     """Standard deviation of the initial weights; for the projections into the residual stream it is divided
     by sqrt(2 num_layers)."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) takes no mean away
+    """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) subtracts no mean
     and has no bias: Llama's."""
     norm_epsilon: PositiveRate = 1e-5
     """What every norm adds to the variance (RMSNorm: to the mean square) before it takes the root. Called

@@ -169,7 +169,7 @@ class ChatSource(FineTuningSourceModel):
     template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
         "<|{role}|>\n{content}\n"
     )
-    """Text of one message, with {role} and {content}; what is before {content} bears no loss."""
+    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
     """Roles that are learnt: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool or others."""
     roles: dict[Word, Word] = {}
@@ -190,9 +190,9 @@ class PreferenceSource(FineTuningSourceModel):
     template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
         "<|{role}|>\n{content}\n"
     )
-    """Text of one message, with {role} and {content}; what is before {content} bears no loss."""
+    """Text of one message, with {role} and {content}; what is before {content} has no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles that are learnt, of the messages that the two conversations do not share."""
+    """Roles that are learnt, among the messages in which the two conversations differ."""
     roles: dict[Word, Word] = {}
     """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
 

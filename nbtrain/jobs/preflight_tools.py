@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nbtrain.base.checkpoint_files import local_folder
 from nbtrain.base.files import is_read_only
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
@@ -93,7 +94,10 @@ def local_dir_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
         yield mistake(f"{found} cannot be made: {there} cannot be written.", "Name a folder that can be.")
         return
-    taken = sum(path.stat().st_size for path in folder.glob(f"{config.name}-*/*/*") if path.is_file())
+    # What this run has there already is replaced; "gpt-*" would be the checkpoints of gpt-large, too.
+    run = RunDir.named(config.name)
+    own = folder / f"{run.name}-{(run.record() or {}).get('run_id')}"
+    taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
     needed, free = local_bytes(config), shutil.disk_usage(there).free
     if free + taken < needed:
         yield shortage(
@@ -126,6 +130,8 @@ def _file_system(folder: Path) -> str | None:
 
 
 INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
+# torch.utils.cpp_extension looks there last.
+CUDA_FOLDER = "/usr/local/cuda"
 
 
 def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
@@ -141,14 +147,21 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
         if key in nvme:
             tools["libaio's headers (Debian: libaio-dev)"] = _header("libaio.h")
         else:
-            nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME")
-            tools["CUDA's compiler nvcc (or $CUDA_HOME)"] = bool(nvcc)
+            tools[f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"] = has_nvcc()
         if lacking := [what for what, there in tools.items() if not there]:
             yield mistake(
                 f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an "
                 f"extension, and this is missing: {', '.join(lacking)}.",
                 "Install it, or leave the field at its default.",
             )
+
+
+def has_nvcc() -> bool:
+    """Whether torch finds CUDA's compiler: in the first of these places that is named or there."""
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named is None and shutil.which("nvcc"):
+        return True
+    return (Path(named or CUDA_FOLDER) / "bin" / "nvcc").is_file()
 
 
 def has_compiler(variable: str, *names: str) -> bool:

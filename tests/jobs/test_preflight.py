@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
@@ -153,6 +155,7 @@ def tools(monkeypatch, tmp_path):
         "CXX",
         "CC",
         "CUDA_HOME",
+        "CUDA_PATH",
         "CPATH",
         "C_INCLUDE_PATH",
         "CPLUS_INCLUDE_PATH",
@@ -168,6 +171,7 @@ def tools(monkeypatch, tmp_path):
     include.mkdir()
     (include / "libaio.h").touch()
     monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", (str(include),))
+    monkeypatch.setattr(tools_checks, "CUDA_FOLDER", str(tmp_path / "cuda"))
     return present
 
 
@@ -247,6 +251,33 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     assert kind == "resource" and "the disk has 0.00 MB free, and the checkpoints on it need 1." in message
 
 
+def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):
+    """They are replaced; those of tiny-large lie beside them, and stay."""
+    usage = shutil.disk_usage("/")
+    disk = tmp_path / "n"
+    monkeypatch.setattr(
+        tools_checks.shutil,
+        "disk_usage",
+        lambda path: usage._replace(free=1000 if path == disk else 10**12),
+    )
+    monkeypatch.setattr(tools_checks, "local_bytes", lambda config: 10**6)
+    config = tiny(**{"checkpoint.local_dir": str(disk)})
+
+    def written(folder):
+        save = disk / folder / "global_step4"
+        save.mkdir(parents=True)
+        (save / "rank0.pt").write_bytes(bytes(10**6))
+
+    written("tiny-large-0123456789abcdef")
+    assert [kind for kind, _ in found(config)] == ["resource"]
+    run = RunDir.named(config.name)
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"run_id": "fedcba9876543210"})
+    assert [kind for kind, _ in found(config)] == ["resource"]
+    written("tiny-fedcba9876543210")
+    assert found(config) == []
+
+
 def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
     """The offloaded state of all ranks is counted."""
     usage = shutil.disk_usage("/")
@@ -316,14 +347,25 @@ def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
     assert found(tiny(**nvme[1])) == []
 
 
-def test_quantization_needs_cudas_compiler(tiny, tools):
+def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
+    """Where torch looks for it: $CUDA_HOME, $CUDA_PATH, PATH, /usr/local/cuda; the first one decides."""
     config = tiny(**ON_GPU, **{"parallel.zero_stage": 3, "parallel.zero_quantized_weights": True})
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
     tools["nvcc"] = False
     [(kind, message)] = found(config, machine)
     assert kind == "error"
-    assert "this is missing: CUDA's compiler nvcc (or $CUDA_HOME)." in message
+    assert (
+        f"this is missing: CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {tmp_path}/cuda/bin)." in message
+    )
+    (tmp_path / "cuda" / "bin").mkdir(parents=True)
+    (tmp_path / "cuda" / "bin" / "nvcc").touch()
+    assert found(config, machine) == []
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "nowhere"))
+        assert len(found(config, machine)) == 1
+        monkeypatch.setenv(variable, str(tmp_path / "cuda"))
+        assert found(config, machine) == []
 
 
 def test_fpdt_needs_its_package(tiny, monkeypatch):

@@ -63,7 +63,8 @@ class HostsConfig(ConfigModel):
     """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken; a
     relative path is below the workspace."""
     launcher: Literal["pdsh", "openmpi"] = "pdsh"
-    """What DeepSpeed's launcher starts the agents with; it must be installed where the run is submitted."""
+    """What DeepSpeed's launcher starts the agents with. pdsh must be installed where the run is submitted,
+    Open MPI there and on every host."""
     ssh_port: Port | None = None
     """Port of every sshd; null leaves it to ssh's own configuration."""
     ssh_config: PathText | None = None

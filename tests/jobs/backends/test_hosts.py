@@ -100,6 +100,16 @@ def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
     assert "`ssh-keygen -R '[a]:2299'`" in changed.trouble[1]
 
 
+def test_what_a_host_says_need_not_be_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A greeting in Latin-1 in front of the answer."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\ncat >/dev/null\nprintf 'gr\\374ezi\\n{}\\n'\nprintf '\\377' >&2\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    [answer] = run_everywhere(HostsConfig(hosts=["a"]), ["a"], Path(__file__))
+    assert (answer.output, answer.errors) == ("gr\ufffdezi\n{}\n", "\ufffd")
+
+
 def test_machines_that_cannot_be_used_have_no_devices(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -251,6 +261,26 @@ def test_only_what_carries_the_jobs_marker_is_ended() -> None:
             agent.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        ({4: ([], b""), 5: ([], b"")}, "2 processes of the job do not end (an NFS server that hangs?)"),
+        ({4: ([], b"")}, "1 process of the job does not end (an NFS server that hangs?)"),
+    ],
+)
+def test_what_does_not_end_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, left: dict[int, Any], words: str
+) -> None:
+    """A process in uninterruptible sleep outlives a KILL."""
+    monkeypatch.setattr(end_job, "marked", lambda job_id: left)
+    monkeypatch.setattr(end_job, "send", lambda pids, number: None)
+    monkeypatch.setattr(end_job, "KILL_SECONDS", 0.0)
+    code = end_job.main(JOB_ID, 0.0, 0.0)
+    said = capsys.readouterr()
+    assert said.out == f"{len(left)} {len(left)} {len(left)}\n"
+    assert launcher_module.why(Answer("node-b", code, said.out, said.err)) == f"node-b: {words}"
+
+
 def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
     """What the probe prints on a host without problems, but for `changes`."""
     question = json.loads(asked[0])
@@ -328,6 +358,31 @@ def test_each_problem_of_a_host_is_named(
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "pdsh"])
+def test_mpirun_needs_its_daemon_on_every_host(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """By name, as DeepSpeed calls mpirun without a prefix; pdsh needs nothing there."""
+    asked_for = []
+
+    def answers(section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any) -> list[Answer]:
+        asked_for.append(json.loads(asked[0])["daemons"])
+        return [answer_of("a", asked, daemon=True), answer_of("b", asked, daemon=False)]
+
+    monkeypatch.setattr(checks, "run_everywhere", answers)
+    run = config(**{"backend.hosts.launcher": launcher})
+    found = [str(problem) for problem in checks.obstacles(run)]
+    if launcher == "pdsh":
+        assert (found, asked_for) == ([], [[]])
+        return
+    assert asked_for == [["orted", "prted", "/usr/bin/orted", "/usr/bin/prted"]]
+    assert found == [
+        f"{run.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: b has neither orted nor "
+        "prted in the PATH of `ssh b env`, and mpirun starts the run by it. Install Open MPI there (Debian: "
+        "openmpi-bin) and put its bin/ into that PATH, or set backend.hosts.launcher to pdsh."
+    ]
 
 
 def test_a_hostfile_from_windows(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ CLOCK_SECONDS = 60.0
 # torch and DeepSpeed write sockets and small files there.
 SCRATCH_BYTES = 250_000_000
 PROGRAMS = {"pdsh": ("pdsh", "pdsh"), "openmpi": ("mpirun", "openmpi-bin")}
+# Of Open MPI 4 and 5.
+OPEN_MPI_DAEMONS = ("orted", "prted")
 # Launchers pass these through a shell as they are.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=:@-]+")
 # A shell's own: the Python is not there.
@@ -133,6 +135,7 @@ def looked_at(
         "device": config.resources.device,
         "interface": config.backend.hosts.network_interface,
         "local_dir": config.checkpoint.local_dir,
+        "daemons": _daemons(config),
     }
     python_path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
     try:
@@ -157,6 +160,7 @@ def looked_at(
             if problem is not None
             else [
                 *_software(config, answer.host, found),
+                *_daemon(config, answer.host, found),
                 *_folders(answer.host, found, secret, token.parent),
                 *_network(config, answer.host, found),
                 *_local_disk(config, answer.host, found),
@@ -212,6 +216,25 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[O
                 "ranks of a run must be of one version.",
                 "Use one environment on a shared disk, or install the same versions there.",
             )
+
+
+def _daemons(config: RunConfig) -> list[str]:
+    """What mpirun calls on each host: by name, or in its own folder if it was built to; [] for pdsh."""
+    if config.backend.hosts.launcher != "openmpi":
+        return []
+    folder = Path(shutil.which("mpirun") or "/usr/bin/mpirun").parent
+    return [*OPEN_MPI_DAEMONS, *(str(folder / name) for name in OPEN_MPI_DAEMONS)]
+
+
+def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+    if _daemons(config) and found.get("daemon") is False:
+        yield mistake(
+            f"{config.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: {host} has neither "
+            f"{' nor '.join(OPEN_MPI_DAEMONS)} in the PATH of `ssh {host} env`, and mpirun starts the run by "
+            "it.",
+            "Install Open MPI there (Debian: openmpi-bin) and put its bin/ into that PATH, or set "
+            "backend.hosts.launcher to pdsh.",
+        )
 
 
 def _folders(host: str, found: dict[str, Any], secret: str, folder: Path) -> Iterator[Obstacle]:

@@ -4,7 +4,7 @@
 
 The agent is asked to leave (TERM): its ranks save, and it kills those that take too long, so it has
 AGENTS_SECONDS. Without an agent, ranks have GRACE_SECONDS. What is left then is killed. Prints how many
-processes there were and how many were killed. The standard library only.
+processes there were, how many were killed and how many are left. The standard library only.
 """
 
 import contextlib
@@ -71,6 +71,10 @@ def main(job_id, grace_seconds, agents_seconds):
     # Again and again: a process may have forked while we looked.
     left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
     print(len(there), killed, len(left))
+    if left:
+        # The last line is what whoever asked shows.
+        many = f"{len(left)} processes of the job do" if len(left) > 1 else "1 process of the job does"
+        print(f"{many} not end (an NFS server that hangs?)", file=sys.stderr)
     return 1 if left else 0
 
 

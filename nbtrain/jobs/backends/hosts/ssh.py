@@ -131,7 +131,16 @@ def run_everywhere(
         # One shell is between ssh and the program.
         call = ["ssh", *ssh_options(section), "--", host, shlex.join(command)]
         try:
-            done = subprocess.run(call, input=text, capture_output=True, text=True, timeout=timeout_seconds)
+            done = subprocess.run(
+                call,
+                input=text,
+                capture_output=True,
+                text=True,
+                # A host says what it likes at log-in, in any encoding.
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_seconds,
+            )
         except subprocess.TimeoutExpired:
             return Answer(host, None, "", "", *login)
         except OSError as error:

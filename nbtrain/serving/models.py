@@ -34,7 +34,7 @@ class Served:
     ready: dict[str, Any]
     """What its process says of it: positions, max_batch, dtype, device; chat_template: where it was found."""
     used: float = field(default_factory=time.monotonic)
-    """When it was last asked for."""
+    """When it was last asked for, or seen to answer."""
     newest: int = 0
     """The run's newest checkpoint when it was loaded: `step`, unless the process passed over that one."""
 
@@ -149,7 +149,10 @@ class Models:
         while True:
             await asyncio.sleep(min(LOOK_SECONDS, self.options.idle_seconds / 2))
             served = self.loaded
-            if self.is_single or served is None or served.dispatcher.is_busy:
+            if self.is_single or served is None:
+                continue
+            if served.dispatcher.is_busy:
+                served.used = time.monotonic()
                 continue
             if time.monotonic() - served.used >= self.options.idle_seconds and not self._loading.locked():
                 async with self._loading:

@@ -86,7 +86,7 @@ def extracted(
 
     Raises DataError if the source cannot be read, or if more of it is broken than it allows.
     """
-    inputs = {
+    inputs: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "settings": source_settings(reader.config),
         "fingerprint": reader.fingerprint(),

@@ -22,6 +22,9 @@ from nbtrain.jobs.supervisor.phases import cap_seconds
 from nbtrain.jobs.supervisor.rank_wrapper import EXIT_FD
 
 WRAPPER_GRACE_SECONDS = 3.0
+LOOK_SECONDS = 0.05
+# What SIGKILL does not end in so long waits for a disk that may never answer.
+ABANDON_SECONDS = 10.0
 
 
 class RanksHere:
@@ -76,22 +79,32 @@ class RanksHere:
         """The ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
         assert self._torchrun is not None, "no attempt was started"
         processes.send(self._marked(EXIT_FD), signal.SIGKILL)
-        deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
-        while time.monotonic() < deadline:
+        # Looks are counted, not seconds: on a machine that stood still the wrappers have not run either.
+        for _ in range(round(WRAPPER_GRACE_SECONDS / LOOK_SECONDS)):
             # Without torchrun the wrappers are orphans, and so is whatever else is left of the job.
             running = self._torchrun.poll() is None
             if not (processes.children(self._torchrun.pid) if running else self.processes_left()):
                 break
             processes.reap_orphans()
-            time.sleep(0.05)
+            time.sleep(LOOK_SECONDS)
         processes.end_marked([self._job_id], 0.0, also=self._also)
 
     def abandon(self) -> None:
-        """Kill the ranks and leave no record of it: the wrappers go first, and their ranks with them."""
-        if self._torchrun is not None and self._torchrun.poll() is None:
-            processes.send(processes.children(self._torchrun.pid), signal.SIGKILL)
-            self._torchrun.kill()
-            self._torchrun.wait()
+        """Kill the ranks and leave no record of it: the wrappers go first, and their ranks with them.
+
+        Returns once the ranks are gone, after ABANDON_SECONDS at the latest: whoever takes over must not
+        start ranks beside them.
+        """
+        if self._torchrun is None or self._torchrun.poll() is not None:
+            return
+        wrappers = processes.children(self._torchrun.pid)
+        ranks = [ProcessIdentity.of(rank) for wrapper in wrappers for rank in processes.children(wrapper)]
+        processes.send(wrappers, signal.SIGKILL)
+        self._torchrun.kill()
+        self._torchrun.wait()
+        deadline = time.monotonic() + ABANDON_SECONDS
+        while any(rank and rank.alive() for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
     def processes_left(self) -> bool:
         """Whether any process carries the marker of these ranks."""

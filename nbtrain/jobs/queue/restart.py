@@ -12,10 +12,12 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from nbtrain.base.jobstate import QUEUED, read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.environment import kept_variables
@@ -24,6 +26,7 @@ from nbtrain.jobs.queue.folder import Queue, Ticket
 
 # Of one job: its checks read its data and ask the driver.
 START_SECONDS = 300.0
+LOOK_SECONDS = 0.1
 
 
 def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
@@ -41,6 +44,8 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
                 continue
             wrong = start_again(ticket)
             say(f"{ticket.name}: {wrong or 'started again'}")
+            if not wrong:
+                await_place(queue, RunDir(ticket.run))
             with queue.locked():
                 if wrong and (now := still_lost(queue, ticket.job)):
                     queue.write(replace(now, refused=wrong))
@@ -51,6 +56,15 @@ def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
     return next(
         (one for one in queue.lost() if (one.run, one.job_id) == (str(job.run.path), job.job_id)), None
     )
+
+
+def await_place(queue: Queue, run: RunDir) -> None:
+    """Until the run's new job stands in the queue: the next one would pass it while its old ranks save."""
+    deadline = time.monotonic() + START_SECONDS
+    while (job := run.newest_job()) and time.monotonic() < deadline:
+        if queue.ticket(job) or read_state(job, time.time())[0] != QUEUED:
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def start_again(ticket: Ticket) -> str:

@@ -76,7 +76,8 @@ class Attempt:
         """Launch the ranks."""
         self._log_bytes = read_log(self._job.supervisor_log, limit_bytes=1).size_bytes
         self._launcher.launch(self._config, self._number)
-        self.ranks = Ranks(self._launcher, self._config.world_size, time.monotonic())
+        limit = self._config.backend.heartbeat_timeout_seconds
+        self.ranks = Ranks(self._launcher, self._config.world_size, time.monotonic(), limit)
 
     def poll(self) -> bool:
         """Look once at everything and do what is due; False once the attempt has ended."""

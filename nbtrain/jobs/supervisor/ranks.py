@@ -13,7 +13,8 @@ from nbtrain.jobs.supervisor.phases import RECORD_SECONDS, time_is_over
 # Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end
 # it unloads.
 BIRTH_SECONDS = 120.0
-# A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
+# A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine). Half of
+# backend.heartbeat_timeout_seconds if that is less: else a pause would count as a hang.
 PAUSE_SECONDS = 5.0
 EARLY_PHASES = frozenset({"start", "build", "load"})
 # Python and torch take their time to come and to go, and report nothing meanwhile.
@@ -75,8 +76,9 @@ class Patience:
 class Ranks:
     """All ranks of one attempt."""
 
-    def __init__(self, launcher: Launcher, world_size: int, now: float):
+    def __init__(self, launcher: Launcher, world_size: int, now: float, heartbeat_timeout_seconds: float):
         self._launcher = launcher
+        self._pause_seconds = min(PAUSE_SECONDS, heartbeat_timeout_seconds / 2)
         self.watches = {rank: RankWatch(now, now) for rank in range(world_size)}
         self._looked_at: float | None = None
         self._trained = False
@@ -98,7 +100,7 @@ class Ranks:
         """The time that the supervisor itself stood still is not held against the ranks."""
         pause = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
-        if pause <= PAUSE_SECONDS:
+        if pause <= self._pause_seconds:
             return 0.0
         for watch in self.watches.values():
             watch.progressed_at += pause

@@ -195,6 +195,37 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 
+def test_the_next_job_is_started_once_the_one_before_stands_in_the_queue(holders, monkeypatch):
+    """Its old ranks may save first; without its ticket the next job would find the devices free."""
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    for number, name in enumerate(("first", "second")):
+        job = holders.job(name, 1.0 + number)
+        holders.queue.write(
+            Ticket(job.job_id, str(job.run.path), name, ["cpu-0"], 1, 0, 1.0 + number, gone, "before")
+        )
+    order, tickets = [], {}
+
+    def start_again(ticket):
+        order.append(ticket.name)
+        successor = ticket.job.run.job("99990101-000000-0000")
+        successor.make_folders()
+        record = JobRecord.read(ticket.job.job_json)
+        queued = {"state": "QUEUED", "supervisor": None, "created_at": time.time()}
+        replace(record, job_id=successor.job_id, **queued).write(successor.job_json)
+        tickets[ticket.name] = replace(ticket, job_id=successor.job_id)
+        return ""
+
+    def sleep(seconds):
+        order.append("a look")
+        if order[-3:] == ["a look"] * 3:
+            holders.queue.write(tickets[order[-4]])
+
+    monkeypatch.setattr(restart, "start_again", start_again)
+    monkeypatch.setattr(restart.time, "sleep", sleep)
+    restart.restart(holders.queue, everything=False, say=lambda line: None)
+    assert order == ["first", *["a look"] * 3, "second", *["a look"] * 3]
+
+
 def test_ranks_that_still_save_keep_their_devices_when_their_job_is_resumed(holders):
     """kill -9 of the supervisor, a resume, any command: the old ticket goes with the last rank."""
     gone = ProcessIdentity(os.getpid(), 1, "another boot")

@@ -148,6 +148,19 @@ def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
     assert watched.killed
 
 
+def test_a_pause_longer_than_a_short_limit_is_no_hang(tiny, monkeypatch):
+    """Of a limit of 2 s a machine that stands still for 3 s makes no healthy rank a hanging one."""
+    two = {"parallel.data_parallel_size": 2, "backend.heartbeat_timeout_seconds": 2.0}
+    watched = Watched(tiny(**two), monkeypatch)
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    assert watched.look(3.0) is None
+    assert watched.look(1.0) is None
+    watched.look(1.0)
+    assert watched.look(1.0) is not None
+
+
 def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
     """A rank that is importing does not look at control/.
 

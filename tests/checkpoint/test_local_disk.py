@@ -138,6 +138,7 @@ def test_a_copy_is_hashed_and_paced(tmp_path, monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr(copier, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     copier.copy_file(source, target, expected, copier.Pace(1000))
     assert target.read_bytes() == source.read_bytes()
     assert len(slept) == 3 and sum(slept) > 2

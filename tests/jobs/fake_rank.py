@@ -90,13 +90,17 @@ def main(run_path: str) -> int:
                 other = Heartbeat.read(job.heartbeat(peer))
                 if other and other.attempt == attempt and other.step >= step:
                     break
-                end = ExitRecord.read(job.exit_record(peer, attempt))
-                if end and end.outcome in ("failed", "killed"):
-                    raise ConnectionError(f"connection closed by rank {peer}")
-                if stops or end:
+                if ended(peer) or stops:
                     return False
                 time.sleep(0.002)
         return True
+
+    def ended(peer: int) -> bool:
+        """Whether it has left in order. A save or a step with one that did not fails."""
+        end = ExitRecord.read(job.exit_record(peer, attempt))
+        if end and end.outcome in ("failed", "killed"):
+            raise ConnectionError(f"connection closed by rank {peer}")
+        return end is not None
 
     deaf = False
     done = files.read_json(job.control_ack)
@@ -159,6 +163,8 @@ def main(run_path: str) -> int:
         request = ControlRequest.read(job.control_request)
         wanted = request.action if request and request.request_id > done_request else None
         if not deaf and (stops or wanted == "stop"):
+            for peer in range(world):
+                ended(peer)
             save()
             acknowledge(request)
             say("stopped", "stopped on request")

@@ -1,5 +1,6 @@
 """A full disk and no memory, for real: a tmpfs and a memory cgroup, both of which need root."""
 
+import os
 import re
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def memory_group(root):
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         pytest.skip("no memory cgroup is visible here")
-    group = own.parent / "nbtrain-test"
+    group = own.parent / f"nbtrain-test-{os.getpid()}"
     try:
         group.mkdir()
         (group / own.name).write_text(str(400 << 20))

@@ -5,6 +5,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,16 +75,24 @@ def test_follow_yields_new_lines_until_the_job_ends(tmp_path: Path, monkeypatch:
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=5)
     job.one_step()
     seen: list[str] = []
+    follows, read_log = threading.Event(), logs.read_log
+
+    def read(*arguments: Any, **named: Any) -> Any:
+        part = read_log(*arguments, **named)
+        follows.set()
+        return part
+
+    monkeypatch.setattr(logs, "read_log", read)
     reader = threading.Thread(target=lambda: seen.extend(logs.follow(job.run)), daemon=True)
     reader.start()
-    time.sleep(0.2)
+    assert follows.wait(600)
     for _ in range(3):
         job.one_step()
         time.sleep(0.05)
     with job.job.log(0, 0).open("a") as stream:
         stream.write("cut off")
     job.finish("SUCCEEDED", "all tokens are done and saved")
-    reader.join(5)
+    reader.join(600)
     assert not reader.is_alive()
     assert [line.split("|")[0].split()[-1] for line in seen[:3]] == ["2", "3", "4"]
     assert seen[3:] == ["cut off"]

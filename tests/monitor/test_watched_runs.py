@@ -75,8 +75,9 @@ def test_only_what_has_changed_is_read(root, monkeypatch):
     assert "young" not in reads
 
 
-def test_answers_are_shared_for_a_moment(root):
+def test_answers_are_shared_for_a_moment(root, monkeypatch):
     """Several lists cost one look at the folder; a change made here shows at once."""
+    monkeypatch.setattr(watched_runs, "ANSWER_AGE_SECONDS", 600.0)
     made("one", "FAILED")
     watched = WatchedRuns(root)
     assert json.loads(watched.answer())["runs"]

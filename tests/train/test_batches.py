@@ -146,5 +146,5 @@ def test_workers_end_with_the_block_though_somebody_holds_it():
     with Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
         next(batches)
         (worker,) = multiprocessing.active_children()
-    worker.join(10)
+    worker.join(600)
     assert not worker.is_alive()

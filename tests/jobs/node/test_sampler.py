@@ -151,7 +151,7 @@ def test_a_job_leaves_its_resources_in_its_folder(
 ) -> None:
     """Two ranks and a restart: one history of both attempts, read after the job's end."""
     fault = {"rank": 1, "attempt": 0, "step": 12, "do": "exit", "code": 3}
-    job = start(fake([fault], ranks=2, steps=40, step_seconds=0.05))
+    job = start(fake([fault], ranks=2, steps=80, step_seconds=0.05))
     wait_until(lambda: '"SUCCEEDED"' in job.job_json.read_text(), "the job's end")
     [node] = read_usage(job.resources)
     assert node.subjects() == ["node", "replica", "rank 0", "rank 1"]

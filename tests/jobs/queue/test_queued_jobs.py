@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -82,7 +83,7 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkey
     for name, share in (("one", False), ("two", False), ("three", True)):
         backend = config.backend.model_copy(update={"share_devices": share})
         jobs.append(start(config.model_copy(update={"name": name, "resources": gpu, "backend": backend})))
-        wait_until(lambda: "threads" in read(jobs[-1].log(0, 0)), "its rank has begun")
+        wait_until(lambda: re.search(r"GPUs \S+\n", read(jobs[-1].log(0, 0))), "its rank has begun")
     assert [read(job.log(0, 0)).split("GPUs ")[1].split()[0] for job in jobs] == ["0", "1", "all"]
     assert {entry.name: entry.holds for entry in list_queue()} == {"one": ["gpu-0"], "two": ["gpu-1"]}
     for job in jobs:

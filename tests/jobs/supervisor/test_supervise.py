@@ -166,11 +166,13 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
         {"rank": 1, "attempt": 0, "step": 6, "do": "stop"},
         {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
     ]
-    job = start(fake(faults, ranks=2, steps=10, backend={"heartbeat_timeout_seconds": 2.5}))
+    # No save: a disk that stands still for so long would be named in its place.
+    config = fake(faults, ranks=2, steps=10, save_every=100, backend={"heartbeat_timeout_seconds": 8})
+    job = start(config)
     assert control.wait(job, 800)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
-        r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its "
+        r"no progress for 8 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its "
         r"process is stopped by a "
         r"signal; rank 0 is in phase train after step 6",
         cause,
@@ -181,7 +183,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     """Cancel: saved, CANCELLED, no process, lock or temporary file; resume goes on from there."""
     job = start(fake(ranks=2, steps=1000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
-    asked = control.request_save(job, wait_seconds=20)
+    asked = control.request_save(job, wait_seconds=600)
     assert asked in job.run.checkpoint_steps()
     began = time.monotonic()
     state, cause = control.cancel(job)
@@ -327,7 +329,7 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
         start_new_session=True,
     )
     job = RunDir.named(config.name).job(kernel.stdout.readline().strip())
-    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    wait_until(lambda: read_state(job, time.time())[0] in ("RUNNING", "SUCCEEDED"), "RUNNING")
     os.killpg(kernel.pid, signal.SIGKILL)
     kernel.wait()
     kernel.stdout.close()

@@ -27,7 +27,7 @@ def points(folder, tag):
 
 
 BY_TENSORBOARD = """
-import json, sys
+import json, sys, time
 from tensorboard import context
 from tensorboard.data import server_ingester
 from tensorboard.util import grpc_util
@@ -42,9 +42,15 @@ ingester = server_ingester.SubprocessServerDataIngester(
     channel_creds_type=grpc_util.ChannelCredsType.LOCAL,
 )
 ingester.start()
-found = ingester.data_provider.read_scalars(
-    context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=1000
-)
+# It answers before it has read the folder.
+for _ in range(6000):
+    found = ingester.data_provider.read_scalars(
+        context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=1000
+    )
+    series = [points for tags in found.values() for points in tags.values()]
+    if series and all(points and points[-1].value == float(sys.argv[2]) for points in series):
+        break
+    time.sleep(0.05)
 print(json.dumps([
     [run, tag, [[point.step, round(point.value, 3)] for point in series]]
     for run, tags in found.items() for tag, series in tags.items()
@@ -52,9 +58,13 @@ print(json.dumps([
 """
 
 
-def by_tensorboard(root):
-    """{(run, tag): [(step, value)]} of the data server that TensorBoard starts on this machine."""
-    done = subprocess.run([sys.executable, "-c", BY_TENSORBOARD, root], capture_output=True, text=True)
+def by_tensorboard(root, newest):
+    """{(run, tag): [(step, value)]} of the data server that TensorBoard starts on this machine.
+
+    `newest` is the value that every series ends in.
+    """
+    command = [sys.executable, "-c", BY_TENSORBOARD, root, str(newest)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if "no data server" in done.stderr:
         pytest.skip(done.stderr)
     return {(run, tag): [tuple(point) for point in points] for run, tag, points in json.loads(done.stdout)}
@@ -132,7 +142,7 @@ def test_tensorboard_has_one_entry_for_a_run_and_no_point_twice(tmp_path):
     second.write(3, 384, 12, loss=13.0)
     second.close()
     loss = "lm-loss-training/lm loss"
-    assert by_tensorboard(tmp_path) == {
+    assert by_tensorboard(tmp_path, newest=13.0) == {
         ("gpt/tensorboard", loss): [(1, 1.0), (2, 2.0), (3, 13.0)],
         ("gpt/tensorboard", f"{loss} vs tokens"): [(128, 1.0), (256, 2.0), (384, 13.0)],
         ("gpt/tensorboard", f"{loss} vs samples"): [(4, 1.0), (8, 2.0), (12, 13.0)],

@@ -134,6 +134,7 @@ def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatc
 
 HANGING = """
 import sys, time
+from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 
@@ -141,7 +142,13 @@ def where_it_hangs():
     print("ready", flush=True)
     time.sleep(600)
 
-HeartbeatWriter(RunDir(sys.argv[1]).job("20261121-031500-a1b2"), 0, 0).start()
+job = RunDir(sys.argv[1]).job("20261121-031500-a1b2")
+HeartbeatWriter(job, 0, 0).start()
+written = set()
+while len(written) < 2:
+    time.sleep(0.02)
+    if beat := Heartbeat.read(job.heartbeat(0)):
+        written.add(beat.time)
 where_it_hangs()
 """
 

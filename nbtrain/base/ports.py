@@ -3,10 +3,15 @@
 import errno
 import random
 import socket
+import time
 
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 15_000, 30_000
 TRIES = 100
+# torchrun imports torch before it listens, which a cold disk makes long.
+CLAIM_SECONDS = 120.0
+
+_claims: list[tuple[float, socket.socket]] = []
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
@@ -14,7 +19,8 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
 
     Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
     by then; services of Kubernetes have 30000 to 32767. The choice is the system's randomness, not torch's or
-    Python's seeded one, which ranks inherit.
+    Python's seeded one, which ranks inherit. No other caller of this machine gets the port for CLAIM_SECONDS,
+    or until this process ends.
     Raises RuntimeError if none is found, and OSError if `address` is none of this machine's.
     """
     for port in random.SystemRandom().sample(range(FIRST, LAST), TRIES):
@@ -25,5 +31,28 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                return port
+                if _claim(port):
+                    return port
     raise RuntimeError(f"{TRIES} ports between {FIRST:,} and {LAST:,} were tried, and all are in use")
+
+
+def _claim(port: int) -> bool:
+    """Whether nobody else is about to listen on it.
+
+    The claim is an abstract Unix socket: it has the scope of the ports, no file, and ends with its process.
+    """
+    now = time.monotonic()
+    for claimed_at, claim in list(_claims):
+        if now - claimed_at > CLAIM_SECONDS:
+            _claims.remove((claimed_at, claim))
+            claim.close()
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0nbtrain-port-{port}")
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    _claims.append((now, claim))
+    return True

@@ -1,6 +1,8 @@
 """A port to listen on: below those that outgoing connections take, and free."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -23,3 +25,16 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         monkeypatch.setattr(ports, "LAST", port + 1)
         with pytest.raises(RuntimeError, match=r"1 ports between .* were tried, and all are in use"):
             ports.port_to_listen_on()
+
+
+def test_a_port_is_given_to_one_caller_at_a_time(monkeypatch):
+    """Until it is listened on, no other process gets it; a claim ends after CLAIM_SECONDS or its process."""
+    port = ports.port_to_listen_on()
+    only = f"ports.TRIES, ports.FIRST, ports.LAST = 1, {port}, {port + 1}; print(ports.port_to_listen_on())"
+    command = [sys.executable, "-c", f"from nbtrain.base import ports; {only}"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "were tried, and all are in use" in refused.stderr
+    monkeypatch.setattr(ports, "CLAIM_SECONDS", -1.0)
+    assert ports.port_to_listen_on() != port
+    for _ in range(2):
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{port}\n"

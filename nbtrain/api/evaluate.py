@@ -17,6 +17,7 @@ from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+    from nbtrain.dataset.files import DatasetFiles
     from nbtrain.evaluation.asked import Asked, Scored, Task
     from nbtrain.evaluation.evaluate import Evaluation
     from nbtrain.serving.chat import ChatTemplate
@@ -254,7 +255,7 @@ def _tasks(
     split: str | None,
     limit: int | None,
 ) -> "list[Task]":
-    from nbtrain.dataset.of_run import dataset_of, find_dataset
+    from nbtrain.dataset.of_run import find_dataset
     from nbtrain.evaluation.perplexity import Perplexity
     from nbtrain.evaluation.questions import Questions
 
@@ -263,10 +264,10 @@ def _tasks(
         raise misused("tasks", tasks, 'files by their format, e.g. {"hellaswag": "hellaswag_val.jsonl"}')
     if data is not None or not tasks:
         own = _own_data(config)
-        names = own if data is None else [data] if isinstance(data, str) else list(data)
-        for name in names:
-            found = find_dataset(text("data", name))
-            is_own = name in own or found.prefix == dataset_of(config).prefix
+        names = [data] if isinstance(data, str) else list(data or ())
+        prefixes = [dataset.prefix for dataset in own]
+        for found in own if data is None else [find_dataset(text("data", name)) for name in names]:
+            is_own = found.prefix in prefixes
             where = split if split is not None else "valid" if is_own else "all"
             wanted.append(Perplexity(config, tokenizer, found, where, is_own, limit))
     for kind, several in (tasks or {}).items():
@@ -274,17 +275,23 @@ def _tasks(
             wanted.append(Questions(kind, _file(path), tokenizer, config.model.seq_length, limit))
     names = [task.name for task in wanted]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{', '.join(twice)}: two evaluations of one name; call nb.evaluate for each.")
+        raise ConfigError(
+            f"{', '.join(twice)}: two evaluations of one name; the record of one would replace the other's. "
+            "Name each dataset once, and rename files of questions that have one name."
+        )
     return wanted
 
 
-def _own_data(config: RunConfig) -> list[str]:
-    """The datasets that a run trains on, as find_dataset takes them."""
+def _own_data(config: RunConfig) -> "list[DatasetFiles]":
+    """The pairs that a run trains on."""
+    from nbtrain.dataset.blend import BlendFiles
     from nbtrain.dataset.of_run import dataset_of
 
-    if config.data.blend:
-        return [entry.name or entry.prefix or "" for entry in config.data.blend]
-    return [str(dataset_of(config).prefix)]
+    dataset = dataset_of(config)
+    if not isinstance(dataset, BlendFiles):
+        return [dataset]
+    # A blend may hold one of them twice, with a weight each.
+    return list({entry.files.prefix: entry.files for entry in dataset.entries}.values())
 
 
 def _file(path: Any) -> Path:

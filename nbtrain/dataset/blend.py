@@ -56,14 +56,7 @@ class Entry:
 
     def open(self, vocab_size: int | None) -> OpenDataset:
         """The entry's pair, memory-mapped and whole by its sizes. Raises DataError."""
-        manifest = None if self.is_named else self.files.own_manifest()
-        if manifest or self.is_named:
-            return self.files.open(vocab_size, manifest)
-        indexed = IndexedDataset(self.files.prefix)
-        if vocab_size is not None:
-            check_vocabulary(indexed.dtype, vocab_size, display(self.files.bin))
-        manifest = _manifest_of_pair(self.files, indexed)
-        return OpenDataset(self.files, manifest, indexed, self.files.open_loss_mask(indexed))
+        return self.files.open(vocab_size) if self.is_named else open_pair(self.files, vocab_size)
 
 
 class BlendFiles(DatasetFiles):
@@ -150,6 +143,16 @@ class OpenBlend(NamedTuple):
     manifest: DatasetManifest
     entries: tuple[OpenDataset, ...]
     """In the order of files.entries."""
+
+
+def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
+    """Any pair, memory-mapped and whole by its sizes; it needs no manifest. Raises DataError."""
+    if manifest := pair.own_manifest():
+        return pair.open(vocab_size, manifest)
+    indexed = IndexedDataset(pair.prefix)
+    if vocab_size is not None:
+        check_vocabulary(indexed.dtype, vocab_size, display(pair.bin))
+    return OpenDataset(pair, _manifest_of_pair(pair, indexed), indexed, pair.open_loss_mask(indexed))
 
 
 def _name_of(target: DatasetFiles) -> str:

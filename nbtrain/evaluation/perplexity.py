@@ -21,9 +21,10 @@ import numpy as np
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.evaluation_files import Estimate, file_name
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import dataset_dir, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.samples.packed_index import mixed_sources, of_split
@@ -51,17 +52,17 @@ class Perplexity:
         """`is_own`: the run was trained on the dataset. Raises DataError if the data does not fit the run."""
         if split not in SPLITS:
             raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
-        opened = dataset.open(config.tokenizer.vocab_size)
+        opened = open_pair(dataset, config.tokenizer.vocab_size)
         _check_tokenizer(opened, tokenizer, config)
         if any(source.get("kind") == "preference" for source in opened.manifest.sources):
             raise DataError(
                 f"{display(dataset.manifest_json)}: holds pairs of answers, one of which is not to be "
                 "likely: they have no perplexity. Name other data (--data)."
             )
-        self.source = dataset.directory.name
+        self.source, names = _source(opened)
         self.source_sha256 = opened.manifest.dataset_sha256
         self.split: str | None = split
-        self.name = file_name("perplexity", self.source, split)
+        self.name = file_name("perplexity", *names, split)
         self.limit = limit
         self._opened, self._tokenizer = opened, tokenizer
         data = config.data
@@ -75,6 +76,8 @@ class Perplexity:
                 f"{display(dataset.prefix)}: split {split} ({data.split}) of {len(opened.indexed):,} "
                 "sequences has no token to predict. Name another split, or use more data."
             )
+        if opened.manifest.tokenizer_sha256 is None:
+            self._check_ids()
         # Of each window that was answered: nats, learnt tokens, nats of text, bytes of text.
         self._sums: list[tuple[float, int, float, int]] = []
         self._asked: dict[int, tuple[int, int]] = {}
@@ -110,6 +113,16 @@ class Perplexity:
             metrics["bits_per_byte"] = Estimate(bits.value / math.log(2), stderr)
         counts = {"windows": len(nats), "tokens": int(tokens.sum()), "bytes": int(text_bytes.sum())}
         return Outcome(counts, metrics, {})
+
+    def _check_ids(self) -> None:
+        """What no manifest says: whether the tokens that are read are the tokenizer's. Raises DataError."""
+        tokens, entries = self._opened.indexed.tokens, self._tokenizer.vocab_size
+        largest = max(int(tokens[start : stop + 1].max()) for start, stop in self._windows())
+        if largest >= entries:
+            raise DataError(
+                f"{display(self._opened.files.bin)}: holds token id {largest:,}, but the run's tokenizer has "
+                f"{entries:,} entries: it was encoded by another tokenizer. Name data of the run's own."
+            )
 
     def _windows(self) -> Iterator[tuple[int, int]]:
         """[start, stop) of what is read; the tokens from start + 1 to stop are predicted."""
@@ -149,6 +162,20 @@ class Perplexity:
             self._bytes[token] = len(self._tokenizer.bytes_of(int(token)))
             self._has_unknown |= token == self._tokenizer.unknown_id
         return self._bytes[labels]
+
+
+def _source(opened: OpenDataset) -> tuple[str, list[str]]:
+    """What the record says it is of, and the parts of its name, which no other pair may have.
+
+    A dataset's name is enough for the pair that it is trained on. Other pairs may lie beside it, and outside
+    the data home there may be any number of folders of one name.
+    """
+    files, manifest = opened.files, opened.files.own_manifest()
+    folder = files.directory.name
+    is_in_home = files.directory.parent == dataset_dir("x").parent
+    if is_in_home and manifest is not None and manifest.stem == files.stem:
+        return folder, [folder]
+    return display(files.prefix), [folder, files.stem, opened.manifest.dataset_sha256[:8]]
 
 
 def _ranges(config: RunConfig, opened: OpenDataset, split: str, is_own: bool) -> list[tuple[int, int]]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.base.workspace import resolve, tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.of_run import dataset_of
 from tests.corpus import made as corpus
 from tests.dataset.dataset_maker import make_dataset
@@ -90,6 +91,18 @@ def texts(count: int, seed: int = 3) -> list[str]:
     chance = random.Random(seed)
     words = " ".join(text for script in ("latin", "han") for text in corpus.texts(script, 20)).split()
     return [" ".join(chance.choices(words, k=chance.randint(1, 90))) for _ in range(count)]
+
+
+def run_of_pairs(name: str, stems: list[str]) -> RunDir:
+    """A run with a checkpoint that blends pairs of the folder corpus/, which have no manifest."""
+    blend = [{"prefix": f"corpus/{stem}", "weight": 1} for stem in stems]
+    run = saved.save_run(name, {**SPLIT, "data.sources": [], "data.blend": blend})
+    config = load_resolved(run.config_yaml)
+    for number, stem in enumerate(sorted(set(stems))):
+        pair = DatasetFiles(resolve("corpus"), stem=stem)
+        make_dataset(config, texts(20, seed=number), pair)
+        pair.manifest_json.unlink()
+    return run
 
 
 def run_with_data(

@@ -140,7 +140,12 @@ def test_what_is_refused_in_python(run):
     for asked, kind, said in (
         ({"tasks": ["a.jsonl"]}, ConfigError, "tasks = ['a.jsonl'] (list) must be files by their format"),
         ({"tasks": {"mmlu": 3}}, ConfigError, "a file of tasks = 3 (int) must be the path of a file"),
-        ({"data": ["small", "small"]}, ConfigError, "perplexity-small-valid: two evaluations of one name"),
+        (
+            {"data": ["small", "small"]},
+            ConfigError,
+            "perplexity-small-valid: two evaluations of one name; the record of one would replace the "
+            "other's. Name each dataset once, and rename files of questions that have one name.",
+        ),
         ({"tasks": {"mmlu": "none.jsonl"}}, DataError, "cannot be read (No such file or directory)."),
     ):
         for follow in (False, True):
@@ -148,3 +153,17 @@ def test_what_is_refused_in_python(run):
             with pytest.raises(kind) as refused:
                 nb.evaluate(run.path, follow=follow, **asked)
             assert said in str(refused.value)
+
+
+def test_a_blend_of_megatrons_own_files(run):
+    """Two pairs of one folder, one of them twice, without a manifest: each has a record, of its valid."""
+    mixed = made.run_of_pairs("mixed", ["web_text_document", "news_text_document", "web_text_document"])
+    found = nb.evaluate(mixed.path)
+    assert [record.source for record in found.values()] == [
+        "corpus/web_text_document",
+        "corpus/news_text_document",
+    ]
+    assert all(record.split == "valid" and record.counts["tokens"] for record in found.values())
+    [own] = nb.evaluate(mixed.path, data="corpus/web_text_document").values()
+    first = next(iter(found.values()))
+    assert (own.name, own.split, own.counts) == (first.name, "valid", first.counts)

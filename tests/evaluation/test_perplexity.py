@@ -10,10 +10,12 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.gpt_index import split_bounds
 from nbtrain.evaluation.asked import Scored
 from nbtrain.evaluation.perplexity import Perplexity
+from tests.dataset.dataset_maker import make_dataset
 from tests.evaluation import made
 
 NATS = np.random.default_rng(2).uniform(0.5, 6.0, 400)
@@ -122,6 +124,65 @@ def test_what_does_not_fit_the_run(workspace):
         f"talks's small ({own}). Prepare its text with tokenizer.name=small; bits per byte compare across "
         "tokenizers."
     )
+
+
+def test_a_pair_without_a_manifest(workspace):
+    """Megatron's own files, whose ids are looked at, as no manifest says whose they are."""
+    run = made.run_with_data()
+    config = load_resolved(run.config_yaml)
+    own = dataset_of(config)
+    expected, _ = answered(task_of(run))
+    own.manifest_json.unlink()
+    task = task_of(run)
+    assert answered(task)[0].metrics == expected.metrics
+    assert task.source == "data/dataset/small/text_document"
+    assert task.name == f"perplexity-small-text-document-{task.source_sha256[:8]}-valid"
+    tokens = np.fromfile(own.bin, np.uint16)
+    tokens[-400:] = len(NATS)
+    tokens.tofile(own.bin)
+    with pytest.raises(DataError) as error:
+        task_of(run, "all")
+    entries = Tokenizer.load(tokenizer_dir("small")).vocab_size
+    assert str(error.value) == (
+        "data/dataset/small/text_document.bin: holds token id 400, but the run's tokenizer has "
+        f"{entries} entries: it was encoded by another tokenizer. Name data of the run's own."
+    )
+
+
+def test_each_pair_has_a_name_of_its_own(workspace):
+    """One beside that of a dataset, and folders of one name elsewhere."""
+    run = made.run_with_data()
+    config = load_resolved(run.config_yaml)
+    tokenizer, home = Tokenizer.load(tokenizer_dir("small")), dataset_of(config)
+    pairs = [home, home.pair("title_document"), home.pair("more_document")]
+    pairs += [DatasetFiles(workspace / place / "small", stem="text_document") for place in "ab"]
+    for number, pair in enumerate(pairs[1:], 2):
+        make_dataset(config, made.texts(number), DatasetFiles(workspace / str(number), stem=pair.stem))
+        pair.directory.mkdir(parents=True, exist_ok=True)
+        for ending in (".bin", ".idx"):
+            (workspace / str(number) / f"{pair.stem}{ending}").rename(pair.prefix.with_suffix(ending))
+    value = files.read_json(home.manifest_json)
+    listed = {
+        path.name: {"bytes": path.stat().st_size, "sha256": "0"} for path in (pairs[1].bin, pairs[1].idx)
+    }
+    files.write_json(home.manifest_json, {**value, "files": {**value["files"], **listed}})
+    tasks = [Perplexity(config, tokenizer, pair, "all", is_own=False) for pair in pairs]
+    assert [task.source for task in tasks] == [
+        "small",
+        "data/dataset/small/title_document",
+        "data/dataset/small/more_document",
+        "a/small/text_document",
+        "b/small/text_document",
+    ]
+    hashes = [task.source_sha256[:8] for task in tasks]
+    assert [task.name for task in tasks] == [
+        "perplexity-small-all",
+        f"perplexity-small-title-document-{hashes[1]}-all",
+        f"perplexity-small-more-document-{hashes[2]}-all",
+        f"perplexity-small-text-document-{hashes[3]}-all",
+        f"perplexity-small-text-document-{hashes[4]}-all",
+    ]
+    assert hashes[3] != hashes[4]
 
 
 def test_an_empty_split(workspace):

@@ -94,7 +94,9 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
             except Exception as error:  # whatever the harness, datasets or a task's own code raises
                 said = f"{type(error).__name__}: {error}"
                 raise DataError(f"{asked}: lm-evaluation-harness cannot load this task ({said}).") from None
-            several = loaded["groups"] if name in loaded["groups"] else loaded["tasks"]
+            # A group comes with the groups inside it, whose tasks it asks itself.
+            groups = loaded["groups"]
+            several = {name: groups[name]} if name in groups else loaded["tasks"]
             source = Path(file).name if file else f"lm-eval {lm_eval.__version__}"
             found += [HarnessTask(key, one, source) for key, one in several.items()]
     return found
@@ -107,9 +109,7 @@ def _task_file(name: str, file: Path, folder: Path) -> Path:
     if not file.is_file():
         raise DataError(f"{file}: no such file.")
     [tasks, *_] = map(Path, lm_eval.tasks.__path__)
-    named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*$", re.MULTILINE)
-    files = (path for path in tasks.rglob("*.yaml") if path.stem == name)
-    own = next((path for path in files if named.search(path.read_text("utf-8"))), None)
+    own = _own_file(name, tasks)
     if own is None:
         raise ConfigError(
             f"{name}: lm-evaluation-harness has no task file of this name. Give a folder with task files as "
@@ -133,6 +133,15 @@ def _task_file(name: str, file: Path, folder: Path) -> Path:
     # JSON is YAML.
     path.write_text(json.dumps(lines), encoding="utf-8")
     return path
+
+
+def _own_file(name: str, tasks: Path) -> Path | None:
+    """The file below `tasks` that defines a task; None if there is none."""
+    named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
+    # Of 14,000 files: most tasks are in one of their own name, some in their folder's default.yaml.
+    likely = {name: 0, "default": 1}
+    files = sorted(tasks.rglob("*.yaml"), key=lambda path: (likely.get(path.stem, 2), path))
+    return next((path for path in files if named.search(path.read_text("utf-8"))), None)
 
 
 def _splits(path: Path) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 import json
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -30,6 +32,72 @@ def test_without_the_extra(monkeypatch):
         "harness needs the package lm_eval, which is not installed. Install it with `pip install "
         "'nbtrain[eval]'`."
     )
+
+
+@pytest.fixture
+def fake_harness(monkeypatch, tmp_path):
+    """A folder for task files, and a harness without tasks: what it is asked to load stands in `asked`."""
+    fake, tasks = ModuleType("lm_eval"), ModuleType("lm_eval.tasks")
+    tasks.__path__ = [str(tmp_path / "tasks")]
+
+    class TaskManager:
+        asked: ClassVar = []
+        loaded: ClassVar = {"tasks": {"one": "Task one"}, "groups": {}}
+
+        def __init__(self, **_):
+            pass
+
+        def load(self, names):
+            self.asked.extend(json.loads(Path(name).read_text()) if "/" in name else name for name in names)
+            return self.loaded
+
+    fake.tasks, fake.__version__, tasks.TaskManager = tasks, "0", TaskManager
+    monkeypatch.setitem(sys.modules, "lm_eval", fake)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", tasks)
+    return tmp_path / "tasks", TaskManager
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("hellaswag", "a/hellaswag.yaml"),
+        ("winogrande", "winogrande/default.yaml"),
+        ("wic", "wic/default.yaml"),
+        ("prost", "prost/corypaik_prost.yaml"),
+    ],
+)
+def test_the_task_file_of_a_name(fake_harness, name, found):
+    """One called as the task, a folder's default.yaml, or any that names the task."""
+    folder, manager = fake_harness
+    for path, line in {
+        "a/hellaswag.yaml": "task: hellaswag",
+        "a/other.yaml": "task: hellaswag",
+        "b/hellaswag.yaml": "include: ../a/hellaswag.yaml",
+        "c/winogrande.yaml": "task: winogrande_de",
+        "winogrande/default.yaml": "test_split: test\ntask: winogrande",
+        "winogrande/a.yaml": "task: winogrande",
+        "wic/default.yaml": 'task: "wic" # words in context',
+        "prost/corypaik_prost.yaml": "task: prost",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"{line}\n")
+    lines = folder / "lines.jsonl"
+    lines.write_text("{}\n")
+    [loaded] = harness.load_tasks([f"{name}={lines}"])
+    assert loaded == ("one", "Task one", "lines.jsonl")
+    assert manager.asked[0]["include"] == str(folder / found)
+    with pytest.raises(
+        ConfigError, match=r"^helaswag: lm-evaluation-harness has no task file of this name\."
+    ):
+        harness.load_tasks([f"helaswag={lines}"])
+
+
+def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
+    """The harness gives it with the groups inside it."""
+    groups = {name: f"Group {name}" for name in ("mmlu", "mmlu_stem", "mmlu_other")}
+    _, manager = fake_harness
+    monkeypatch.setattr(manager, "loaded", {"tasks": {"mmlu_anatomy": "Task"}, "groups": groups})
+    assert harness.load_tasks(["mmlu"]) == [("mmlu", "Group mmlu", "lm-eval 0")]
 
 
 def test_choices_of_one_context_are_asked_together():

@@ -147,10 +147,12 @@ class Encoder:
         self._on_batch(sum(sizes), len(sizes), shard.num_tokens - before)
 
     def _may_stream(self, record: Record) -> bool:
-        is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
+        if not isinstance(record, str | Texts) or self.settings.sentence_language:
+            # Ids need no tokenizer, and there may be none.
+            return False
         # A text that may become EOD is looked at as a whole.
         is_looked_at = self._tokenizer.manifest.get("eod_from_text")
-        return is_text and self._tokenizer.cuts_safely and not is_looked_at
+        return self._tokenizer.cuts_safely and not is_looked_at
 
     def _add_long(self, shard: "_Shard", record: Record) -> None:
         signature = None if self._near is None else self._near.signature(text_of(record))[None]

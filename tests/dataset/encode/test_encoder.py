@@ -31,6 +31,7 @@ from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.encode import encoder
 from nbtrain.dataset.encode import join as shards
 from nbtrain.dataset.encode.encoder import Encoder, in_vocabulary
 from nbtrain.dataset.encode.progress import EncodeProgress, WorkerCounters
@@ -390,6 +391,19 @@ def test_token_ids(make_config, workspace):
         "data/dataset/high/.encode/broken-records.jsonl. Fix the source, or set its keys or "
         "max_broken_fraction."
     )
+
+
+def test_a_long_record_of_ids_without_a_tokenizer(make_config, workspace, monkeypatch):
+    """It is longer than a text that is encoded in pieces, and needs no tokenizer."""
+    monkeypatch.setattr(encoder, "LONG_TEXT_CHARS", 3)
+    write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 6, 7, 8]}])
+    source = {"kind": "tokens", "path": "ids.jsonl", "append_eod": False}
+    config = make_config(
+        data={"sources": [source], "name": "ids", "split": "100,0,0"}, evaluation={"eval_iters": 0}
+    )
+    prepare(config, through="encode")
+    assert not tokenizer_dir("small").is_dir()
+    assert IndexedDataset(dataset_of(config).prefix)[0].tolist() == [5, 6, 7, 8]
 
 
 def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):

@@ -86,7 +86,9 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
         source = sample.get("source")
         document = Document(sample["document"], sample["tokens"], 1, pieces, cut, masked, source)
         opened = " open" if place == 0 else ""
-        parts.append(f"<details{opened}><summary>{document.title}</summary>{document.to_html()}</details>")
+        parts.append(
+            f"<details{opened}><summary>{html.escape(document.title)}</summary>{document.to_html()}</details>"
+        )
     return "".join(parts)
 
 
@@ -154,6 +156,12 @@ class Browser:
                 chosen |= {begin + (2 * part + 1) * (end - begin) // (2 * own) for part in range(own)}
         return [self.document(number, max_tokens) for number in sorted(chosen)]
 
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """The manifest's, whose figures are of the pair that is trained on; a pair beside it has none."""
+        is_main = self.manifest is not None and self.manifest.stem == self.dataset.stem
+        return self.manifest.sources if self.manifest is not None and is_main else []
+
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
         """Name and sequences [first, last) of each source, if there are several."""
@@ -162,7 +170,10 @@ class Browser:
             for source in (self.manifest.sources if self.manifest else [])
             if source.get("sequences")
         ]
-        return [entry for entry in named if entry[2] > entry[1]] if len(named) > 1 else []
+        # They are the main pair's; one beside it has as many, unless the main pair's documents are sentences.
+        if len(named) < 2 or not (self.sources or named[-1][2] == len(self.indexed)):
+            return []
+        return [entry for entry in named if entry[2] > entry[1]]
 
     def _source(self, sequence: int) -> str | None:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)

@@ -77,9 +77,7 @@ def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None)
     samples = [browser.document(number, SAMPLE_TOKENS).to_dict() for number in numbers]
     facts = _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer)
     names = ("name", "kind", "documents", "bytes", "tokens")
-    sources = [
-        {name: source.get(name) for name in names} for source in getattr(browser.manifest, "sources", [])
-    ]
+    sources = [{name: source.get(name) for name in names} for source in browser.sources]
     return Inspection(display(browser.dataset.prefix), facts, [], sources, samples)
 
 
@@ -177,7 +175,9 @@ def _verify_pair(
     ]
     if manifest:
         checks[-1] += f", vocabulary {manifest.vocab_size:,}"
-        if manifest.eod_id is not None:
+        if any(source.get("append_eod") is False for source in manifest.sources):
+            checks.append("documents end as they were brought (append_eod: false)")
+        elif manifest.eod_id is not None:
             checks.append(_check_eod(pair, indexed, manifest.eod_id))
     return checks
 

@@ -120,6 +120,31 @@ def test_documents_of_every_source(make_config, workspace):
     assert shown[-1].to_dict()["source"] == "few"
 
 
+def test_documents_beside_sentences(make_config, workspace):
+    """The manifest's sources are counted in sentences: documents of another key are of none of them."""
+    lines = ['{"text": "It rains. It pours.", "title": "Rain"}\n', '{"text": "Sun.", "title": "Sun"}\n']
+    for name, line in zip(("wet", "dry"), lines):
+        (workspace / f"{name}.jsonl").write_text(line)
+    sources = [{"kind": "jsonl", "path": f"{name}.jsonl", "name": name} for name in ("wet", "dry")]
+    data = {"sources": sources, "extra_json_keys": ["title"], "split_sentences": "en"}
+    config = make_config(data=data)
+    prepare(config, through="encode")
+    main = dataset_of(config)
+    beside = next(stem for stem in main.manifest().stems if stem != main.stem)
+    for stem, named in ((main.stem, ["wet", "dry"]), (beside, [None, None])):
+        browser = Browser(main.pair(stem))
+        assert [browser.document(number).source for number in (0, 1)] == named
+
+
+def test_names_of_sources_are_text(make_config, texts):
+    """Whoever wrote the manifest, a page shows them letter by letter."""
+    name = "<script>alert(1)</script>"
+    sources = [{"name": name, "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
+    make_dataset(make_config(), texts, sources=sources)
+    shown = module.samples_html([document.to_dict() for document in Browser("small").spread(2)])
+    assert "<script>" not in shown and "of &lt;script&gt;alert(1)&lt;/script&gt; (" in shown
+
+
 def test_two_files_of_gpt2(make_config, texts, workspace):
     """A folder with vocab.json and merges.txt alone decodes, as it does for tokenizer.path."""
     make_dataset(make_config(), texts)

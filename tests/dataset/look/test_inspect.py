@@ -14,7 +14,8 @@ from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.look import inspect as module
 from nbtrain.dataset.look.inspect import inspect, verify
 from nbtrain.dataset.of_run import dataset_of
-from tests.dataset.dataset_maker import make_dataset
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 from tests.dataset.indexed_writer import IndexedWriter
 
 
@@ -116,6 +117,21 @@ def test_one_changed_byte(make_config, texts):
     )
 
 
+def test_documents_that_end_as_they_were_brought(make_config, workspace):
+    """Ids of a source with append_eod: false need no EOD."""
+    make_tokenizer("small", ["a text"])
+    (workspace / "ids.jsonl").write_text('{"input_ids": [5, 6]}\n' * 3)
+    source = {"kind": "tokens", "path": "ids.jsonl", "append_eod": False}
+    config = make_config(data={"sources": [source]})
+    prepare(config, through="encode")
+    assert verify(config).checks == [
+        "header, sizes, offsets and document array agree",
+        "largest token id 6, vocabulary 261",
+        "documents end as they were brought (append_eod: false)",
+        "sha256 of all 2 files is the manifest's",
+    ]
+
+
 def test_a_missing_file_of_the_manifest(make_config, texts):
     """Every file that the manifest names must exist."""
     config = make_config()
@@ -179,9 +195,10 @@ def test_a_mask_of_another_dataset(workspace):
 
 
 def test_all_pairs_of_a_folder(make_config, texts):
-    """A second key's pair is read and compared with the same manifest."""
+    """A second key's pair is read and compared with the same manifest, whose sources are of the first."""
     config = make_config()
-    whole = make_dataset(config, texts)
+    source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
+    whole = make_dataset(config, texts, sources=[source])
     dataset = dataset_of(config)
     other = dataset.pair("title_document")
     with IndexedWriter(other.prefix, 300, 0) as writer:
@@ -198,6 +215,8 @@ def test_all_pairs_of_a_folder(make_config, texts):
         "sha256 of all 4 files is the manifest's",
     ]
     assert dataset.require(300).stems == ["text_document", "title_document"]
+    assert [entry["tokens"] for entry in inspect("small").sources] == [4000]
+    assert inspect(other.prefix).sources == []
     other.bin.unlink()
     with pytest.raises(DataError, match=r"title_document\.bin: is missing, its manifest says 6\."):
         dataset.require(300)

@@ -217,7 +217,8 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise ConfigError(f"--chat-template {file}: cannot be read ({reason}).") from None
         if JINJA.search(source):
-            return JinjaTemplate(source, tokenizer, eod_token, f"--chat-template {file}")
+            ends = own_token(tokenizer / KEPT, "eos_token") or eod_token
+            return JinjaTemplate(source, tokenizer, ends, f"--chat-template {file}")
         if "{content}" not in source:
             raise ConfigError(
                 f"--chat-template {file}: has no {{content}}. Write it as in a run YAML, for example "

@@ -146,9 +146,9 @@ def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
     assert talks.prompt(TALK[2:]).pieces == ["<|user|>\nc\n<|assistant|>\n"]
     assert talks.origin == "of the run's data"
     file = tmp_path / "file"
-    file.write_text("{{ bos_token }}file")
+    file.write_text("{{ bos_token }}file{{ eos_token }}")
     given = template_of(config_of({"kind": "chat", "path": "x.jsonl"}), str(file), folder, "<eod>")
-    assert given.prompt(TALK).pieces == [1, "file"] and given.origin == f"--chat-template {file}"
+    assert given.prompt(TALK).pieces == [1, "file</s>"] and given.origin == f"--chat-template {file}"
 
 
 @pytest.mark.parametrize(

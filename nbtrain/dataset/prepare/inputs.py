@@ -8,18 +8,21 @@ settings alone are compared.
 import hashlib
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
-from nbtrain.base.workspace import display, resolve
+from nbtrain.base.workspace import display, resolve, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.asked import FORCE, differences, origin, settings, with_defaults
 from nbtrain.corpus.cleaning import Cleaner
-from nbtrain.corpus.corpus import Corpus, cleaned, identities
-from nbtrain.corpus.records import Tally
+from nbtrain.corpus.corpus import Corpus, cleaned, identities, text_of
+from nbtrain.corpus.records import Example, Preference, Record, Tally, TokenIds
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.encode.encoder import in_vocabulary
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
 
@@ -124,11 +127,28 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> 
         if number in corpus.gone:
             continue
         content, tally = hashlib.sha256(), Tally()
-        for record in cleaned(reader.documents(tally), cleaner, tally, reader.gives_unicode):
+        records = reader.documents(tally)
+        if reader.kind == "tokens":
+            records = filter(partial(in_vocabulary, manifest.vocab_size, tally), records)
+        # Documents without a token were not hashed. Only if there were any is the text encoded to find them.
+        without = source.get("dropped", {}).get("no_token", 0)
+        tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name)) if without else None
+        for record in cleaned(records, cleaner, tally, reader.gives_unicode):
+            if without and tokenizer is not None and not _has_tokens(record, tokenizer):
+                without -= 1
+                continue
             content.update(identities([record])[1])
         if content.hexdigest() != source["sha256"]:
             return False
     return True
+
+
+def _has_tokens(record: Record, tokenizer: Tokenizer) -> bool:
+    """Whether the encoder keeps a document; ids and pairs of answers it always keeps."""
+    if isinstance(record, TokenIds | Preference):
+        return True
+    texts = [text for text, _ in record.pieces] if isinstance(record, Example) else [text_of(record)]
+    return any(len(tokenizer.encode(text)) for text in texts)
 
 
 def _sizes(fingerprint: dict[str, Any]) -> Any:

@@ -1,11 +1,15 @@
 """A dataset made for other inputs: which key differs and where it is set, which file changed and how."""
 
+import json
 import os
 
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.load import load
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 
 RUN = """\
@@ -88,3 +92,36 @@ def test_files_that_are_new_gone_and_changed(folder):
         f"the sources have changed since it was made: {where}: a.txt has changed (320 bytes then, 3 now); "
         f"{where}: b.txt is gone; {where}: c.txt is new; and 1 more"
     )
+
+
+def test_files_written_again_of_documents_that_became_no_tokens(workspace, make_config):
+    """The documents that were left out are not hashed, and not compared."""
+    made = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "<|endoftext|>": 1, "a": 2}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.Replace("z", ""), pre_tokenizers.Whitespace()
+    made.save(str(workspace / "small.json"))
+    lines = [json.dumps({"text": text}) + "\n" for text in ("a a", "zz", "a z", "z")]
+    assert_touched(make_config, workspace, lines, {"kind": "jsonl"}, {"no_token": 2}, path="small.json")
+
+
+def test_files_written_again_of_ids_outside_the_vocabulary(workspace, make_config):
+    """Broken records were not hashed, and are not compared."""
+    lines = [json.dumps({"input_ids": ids}) + "\n" for ids in ([5], [300], [6])]
+    source = {"kind": "tokens", "append_eod": False, "max_broken_fraction": 0.5}
+    assert_touched(make_config, workspace, lines, source, {"broken_record": 1})
+
+
+def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
+    """A file that is written again is the same text; with other text of that size it is another."""
+    write(workspace / "lines.jsonl", "".join(lines))
+    vocabulary = {"tokenizer": {"name": "small", **tokenizer}} if tokenizer else {}
+    config = make_config(data={"sources": [{**source, "path": "lines.jsonl"}]}, **vocabulary)
+    prepare(config, through="encode")
+    before = dataset_of(config).manifest()
+    assert before.counts["dropped"] == dropped
+    write(workspace / "lines.jsonl", "".join(lines), 2)
+    prepare(config, through="encode")
+    after = dataset_of(config).manifest()
+    assert after.files == before.files and after.sources != before.sources
+    write(workspace / "lines.jsonl", "".join(reversed(lines)), 3)
+    with pytest.raises(DataError, match=r"lines\.jsonl was written again \([0-9]+ bytes then and now\)"):
+        prepare(config, through="encode")

@@ -217,6 +217,12 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     shown.get_by_text("text 33.").wait_for()
     page.get_by_text("in document 33").wait_for()
     screenshot(page, "data-card-found")
+    # [next] takes the focus from the text: one search, that of the button.
+    find.fill("QUESTION 1")
+    for found in (1, 10):
+        page.get_by_role("button", name="next", exact=True).last.click()
+        shown.get_by_text(f"text {found}.").wait_for()
+        page.get_by_text(f"in document {found}", exact=True).wait_for()
 
 
 def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:

@@ -10,6 +10,8 @@ If nobody watches (papermill, exported HTML), the card's own static page is show
 """
 
 import html
+import math
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +21,10 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import BlendCard, DataCard
 from nbtrain.lab.widgets.mime import bundle, show
+
+# A new text comes right after the message of Enter. Enter with the old text sends that message alone, and no
+# text that is typed later belongs to it.
+ENTER_SECONDS = 5.0
 
 
 class DocumentBrowser(widgets.VBox):
@@ -48,8 +54,10 @@ class DocumentBrowser(widgets.VBox):
         self.number.observe(lambda change: self._draw(), names="value")
         self.previous_button.on_click(lambda _: self.show(self.number.value - 1))
         self.next_button.on_click(lambda _: self.show(self.number.value + 1))
-        self.find_button.on_click(lambda _: self.find(self.text.value))
-        self.text.observe(lambda change: self.find(change["new"]), names="value")
+        self.find_button.on_click(lambda _: self._search(self.text.value))
+        self.text.on_msg(self._take_message)
+        self.text.observe(lambda change: self._take_text(change["new"]), names="value")
+        self._entered_at = -math.inf
         self._draw()
 
     def show(self, number: int) -> None:
@@ -79,6 +87,21 @@ class DocumentBrowser(widgets.VBox):
         self.show(found)
         return found
 
+    def _take_message(self, _: Any, content: dict[str, Any], buffers: Any) -> None:
+        # Text.on_submit would do, but is deprecated: it warns.
+        if content.get("event") == "submit":
+            self._entered_at = time.monotonic()
+
+    def _take_text(self, text: str) -> None:
+        # The front end sends a new text after Enter, and when another control takes the focus. If that is
+        # [next], it searches itself: two searches would pass over the first document that is found.
+        if time.monotonic() - self._entered_at < ENTER_SECONDS:
+            self._search(text)
+
+    def _search(self, text: str) -> None:
+        self._entered_at = -math.inf
+        self.find(text)
+
     def _draw(self) -> None:
         try:
             document = self.browser.document(self.number.value)
@@ -86,7 +109,7 @@ class DocumentBrowser(widgets.VBox):
             self.page.value = html.escape(str(error))
             return
         masked = " learnt tokens are coloured" if document.masked else ""
-        text = f"<b>{document.title}</b>{masked}{document.to_html()}"
+        text = f"<b>{html.escape(document.title)}</b>{masked}{document.to_html()}"
         self.page.value = f'<div style="line-height:1.4">{text}</div>'
 
 

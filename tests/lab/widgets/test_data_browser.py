@@ -7,6 +7,7 @@ from nbtrain.api import verbs as api
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.card import data_card
+from nbtrain.lab.widgets import data_browser as module
 from nbtrain.lab.widgets import mime
 from nbtrain.lab.widgets.data_browser import CardPanel, DocumentBrowser, live
 from nbtrain.lab.widgets.mime import WIDGET_MIME
@@ -19,6 +20,12 @@ def watched(monkeypatch):
     """A person behind a live front end."""
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     monkeypatch.setattr(api, "is_watched", lambda: True)
+
+
+def enter(browser, text):
+    """What the front end sends when a person types a text and presses Enter."""
+    browser.text._handle_custom_msg({"event": "submit"}, [])
+    browser.text.value = text
 
 
 def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
@@ -35,7 +42,7 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
     assert browser.number.value == 119
     browser.next_button.click()
     assert browser.number.value == 119
-    browser.text.value = "(7)."
+    enter(browser, "(7).")
     assert (browser.number.value, browser.answer.value) == (7, "in document 7")
     browser.find_button.click()
     assert browser.number.value == 7
@@ -44,6 +51,37 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
     assert browser.find("no such words") is None
     assert browser.answer.value == "in no document"
     assert browser.number.value == 110
+
+
+def test_each_hit_is_shown(make_config, texts, monkeypatch):  # noqa: F811
+    """[next] takes the focus, which sends the text, and searches once; so does Enter, and [next] goes on."""
+    make_dataset(make_config(), texts)
+    browser = DocumentBrowser(Browser("small"))
+    browser.text.value = "(11"
+    assert (browser.number.value, browser.answer.value) == (0, "")
+    browser.find_button.click()
+    assert browser.number.value == 11
+    enter(browser, "(10")
+    assert browser.number.value == 100
+    browser.find_button.click()
+    assert browser.number.value == 101
+    # Enter with the old text, and [next] or much later a new one.
+    browser.text._handle_custom_msg({"event": "submit"}, [])
+    browser.find_button.click()
+    browser.text.value = "(5"
+    assert browser.number.value == 102
+    browser.text._handle_custom_msg({"event": "submit"}, [])
+    monkeypatch.setattr(module, "ENTER_SECONDS", -1.0)
+    browser.text.value = "(3"
+    assert browser.number.value == 102
+
+
+def test_names_of_sources_are_text(make_config, texts):  # noqa: F811
+    """Whoever wrote the manifest, the title shows them letter by letter."""
+    sources = [{"name": "<i>x</i>", "sequences": [0, 60]}, {"name": "b", "sequences": [60, 120]}]
+    make_dataset(make_config(), texts, sources=sources)
+    page = DocumentBrowser(Browser("small")).page.value
+    assert "<i>" not in page and "<b>document 0 of &lt;i&gt;x&lt;/i&gt; (" in page
 
 
 def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811

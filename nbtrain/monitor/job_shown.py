@@ -3,6 +3,7 @@
 job_shown(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
 """
 
+import itertools
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ CHART_POINTS = 160
 MOST_EVENTS = 500
 # Of a rank, failures of earlier attempts.
 MOST_EARLIER = 3
+# In the choice of logs; the tables have more of them.
 MOST_LOGS = 256
 # Jobs that can be chosen; older ones: `nbtrain job --job`.
 MOST_JOBS = 50
@@ -216,8 +218,10 @@ def _rank_logs(row: RankRow) -> list[list[Any]]:
 
 
 def _logs(page: JobPage) -> list[list[Any]]:
-    """Ranks with the newest attempt first, then supervisor and machines."""
-    ranks = [log for one in page.replicas for row in one.ranks for log in _rank_logs(row)]
+    """The newest attempts of all ranks, then the attempts before them, then supervisor and machines."""
+    by_rank = [_rank_logs(row) for one in page.replicas for row in one.ranks]
+    by_age = itertools.zip_longest(*by_rank)
+    ranks = [log for attempts in by_age for log in attempts if log is not None]
     return [*ranks[:MOST_LOGS], *(log for one in page.replicas for log in _own_logs(one))]
 
 

@@ -56,6 +56,18 @@ def test_a_rank_says_how_it_ended_and_has_all_its_logs(job: FakeJob) -> None:
     ]
 
 
+def test_of_many_logs_the_newest_of_every_rank_can_be_chosen(
+    job: FakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attempt in range(1, 4):
+        job.job.log(0, attempt).write_text("")
+    monkeypatch.setattr("nbtrain.monitor.job_shown.MOST_LOGS", 4)
+    assert [log[2] for log in job_shown(job.run)["logs"]] == [
+        *("rank 0, attempt 3", "rank 1, attempt 1", "rank 0, attempt 2", "rank 1, attempt 0"),
+        "supervisor",
+    ]
+
+
 def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     """The words beside them are in UTC, for the static picture."""
     shown = job_shown(job.run)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import read_state
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.lab.server.pace import PAGES
 from nbtrain.lab.server.requests import NbtrainHandler
@@ -40,7 +41,7 @@ class JobHandler(NbtrainHandler):
         self.finish(await self.read(_page, name, self.get_argument("job", None)))
 
 
-# {folder of a job: (when, its page as JSON)}
+# {folder of a job and its state: (when, its page as JSON)}
 _kept: dict[str, tuple[float, bytes]] = {}
 
 
@@ -49,7 +50,9 @@ def _page(name: str, job_id: str | None) -> bytes:
 
     began = time.thread_time()
     job = job_named(view_of(name).run, job_id)
-    at, content = _kept.get(key := str(job.path), (-math.inf, b""))
+    # Of a job that has ended a page is asked for once: it must not get the one from before the end.
+    key = f"{job.path} {read_state(job, time.time())[0]}"
+    at, content = _kept.get(key, (-math.inf, b""))
     if time.monotonic() - at >= PAGES.seconds:
         content = encoded(job_shown(job.run, job.job_id))
         if len(_kept) >= MOST_VIEWS:

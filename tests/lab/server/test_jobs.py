@@ -1,0 +1,32 @@
+"""The page of a job, which the server keeps for a while."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.server import jobs
+from tests.lab.widgets.fake_run import FakeJob
+
+
+def test_a_page_that_is_kept_is_not_given_after_the_jobs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A panel asks once for the page of a job that has ended; while the job goes on it is kept."""
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(jobs.PAGES, "seconds", 10.0)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
+    job.one_step()
+
+    def page() -> dict:
+        found = json.loads(jobs._page("gpt-fake", None))
+        return {"active": found["active"], **dict(found["basics"])}
+
+    first = page()
+    job.one_step()
+    assert page() == first
+    assert first["active"] and first["phase"] == "Running" and "ended" not in first
+    job.finish("SUCCEEDED", "all tokens are done")
+    last = page()
+    assert not last["active"] and last["phase"].startswith("Succeeded") and "ended" in last

@@ -13,6 +13,9 @@ const AGAIN_MS = 4000;
 // An idle kernel has heard of a change long before.
 const HEARD_MS = 2500;
 
+const POSTPONED = "Not submitted yet: the kernel runs a cell. When that cell has ended, it submits the values that "
+  + "the form held when Submit was pressed.";
+
 const changesCounted = (number) => `${number} ${number === 1 ? "change" : "changes"}`;
 
 /**
@@ -40,6 +43,7 @@ class Form extends FormHeld {
     Object.assign(this, { root, server, host, start, model, id, below });
     this.ofKernel = Boolean(model || isGone);
     this.lost = Boolean(isGone);
+    this.submitting = false;
     this.isGone = isGone || (() => true);
     /** The number of the last change that the kernel is known to have. */
     this.heard = 0;
@@ -51,6 +55,7 @@ class Form extends FormHeld {
     this.startKey = JSON.stringify([start.yaml, start.overrides, start.clone || ""]);
     this.state = { yaml: start.yaml || "", given: true, typed: {}, mode: start.mode || "full", seq: 0 };
     this.asks = new FormAsks(server, model, start.place);
+    this.asks.postponed = () => this.answer.say(POSTPONED, "warning");
     this.build();
   }
 
@@ -65,9 +70,14 @@ class Form extends FormHeld {
     this.state.seq += 1;
     this.keep();
     this.layouts.age();
-    this.submitButton.disabled = true;
+    this.unchecked();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.assess(), wait);
+  }
+
+  /** The newest answer is of other values than those the form holds: a cell would have the old ones. */
+  unchecked() {
+    this.submitButton.disabled = this.insert.disabled = true;
   }
 
   keep() {
@@ -107,6 +117,7 @@ class Form extends FormHeld {
     const words = `Nothing is checked or submitted now: ${error.message}${kernel}${kept}`;
     this.say(words, "bad", [["Try again", again]]);
     this.unheard = true;
+    this.sayKernel();
     clearTimeout(this.timer);
     this.timer = setTimeout(again, AGAIN_MS);
   }
@@ -117,6 +128,7 @@ class Form extends FormHeld {
     if (this.unheard) {
       this.unheard = false;
       this.say(this.asks.words);
+      this.sayKernel();
     }
     const marks = {};
     const at = (key) => (marks[key] = marks[key] || {});
@@ -136,7 +148,7 @@ class Form extends FormHeld {
     this.name.setAttribute("aria-invalid", String(Boolean(this.nameHelp.textContent)));
     this.side.show(found);
     this.line.textContent = found.line;
-    this.submitButton.disabled = !found.may_submit;
+    this.submitButton.disabled = this.submitting || !found.may_submit;
     this.submitButton.title = found.words || (found.may_submit ? "" : "Not while there are problems.");
     this.insert.disabled = false;
     this.root.dataset.line = found.line;
@@ -263,7 +275,7 @@ class Form extends FormHeld {
   }
 
   async submit() {
-    this.submitButton.disabled = true;
+    this.submitting = this.submitButton.disabled = true;
     this.answer.say("Submitting\u2026");
     try {
       const found = await this.ask("submit", { name: this.text("name") });
@@ -272,7 +284,9 @@ class Form extends FormHeld {
     } catch (error) {
       this.answer.say(error.message, "error");
     } finally {
-      this.submitButton.disabled = !(this.found && this.found.may_submit);
+      this.submitting = false;
+      // What was changed meanwhile and is not checked yet is enabled by its own answer.
+      this.submitButton.disabled = this.insert.disabled || !(this.found && this.found.may_submit);
     }
   }
 
@@ -296,7 +310,7 @@ class Form extends FormHeld {
       words = "The kernel that made this form is not in reach: it runs a cell, and hears this later.";
     else if (this.lost)
       words = "The kernel that made this form is gone: the next cells do not get these values. Run the "
-        + "form's cell again, which offers them, or insert them as a cell.";
+        + `form's cell again, which offers them${this.unheard ? "" : ", or insert them as a cell"}.`;
     else if (this.unheardNow())
       words = "The kernel has not heard of the last change yet; it does when its running cell has ended.";
     this.kernel.textContent = words;
@@ -400,6 +414,7 @@ class Form extends FormHeld {
     this.heard = held.seq;
     if (same && this.described) {
       this.refill();
+      this.unchecked();
       this.assess();
     } else this.describe();
   }

@@ -34,7 +34,8 @@ export class FormAnswer {
     const { name } = found, { text, toast, kind } = submitted(found);
     const where = below ? "It is shown below the form." : `In a cell: nb.open_run("${name}")`;
     this.say(`${text} ${where}`, kind === "warning" ? kind : "good");
-    if (this.host.openRun) this.node.append(" ", button("Open", "", () => this.host.openRun(name)));
+    // What the kernel has submitted may be in another output folder than the server's.
+    if (server && this.host.openRun) this.node.append(" ", button("Open", "", () => this.host.openRun(name)));
     if (this.host.notify) this.host.notify(toast, kind);
     if (server) this.follow(server, name);
   }

@@ -23,6 +23,8 @@ export class FormAsks {
   constructor(server, model, place) {
     Object.assign(this, { server, model, place });
     this.waiting = new Map();
+    /** Called when the kernel is busy and carries a submission out later. */
+    this.postponed = () => {};
     this.asked = 0;
     /** "server", "kernel" or "" while nobody answers. */
     this.source = "";
@@ -92,6 +94,8 @@ export class FormAsks {
     const id = (this.asked += 1);
     return new Promise((done, failed) => {
       const timer = setTimeout(() => {
+        // It cannot be taken back: the kernel hears it, and what comes of it is shown.
+        if (path === "submit") return this.postponed();
         this.waiting.delete(id);
         this.source = "";
         const words = `The kernel has not answered for ${KERNEL_MS / 1000} s: it runs a cell.`;

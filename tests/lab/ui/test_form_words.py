@@ -176,3 +176,65 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         page.get_by_role("button", name="Reset").click()
         line('{"init_from": "base", "lora.rank": 8}')
         assert field("lora").locator("input").is_checked()
+
+
+# A model whose kernel answers by the routes, and while `busy` queues what it is asked.
+KERNEL = """(() => {
+    const on = {}, queue = [], start = START;
+    const hear = async ({ kind, id, path, request }) => {
+        if (kind !== "ask") return;
+        const asked = { method: "POST", body: JSON.stringify(request) };
+        const answer = await fetch(`/user/x/nbtrain/${path}`, asked);
+        on["msg:custom"]({ kind: "answer", id, value: await answer.json() });
+    };
+    const send = (message) => void (window.busy ? queue.push(message) : hear(message));
+    const model = { get: () => null, on: (name, act) => (on[name] = act), off() {}, send };
+    window.idle = () => {
+        window.busy = false;
+        queue.splice(0).forEach(hear);
+    };
+    window.lost = (place) => void ui.mountForm(place, {start, isGone: () => true});
+    return ui.mountForm(root, {model, start, id: "f"});
+})()"""
+
+
+def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cell is made of values that nobody has checked, and none is advised then."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    start = {"yaml": "gpt-tiny", "overrides": {"data": {"sources": [{"kind": "mock"}]}}, "mode": "full"}
+    routes = {path: lambda query, body, path=path: answer(path, body) for path in ("form", "form/assess")}
+    assessed = routes["form/assess"]
+    routes["form/assess"] = lambda query, body: {**assessed(query, body), "may_submit": True}
+    routes["submit"] = lambda query, body: JOB
+    with view_page(
+        browser, routes, KERNEL.replace("START", json.dumps(start)), module="form", still=True
+    ) as page:
+        buttons = [page.get_by_role("button", name=name) for name in ("Submit", "Copy as cell")]
+        name = page.get_by_label("name", exact=True)
+
+        def can() -> list[bool]:
+            return [one.is_enabled() for one in buttons]
+
+        page.wait_for_function("!document.querySelector('.nbf-buttons button:nth-child(2)').disabled")
+        page.evaluate("window.busy = true")
+        name.fill("other")
+        assert can() == [False, False]
+        page.clock.run_for(300)
+        page.evaluate("window.idle()")
+        page.locator(".nbf-line", has_text="other").wait_for()
+        assert can() == [True, True]
+        page.evaluate("window.busy = true")
+        buttons[0].click()
+        page.clock.run_for(16_000)
+        said = page.locator(".nbf-answer")
+        said.get_by_text("When that cell has ended, it submits the values that the form held").wait_for()
+        assert can() == [False, True]
+        page.evaluate("window.idle()")
+        said.get_by_text("Submitted: job j1 of gpt.").wait_for()
+        assert can() == [True, True]
+        page.evaluate("window.lost(document.body.appendChild(document.createElement('div')))")
+        gone = page.locator(".nbf-kernel", has_text="The kernel that made this form is gone").last
+        gone.wait_for()
+        assert gone.inner_text().endswith("Run the form's cell again, which offers them.")

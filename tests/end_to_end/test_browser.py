@@ -100,6 +100,14 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         page.locator(".nbtrain-panel select[aria-label='whose log']").select_option(label="rank 0")
         page.locator(".nbtrain-panel pre", has_text="step     1 |").wait_for()
 
+        # Its keys are its own: an arrow chooses, and goes to no other cell.
+        tabs.get_by_text("Metrics", exact=True).click()
+        axis = page.locator(".nbtrain-panel select[aria-label='axis of the charts']")
+        axis.press("ArrowDown")
+        assert axis.input_value() == "tokens"
+        cells = page.locator(".jp-Notebook .jp-Cell").all()
+        assert ["jp-mod-active" in cell.get_attribute("class") for cell in cells] == [True, False]
+
 
 # gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.
 WATCHED = (

@@ -4,7 +4,7 @@
 //   mountComparison   the comparison in any element, fed by the server half of nbtrain
 
 import { mountCompare } from "./compare.js";
-import { makeHost, notebookHost } from "./host.js";
+import { hostElsewhere, makeHost, notebookHost, ownKeys } from "./host.js";
 import { serverHere } from "./server.js";
 import { element } from "./words.js";
 
@@ -23,6 +23,7 @@ export default {
       if (!there || there.run_root_id !== model.get("root_id")) server = null;
     }
     const [names, value] = [model.get("names"), model.get("value")];
-    return mountCompare(root, { server, names, host: notebookHost(server), value });
+    const host = server ? notebookHost(server) : hostElsewhere(notebookHost(null));
+    return mountCompare(ownKeys(root), { server, names, host, value });
   },
 };

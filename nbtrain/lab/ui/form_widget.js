@@ -4,7 +4,7 @@
 //   rescueForm       shows the form in place of a widget that JupyterLab could not revive
 
 import { mountForm } from "./form.js";
-import { notebookHost } from "./host.js";
+import { notebookHost, ownKeys } from "./host.js";
 import { standIn } from "./rescue.js";
 import { serverHere } from "./server.js";
 import { element } from "./words.js";
@@ -12,7 +12,7 @@ import { element } from "./words.js";
 function mountHere(root, options) {
   const server = serverHere();
   root.dataset.form = options.id;
-  return mountForm(root, { server, host: notebookHost(server), below: true, ...options });
+  return mountForm(ownKeys(root), { server, host: notebookHost(server), below: true, ...options });
 }
 
 export function rescueForm(place) {

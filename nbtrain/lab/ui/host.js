@@ -15,6 +15,19 @@ export const makeHost = (able = {}) => ({
   ...able,
 });
 
+/** What is left of a host for runs that its server does not have: that server has others of their names. */
+export const hostElsewhere = ({ insertCell, notify }) => makeHost({ insertCell, notify });
+
+/**
+ * In a notebook: keys are those of the view that has the focus. Or JupyterLab would take arrow keys and letters
+ * for its own, by its shortcuts and by the notebook: they go from cell to cell, and delete cells.
+ */
+export function ownKeys(root) {
+  root.dataset.lmSuppressShortcuts = "true";
+  root.addEventListener("keydown", (event) => event.stopPropagation());
+  return root;
+}
+
 /** In a notebook: TensorBoard opens in a browser tab; with nbtrain's extension, that does the rest. */
 export function notebookHost(server) {
   const lab = window.nbtrainHost || {};

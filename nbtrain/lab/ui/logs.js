@@ -9,9 +9,23 @@ const MOST_LINES = 5000;
 const SEARCH_LIMIT = 200;
 // Bytes before a hit of a search that are shown with it.
 const BEFORE_BYTES = 20000;
+const LINE_END = 10;
 
 /** A line as a terminal shows it: a progress bar that was drawn anew counts as last drawn. */
-const lastDrawn = (line) => plain(line.replace(/\r$/, "").replace(/^.*\r/, ""));
+const lastDrawn = (line) => plain(line.replace(/\r+$/, "").split("\r").pop());
+
+const logValue = (rank, attempt) => JSON.stringify([rank, attempt]);
+const logWords = ([rank, attempt]) =>
+  `${/^\d+$/.test(rank) ? `rank ${rank}` : rank}${attempt === null ? "" : `, attempt ${attempt}`}`;
+
+/** The index of a hit's line among the lines of a part of its file: other lines may have the hit's text too. */
+function lineOf(hit, part, lines) {
+  const before = new TextEncoder().encode(part.text).subarray(0, Math.max(0, hit.offset - part.start_bytes));
+  const least = before.reduce((count, byte) => count + (byte === LINE_END), 0);
+  // Bytes that are no UTF-8 have become longer characters: the line is not before this one.
+  const found = lines.findIndex((line, at) => at >= least && line.includes(hit.text));
+  return found < 0 ? least : found;
+}
 
 export class Logs {
   constructor(run) {
@@ -73,7 +87,7 @@ export class Logs {
 
   /** Open the log of a rank, or of the supervisor or a machine by its name. */
   open(rank, attempt) {
-    this.wish = JSON.stringify([rank, attempt]);
+    this.wish = logValue(rank, attempt);
   }
 
   opened() {
@@ -95,27 +109,43 @@ export class Logs {
     const { run } = this;
     // A resume makes another newest job, whose log begins anew.
     this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
-    const logs = kept
-      ? kept.logs.map(([rank, attempt, words]) => [JSON.stringify([rank, attempt]), words])
-      : snap.ranks.slice(0, 64).map(({ rank }) => [JSON.stringify([String(rank), null]), `rank ${rank}`]);
-    if (!logs.length) logs.push([JSON.stringify(["0", null]), "rank 0"]);
-    choices(this.choice, logs);
-    if (this.wish && logs.some(([value]) => value === this.wish)) {
-      this.choice.value = this.wish;
-      const { hit } = this;
-      this.wish = null;
-      this.forget();
-      this.hit = hit;
-    }
+    this.drawChoice(kept
+      ? kept.logs.map(([rank, attempt, words]) => [logValue(rank, attempt), words])
+      : snap.ranks.slice(0, 64).map(({ rank }) => [logValue(String(rank), null), `rank ${rank}`]));
     this.save.hidden = this.find.disabled = !run.server;
     if (!run.server) return this.withoutServer(snap);
     this.readTraceback(snap);
     this.read();
   }
 
+  /** Whose log can be chosen: `logs` are [[value, words], ...], of each rank the newest attempt first. */
+  drawChoice(logs) {
+    if (!logs.length) logs.push([logValue("0", null), "rank 0"]);
+    // A job of many ranks and attempts has more logs than the menu.
+    if (this.wish) this.asideOf = { job: this.job, value: this.wish };
+    const { job, value: aside } = this.asideOf || {};
+    if (aside && job === this.job && !logs.some(([value]) => value === aside))
+      logs.push([aside, logWords(JSON.parse(aside))]);
+    const newest = new Map(logs.map(([value]) => [JSON.parse(value)[0], value]).reverse());
+    const { value } = this.choice, [rank, attempt] = value ? JSON.parse(value) : [];
+    // After a restart the rank goes on in another log.
+    const follows = this.follow.input.checked && this.newest && this.newest.get(rank) === value;
+    choices(this.choice, logs);
+    if ((follows || attempt === null) && newest.has(rank)) this.choice.value = newest.get(rank);
+    this.newest = newest;
+    if (!this.wish) return;
+    this.choice.value = this.wish;
+    const { hit } = this;
+    this.wish = null;
+    this.forget();
+    this.hit = hit;
+  }
+
   /** Without the server half there are the newest lines of a snapshot. */
   withoutServer(snap) {
     const command = `nbtrain logs ${snap.name}${this.run.job ? ` --job ${this.run.job}` : ""}`;
+    // They are no part of what was read of the file, and nothing of it goes on after them.
+    if (this.offset !== null) this.forget();
     this.say(`The newest lines of ${snap.log.source || "the job"}; all of them: ${command}`);
     this.lines = snap.log.lines;
     this.paint(!this.lines.length);
@@ -157,9 +187,14 @@ export class Logs {
   add(part, rank) {
     if (this.offset !== null && part.text === "" && this.lines.length) return;
     this.offset = part.end_bytes;
-    const lines = (this.rest + part.text).split("\n");
+    const lines = [...this.lines, ...(this.rest + part.text).split("\n")];
     this.rest = lines.pop();
-    this.lines = [...this.lines, ...lines].slice(-MOST_LINES);
+    if (this.hit) {
+      const at = lineOf(this.hit, part, [...lines, this.rest]), first = Math.max(0, at - MOST_LINES / 2);
+      this.lines = lines.slice(first, first + MOST_LINES);
+      if (first + MOST_LINES < lines.length) this.rest = "";
+      this.hitLine = at - first;
+    } else this.lines = lines.slice(-MOST_LINES);
     const empty = !this.lines.length && !this.rest;
     if (empty) this.say(this.whyEmpty(rank));
     this.paint(empty);
@@ -180,7 +215,7 @@ export class Logs {
     pre.hidden = empty;
     if (pre.textContent === text) return;
     pre.textContent = text;
-    if (this.hit) this.toLine(lastDrawn(this.hit.text));
+    if (this.hit) this.toHit();
     else if (this.follow.input.checked && ended) this.toEnd();
   }
 
@@ -295,9 +330,14 @@ export class Logs {
     run.redraw();
   }
 
-  toLine(target) {
-    const at = this.pre.textContent.indexOf(target);
-    if (at < 0) return;
+  /** Mark the line of the hit, or what the search shows of it. */
+  toHit() {
+    const drawn = [...this.lines, this.rest].map(lastDrawn), wanted = lastDrawn(this.hit.text);
+    const line = drawn[this.hitLine];
+    if (line === undefined) return;
+    const inside = line.indexOf(wanted);
+    const target = inside < 0 ? line : wanted;
+    const at = drawn.slice(0, this.hitLine).join("\n").length + (this.hitLine && 1) + Math.max(0, inside);
     const range = document.createRange(), text = this.pre.firstChild;
     range.setStart(text, at);
     range.setEnd(text, at + target.length);

@@ -4,7 +4,7 @@
 //   mount            the panel in any element, fed by the server half of nbtrain
 //   rescue           shows a panel in place of a widget that JupyterLab could not revive
 
-import { notebookHost } from "./host.js";
+import { notebookHost, ownKeys } from "./host.js";
 import { standIn } from "./rescue.js";
 import { mountRun } from "./run.js";
 import { serverHere } from "./server.js";
@@ -13,7 +13,7 @@ import { element } from "./words.js";
 /** Keep `root` showing the run `name`; `model` is the anywidget model or null. Returns what ends it. */
 export function mount(root, { name, runId = "", snap = null, model = null, tab = "" }) {
   const server = serverHere();
-  return mountRun(root, { server, name, host: notebookHost(server), runId, snap, model, tab });
+  return mountRun(ownKeys(root), { server, name, host: notebookHost(server), runId, snap, model, tab });
 }
 
 /** Watch the widget beside `place`; if JupyterLab cannot revive it, show a panel that needs no kernel. */

@@ -3,7 +3,7 @@
 // Snapshots come by REST from <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
 // Without a server half, the trait `snap` of the widget's model is drawn instead.
 
-import { makeHost } from "./host.js";
+import { hostElsewhere, makeHost } from "./host.js";
 import { View } from "./view.js";
 import { askedWords } from "./words.js";
 
@@ -42,7 +42,10 @@ export function mountRun(root, options) {
 
 class Run {
   constructor(root, { server, name, host, runId, model, tab }) {
-    Object.assign(this, { root, name, host, runId, model });
+    Object.assign(this, { root, name, runId, model });
+    this.surroundings = host;
+    /** Whether the server has another run of this name, or none. */
+    this.elsewhere = false;
     this.asked = server;
     this.served = false;
     this.hadIt = this.absent = false;
@@ -62,8 +65,16 @@ class Run {
     return this.served ? this.asked : null;
   }
 
+  get host() {
+    return this.elsewhere ? hostElsewhere(this.surroundings) : this.surroundings;
+  }
+
   say(text, kind) {
     this.view.head.say(text, kind);
+  }
+
+  redrawHead() {
+    if (this.view.snap) this.view.head.draw(this.view.snap);
   }
 
   redraw() {
@@ -87,12 +98,12 @@ class Run {
   can(key) {
     if (this.absent) return false;
     if (key === "clone") return Boolean(this.host.openForm);
-    return this.served || key === "stop";
+    // The kernel does nothing else.
+    return this.served || (key === "stop" && Boolean(this.model));
   }
 
   async act(key) {
-    if (key === "tensorboard") return this.host.openTensorBoard(this.name);
-    if (key === "clone") return this.host.openForm({ clone: this.name });
+    if (key === "tensorboard" || key === "clone") return this.openBeside(key);
     const action = ((this.view.snap && this.view.snap.actions) || []).find((one) => one.key === key);
     if (action && action.ask && !(await this.view.head.confirm(action.ask, action.words))) return;
     const before = this.view.snap && this.view.snap.state;
@@ -101,11 +112,15 @@ class Run {
     try {
       // Just shown: a server that has not answered yet is asked before the kernel, which may be busy.
       if (!this.polled) await this.poll(true);
+      if (!this.can(key)) {
+        const why = this.absent ? "the run is not there any more" : "the Jupyter server does not answer";
+        throw new Error(`${why}; nothing was done.`);
+      }
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
       else if (this.served && POSTED[key]) {
         const body = key === "kill" ? { now: true } : {};
         await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
-      } else if (this.model) this.model.send({ kind: key });
+      } else this.model.send({ kind: key });
       const asked = "Asked the kernel to stop the job; it hears this when its running cell has ended.";
       // The end may have come before the answer: then there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
@@ -122,16 +137,25 @@ class Run {
     }
   }
 
+  /** TensorBoard, or the form with the settings of this run: both are the server's, by the run's name. */
+  async openBeside(key) {
+    // Whether the server's run of this name is this one says its first answer.
+    if (!this.polled && this.runId) await this.poll(true);
+    const { openForm, openTensorBoard } = this.host;
+    if (key === "clone" && openForm) openForm({ clone: this.name });
+    if (key === "tensorboard" && openTensorBoard) openTensorBoard(this.name);
+  }
+
   busy(key) {
     this.view.head.busy = key;
-    if (this.view.snap) this.view.head.draw(this.view.snap);
+    this.redrawHead();
   }
 
   /** Another page, or a command, has deleted or renamed it. */
   missing() {
     const shown = this.view.snap ? " Below stands what was read of it last." : "";
     this.say(`The run ${this.name} is not there any more: it was deleted, renamed or moved.${shown}`, "error");
-    if (this.view.snap) this.view.head.draw(this.view.snap);
+    this.redrawHead();
   }
 
   replaced() {
@@ -139,7 +163,7 @@ class Run {
       `The run ${this.name} was deleted, and another one has its name. Below stands what was read of it last.`,
       "error",
     );
-    if (this.view.snap) this.view.head.draw(this.view.snap);
+    this.redrawHead();
   }
 
   gone() {
@@ -191,11 +215,18 @@ class Run {
     this.served = value;
     if (value) this.hadIt = true;
     if (value) this.view.reopened();
+    else this.redrawHead();
     if (this.model) {
       // The kernel stops sending snapshots while the server answers.
       this.model.set("served", value);
       this.model.save_changes();
     }
+  }
+
+  isElsewhere(value) {
+    if (this.elsewhere === value) return;
+    this.elsewhere = value;
+    this.redrawHead();
   }
 
   async poll(wanted = false) {
@@ -212,11 +243,13 @@ class Run {
         this.setServed(false);
         // A server that had the run has its folder: it was deleted, and made anew under its name.
         this.absent = this.hadIt;
+        this.isElsewhere(true);
         if (this.hadIt) this.replaced();
         else this.say("This Jupyter server shows another output folder: the figures come from the kernel.");
       } else {
         if (!this.served && !this.view.head.busy) this.say("");
         this.absent = false;
+        this.isElsewhere(false);
         this.setServed(true);
         this.show(value);
         // With many pages open the server asks for more time.
@@ -231,6 +264,7 @@ class Run {
       const unknown = error.status === 404 && error.message.startsWith("there is no run");
       // A kernel may have another output folder than a server that never had the run.
       this.absent = unknown && (this.hadIt || !this.model);
+      if (unknown) this.isElsewhere(true);
       if (this.absent) this.missing();
       else if (unknown)
         this.say("This Jupyter server has no run of this name: the figures come from the kernel.");

@@ -4,7 +4,7 @@
 // is in the document; its rows are kept from poll to poll, so that focus and an open editor stay. A list that
 // is out of sight asks for nothing. Without a server half, the trait `rows` of a widget's model is drawn instead.
 
-import { makeHost } from "./host.js";
+import { hostElsewhere, makeHost } from "./host.js";
 import { runsFeed } from "./runs_feed.js";
 import { RUNS_ON_A_PAGE, RunsFrame } from "./runs_frame.js";
 import { runEditor, runQuestion } from "./runs_menu.js";
@@ -281,7 +281,13 @@ class RunsList extends RunsFrame {
     const meant = this.model ? this.model.get("root_id") : "";
     if (meant && value.run_root_id !== meant) {
       this.asked = null;
+      // What would open a run would open that server's run of the name.
+      this.host = hostElsewhere(this.host);
+      this.rows.forEach((row) => row.node.remove());
+      this.rows.clear();
+      this.barState = null;
       this.setServed(false);
+      this.draw();
       this.say("This Jupyter server shows another output folder: the runs come from the kernel.");
       return;
     }

@@ -3,7 +3,7 @@
 //   default export   anywidget's render: the list of a RunTable widget
 //   rescueRuns       shows the list in place of a widget that JupyterLab could not revive
 
-import { notebookHost } from "./host.js";
+import { notebookHost, ownKeys } from "./host.js";
 import { standIn } from "./rescue.js";
 import { mountRuns } from "./runs.js";
 import { serverHere } from "./server.js";
@@ -12,7 +12,7 @@ import { element } from "./words.js";
 function mountTable(root, id, model) {
   const server = serverHere();
   root.dataset.runs = id;
-  return mountRuns(root, { server, host: notebookHost(server), model });
+  return mountRuns(ownKeys(root), { server, host: notebookHost(server), model });
 }
 
 /** What a model without a kernel gives: the traits as the notebook has kept them. */

@@ -17,6 +17,15 @@ function figure(words) {
   return number ? Number(number) * SIZES[unit || "B"] : text;
 }
 
+/** Fill `node` anew; the button that has the focus gives it to the one in its place. */
+function keepFocus(node, parts) {
+  const controls = () => [...node.querySelectorAll("button, summary")];
+  const at = controls().indexOf(document.activeElement);
+  node.replaceChildren(...parts);
+  const again = at < 0 ? null : controls()[at];
+  if (again) again.focus({ preventScroll: true });
+}
+
 export class DataTable {
   /**
    * sortable   by a click on a head
@@ -105,7 +114,7 @@ export class DataTable {
     const body = element("tbody");
     for (const row of rows.slice(begin, begin + size)) body.append(this.row(row));
     table.append(body);
-    this.scroll.replaceChildren(table);
+    keepFocus(this.scroll, [table]);
     this.pager.hidden = !this.pageSize || rows.length <= size;
     if (this.pager.hidden) return;
     const to = (page) => () => {
@@ -117,7 +126,7 @@ export class DataTable {
     back.disabled = this.page === 0;
     on.disabled = begin + size >= rows.length;
     const words = `${begin + 1}\u2013${Math.min(begin + size, rows.length)} of ${rows.length}`;
-    this.pager.replaceChildren(back, element("span", "", words), on);
+    keepFocus(this.pager, [back, element("span", "", words), on]);
   }
 
   /** Word the times again: an age grows. */

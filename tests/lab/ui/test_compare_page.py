@@ -62,3 +62,18 @@ def test_runs_side_by_side(tmp_path: Path, browser: Any) -> None:
         assert charts.first.locator(".nbt-x").last.text_content().startswith("time ")
         page.get_by_role("button", name="gpt-b").click()
         assert page.evaluate("window.opened") == "gpt-b"
+
+
+def test_runs_that_the_server_does_not_have_are_not_opened_there(browser: Any) -> None:
+    """Of a server with another output folder: it may have runs of these names."""
+    traits = "{names: ['gpt-a', 'gpt-b'], root_id: 'another', value: null}"
+    mount = (
+        "(window.nbtrainHost = {openRun() {}}, "
+        f"ui.default.render({{model: {{get: (name) => ({traits})[name]}}, el: root}}))"
+    )
+    routes = {"runs": lambda query, body: {"runs": [], "run_root_id": "this"}}
+    with view_page(browser, routes, mount, module="compare_widget") as page:
+        page.get_by_text("no Jupyter server with nbtrain that shows these runs is in reach").wait_for()
+        names = page.locator(".nbtrain-compare .nbt-tools").first
+        assert names.locator("span").all_inner_texts() == ["gpt-a", "gpt-b"]
+        assert names.locator("button").count() == 0

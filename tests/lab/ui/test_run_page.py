@@ -229,6 +229,53 @@ def test_a_log_that_is_lower_in_the_frame_of_a_scroll_shows_its_newest_lines(
         assert away < 2
 
 
+def test_a_hit_of_a_search_is_the_line_that_is_marked(job: FakeJob, browser: Any) -> None:
+    """Also one of many equal lines, or below bytes that are no UTF-8; a bar is marked as drawn last."""
+    lines = [*[b"nan"] * 12000, b"\xff\xfe", b" 50%|##  |\r100%|####|", b"the end"]
+    job.job.log(0, 0).write_bytes(b"\n".join(lines) + b"\n")
+    offsets = [sum(len(line) + 1 for line in lines[:at]) for at in (6000, 12001)]
+    about = {"job": job.job.job_id, "rank": "0", "attempt": 0, "line": 1}
+    hits = [
+        {**about, "offset": at, "text": words}
+        for at, words in zip(offsets, ("nan", " 50%|##  |"), strict=True)
+    ]
+    routes = routes_of(job.run)
+    routes["run/gpt-fake/log/search"] = lambda query, body: {"hits": hits, "more": False}
+    marked = """() => {
+        const { anchorOffset, anchorNode } = window.getSelection(), log = anchorNode.textContent;
+        const above = log.slice(0, anchorOffset).split("\\n").length - 1;
+        return [`${window.getSelection()}`, log.split("\\n").length - above];
+    }"""
+    with view_page(browser, routes, "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
+        page.locator("pre", has_text="the end").wait_for()
+        page.get_by_label("search all logs").fill("a")
+        page.keyboard.press("Enter")
+        for at, expected in enumerate((["nan", 2501], ["100%|####|", 3])):
+            page.locator(".nbt-hit").nth(at).click()
+            page.wait_for_function(f"(expected) => `${{({marked})()}}` === `${{expected}}`", arg=expected)
+
+
+def test_a_table_that_is_drawn_anew_leaves_the_focus_in_its_place(browser: Any) -> None:
+    """Every three seconds, by new figures: of a row's button, of a head and of a page's arrow."""
+    code = """() => {
+        const act = ({ cells: [textContent] }) =>
+            [Object.assign(document.createElement("button"), { textContent })];
+        const table = new ui.DataTable("ranks", { act, pageSize: 2 });
+        const show = (memory) =>
+            table.show(["rank"], ["a", "b", "c"].map((name) => ({ cells: [name, memory] })));
+        root.append(table.node);
+        show("1 GiB");
+        return ["b", "rank", "\u203a"].map((words, at) => {
+            [...root.querySelectorAll("button")].find((node) => node.textContent === words).focus();
+            const before = document.activeElement;
+            show(`${at + 2} GiB`);
+            return [before.isConnected, document.activeElement.textContent];
+        });
+    }"""
+    with view_page(browser, {}, f"({code})()", module="table") as page:
+        assert page.evaluate("window.end") == [[False, "b"], [False, "rank"], [False, "\u203a"]]
+
+
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', tab: 'logs'})") as page:
@@ -382,6 +429,64 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
         assert buttons == ["Stop"]
         page.get_by_role("button", name="Stop").click()
         assert {"kind": "stop"} in page.evaluate("window.sent")
+
+
+def of_a_notebook(run: RunDir, run_id: str, before: str = "") -> str:
+    """A panel with a model and a server, after `before`."""
+    mount = MODEL.replace("SNAP", json.dumps(run_shown(RunView(run)))).replace(
+        "run_id: ''", f"run_id: '{run_id}'"
+    )
+    return f"{before}{mount}".replace("document.getElementById('jupyter-config-data').remove();", "")
+
+
+@pytest.mark.parametrize(("of_kernel", "left"), [(False, []), (True, ["Stop"])])
+def test_a_server_that_has_gone_takes_its_buttons_along(
+    job: FakeJob, browser: Any, of_kernel: bool, left: list[str]
+) -> None:
+    """But for Stop, which a kernel hears too."""
+    gone: list[bool] = []
+    mount = of_a_notebook(job.run, job.record.run_id) if of_kernel else MOUNT
+    with view_page(browser, routes_of(job.run), mount) as page:
+        page.route("**/nbtrain/run/gpt-fake?*", lambda route: route.abort() if gone else route.fallback())
+        buttons = page.locator(".nbt-head .nbt-actions button")
+        page.get_by_role("button", name="TensorBoard").wait_for()
+        before = buttons.all_inner_texts()
+        assert before[:2] == ["Stop", "Pause"]
+        gone.append(True)
+        page.get_by_text("The Jupyter server does not answer (Failed to fetch)").wait_for()
+        assert buttons.all_inner_texts() == [*left, "TensorBoard"]
+        if of_kernel:
+            page.get_by_role("button", name="Stop").click()
+            page.get_by_text("Asked the kernel to stop the job").wait_for()
+
+
+def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, browser: Any) -> None:
+    """The question was answered after the server had gone."""
+    job.finish("FAILED", "rank 1 failed: boom")
+    gone: list[bool] = []
+    mount = of_a_notebook(job.run, job.record.run_id)
+    with view_page(browser, routes_of(job.run), mount, still=True) as page:
+        page.route("**/nbtrain/run/gpt-fake?*", lambda route: route.abort() if gone else route.fallback())
+        page.clock.run_for(100)
+        page.get_by_role("button", name="Delete").click()
+        gone.append(True)
+        page.clock.run_for(6000)
+        page.get_by_text("The Jupyter server does not answer").wait_for()
+        page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+        page.get_by_text("delete: the Jupyter server does not answer; nothing was done.").wait_for()
+        assert page.asked == [] and "delete" not in [one["kind"] for one in page.evaluate("window.sent")]
+
+
+def test_a_run_of_another_output_folder_is_not_mistaken_for_the_servers(job: FakeJob, browser: Any) -> None:
+    """Clone and TensorBoard would be of the server's run of that name, even before its first answer."""
+    opened = "{openForm: () => (window.opened = 1), openTensorBoard: () => (window.opened = 2)}"
+    mount = of_a_notebook(job.run, "another", f"window.nbtrainHost = {opened}, ")
+    clicks = "['clone', 'tensorboard'].forEach((key) => root.querySelector(`.nbt-${key}`).click())"
+    mount = f"(() => {{ const end = ({mount}); {clicks}; return end; }})()"
+    with view_page(browser, routes_of(job.run), mount) as page:
+        page.get_by_text("This Jupyter server shows another output folder").wait_for()
+        assert page.locator(".nbt-head .nbt-actions button").all_inner_texts() == ["Stop"]
+        assert page.evaluate("window.opened") is None
 
 
 def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: Any) -> None:

@@ -271,6 +271,22 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
 
 
+def test_runs_of_another_output_folder_are_not_opened_by_their_names(
+    server: ListServer, browser: Any
+) -> None:
+    """The server has other runs of these names."""
+    traits = json.dumps({"rows": server.rows[:2], "names": [], "root_id": "another"})
+    model = f"{{get: (name) => ({traits})[name], on() {{}}, off() {{}}, send() {{}}}}"
+    with listing(browser, server, model=model) as page:
+        page.get_by_text("This Jupyter server shows another output folder").wait_for()
+        assert page.locator("button.nbt-open").count() == 0
+        assert page.locator("b.nbt-open").all_inner_texts() == ["gpt-0000", "gpt-0001"]
+        for name in ("gpt-0000", "gpt-0001"):
+            page.get_by_label(f"Choose {name}").check()
+        page.get_by_text("2 chosen").wait_for()
+        assert page.get_by_role("button", name="Compare").count() == 0
+
+
 def test_in_a_sidebar_of_300_pixels_stop_stands_beside_the_name(server: ListServer, browser: Any) -> None:
     """Whatever the name's length, the buttons are on its line and nothing scrolls sideways."""
     with listing(browser, server, compact=True, width=300) as page:

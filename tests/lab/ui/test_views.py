@@ -183,6 +183,72 @@ def test_a_log_is_read_once_however_quickly_it_is_chosen(tmp_path: Path) -> None
     assert in_node("logs", code, tmp_path) == [["rank=0", "rank=1", "rank=0"], ["step 1"]]
 
 
+LOGS = """
+const server = { call: async () => ({ text: "", start_bytes: 0, end_bytes: 0 }) };
+const run = { name: "gpt", job: "", server, redraw() {} };
+const page = new ui.Logs(run), snap = { name: "gpt", ranks: [], log: { lines: ["a", "b"], source: "" } };
+run.view = { snap };
+page.readTraceback = () => {};
+const draw = (...logs) => {
+  const named = logs.map(([rank, attempt]) => [rank, attempt, `${rank}.${attempt}`]);
+  page.draw(snap, { job_id: "j1", logs: named });
+  return page.choice.value;
+};
+"""
+
+
+def test_a_log_that_is_followed_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
+    """After a restart; an older attempt that was chosen stays, and so does any without follow."""
+    code = (
+        LOGS
+        + """
+    const seen = [], before = [["0", 0], ["1", 0]], after = [["0", 1], ["1", 1], ["0", 0], ["1", 0]];
+    page.choice.value = '["1",0]';
+    seen.push(draw(...before), draw(...after));
+    page.choice.value = '["1",0]';
+    seen.push(draw(...after), draw(["0", 2], ["1", 2], ...after));
+    page.choice.value = '["1",2]';
+    page.follow.input.checked = false;
+    seen.push(draw(["0", 3], ["1", 3], ["0", 2], ["1", 2]));
+    return seen.map((value) => JSON.parse(value).join("."));
+    """
+    )
+    assert in_node("logs", code, tmp_path) == ["1.0", "1.1", "1.0", "1.0", "1.2"]
+
+
+def test_a_log_that_is_not_in_the_menu_is_opened_and_stays(tmp_path: Path) -> None:
+    code = (
+        LOGS
+        + """
+    page.open("300", 2);
+    const seen = [draw(["0", 2]), draw(["0", 2])];
+    run.job = "j0";
+    return [...seen, page.choice.options.map((option) => option.textContent)];
+    """
+    )
+    value = '["300",2]'
+    assert in_node("logs", code, tmp_path) == [value, value, ["0.2", "rank 300, attempt 2"]]
+
+
+def test_lines_of_the_kernel_are_not_added_to_those_of_the_file(tmp_path: Path) -> None:
+    """After the server has gone; a bar that was drawn anew counts as last drawn."""
+    code = (
+        LOGS
+        + r"""
+    const seen = [];
+    server.call = async () => ({ text: "0%\r50%\r100%\r\na\nb", start_bytes: 0, end_bytes: 15 });
+    const rest = () => new Promise((done) => setTimeout(done));
+    page.choice.value = '["0",0]';
+    draw(["0", 0]), await rest(), seen.push(page.pre.textContent);
+    run.server = null, draw(["0", 0]), seen.push(page.pre.textContent);
+    run.server = server, draw(["0", 0]), await rest();
+    return [...seen, page.pre.textContent];
+    """
+    )
+    file = "100%\na\nb"
+    assert in_node("logs", code, tmp_path) == [file, "a\nb\n", file]
+
+
 @pytest.mark.parametrize(
     ("first", "pointer", "words"),
     [

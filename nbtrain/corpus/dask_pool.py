@@ -5,6 +5,7 @@ repeatable, and its files appear by rename. Tasks and results pass the scheduler
 1 MiB (a piece of a source that one process must read) goes through the shared file system.
 """
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -132,6 +133,10 @@ class DaskPool(Executor):
         """Dask itself gives lost tasks to other workers."""
 
     def close(self, is_abandoned: bool) -> None:
+        if not is_abandoned and self.client.status == "running":
+            # A worker that was lost since the last look is reported too.
+            with contextlib.suppress(DataError):
+                self._look()
         # Parts under way stop at their next look at the lease: Dask cannot stop them.
         self.lease.end(is_abandoned)
         for path in self.folder.glob(f".task-{self.lease.token}-*.tmp"):

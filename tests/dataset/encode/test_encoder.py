@@ -694,6 +694,21 @@ def test_progress_inside_parts(tmp_path):
     assert progress.figures.endswith("tokens 120")
 
 
+# However slow the test is, encode is still under way when TERM comes.
+WAIT_AFTER_FIVE = """
+import time
+from nbtrain.cli.__main__ import main
+from nbtrain.dataset.encode.progress import EncodeProgress
+add, added = EncodeProgress.add, []
+def add_and_wait(self, record):
+    add(self, record)
+    added.append(record)
+    if len(added) == 5:
+        time.sleep(600)
+EncodeProgress.add = add_and_wait
+"""
+
+
 @pytest.mark.slow
 def test_a_stop_is_orderly(make_config, workspace, small_parts):
     """TERM, as a batch system sends it: no traceback, workers gone, and what is done is used afterwards."""
@@ -706,9 +721,7 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     patched = PREPARE.replace(
         "from nbtrain.dataset.prepare.prepare import prepare\nprepare(load(sys.argv[1], sys.argv[2:]))", ""
     )
-    command = (
-        f"{patched}\nfrom nbtrain.cli.__main__ import main\nsys.exit(main(['data', 'encode', 'run.yaml']))"
-    )
+    command = f"{patched}{WAIT_AFTER_FIVE}sys.exit(main(['data', 'encode', 'run.yaml']))"
     process = subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE, text=True)
     work = DatasetFiles.named("small").work
     deadline = time.monotonic() + 600

@@ -35,15 +35,18 @@ def running(folder: Path) -> Iterator[subprocess.Popen]:
 
 
 def test_stop_ends_a_running_job(server: Server) -> None:
-    """If the job ends at once, the answer says how; the job's process is gone. Nothing active is deleted."""
+    """The job's process is gone, and the run says how it ended. Nothing active is deleted."""
     with running(server.output / "gpt-stopped") as job:
         assert server.get("run/gpt-stopped")["state"] == "RUNNING"
         refused = server.ask("run/gpt-stopped?confirm=gpt-stopped", "DELETE")
         assert refused.status == 409 and "a job is active" in refused.message
         answer = server.ask("run/gpt-stopped/stop", "POST")
-        assert (answer.status, answer.json["state"]) == (200, "CANCELLED")
-        assert answer.json["cause"].startswith("stopped on request after step ")
+        # 202 if it has not ended within ANSWER_SECONDS.
+        assert (answer.status, answer.json["state"]) in ((200, "CANCELLED"), (202, "RUNNING"))
         assert job.wait(300) == 0
+        shown = server.get("run/gpt-stopped")
+        assert shown["state"] == "CANCELLED"
+        assert shown["cause"].startswith("stopped on request after step ")
 
 
 def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:

@@ -1,15 +1,18 @@
 """A kernel that is killed while its run trains disturbs nothing, to the last bit."""
 
+import json
 import os
 import signal
 import time
 
+import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
 from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
 from nbtrain.base.events import read_events
+from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import RunDir
 from tests.train import launch
 
@@ -29,6 +32,9 @@ SETTINGS = {
     "evaluation.eval_iters": 1,
     "backend.env": {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"},
 }
+# The rank stands still until the kernel is dead: all its steps together take a second or two.
+STOP_AT = 6
+FAULTS = json.dumps([{"step": STOP_AT, "do": "stop"}])
 
 
 def trace(run: RunDir) -> list[tuple[int, str, str]]:
@@ -37,6 +43,18 @@ def trace(run: RunDir) -> list[tuple[int, str, str]]:
     return [
         (event["step"], event["loss"], event["grad_norm"]) for event in events if event["kind"] == "trace"
     ]
+
+
+def stopped_rank(run: RunDir) -> psutil.Process:
+    """The run's only rank, once it stands still."""
+    deadline = time.monotonic() + 600
+    while True:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        if (job := run.newest_job()) is not None and (beat := Heartbeat.read(job.heartbeat(0))) is not None:
+            rank = psutil.Process(beat.process.pid)
+            if rank.status() == psutil.STATUS_STOPPED:
+                return rank
 
 
 @pytest.mark.slow
@@ -54,20 +72,22 @@ def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
     client.start_channels()
     try:
         client.wait_for_ready(timeout=900)
-        code = f"import nbtrain as nb\nrun = nb.submit('gpt-tiny', {{**{SETTINGS!r}, 'name': 'orphan'}})"
+        own = {"name": "orphan", "backend.env": {**SETTINGS["backend.env"], "NBTRAIN_FAULTS": FAULTS}}
+        code = f"import nbtrain as nb\nrun = nb.submit('gpt-tiny', { ({**SETTINGS, **own})!r})"
         reply = client.execute_interactive(code, timeout=900, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
         orphan = open_run("orphan")
-        deadline = time.monotonic() + 600
-        while len(trace(orphan.directory)) < 5 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.kill(kernel.provisioner.pid, signal.SIGKILL)
-        killed_at = len(trace(orphan.directory))
-        assert orphan.state in ("STARTING", "RUNNING")
+        rank = stopped_rank(orphan.directory)
+        try:
+            os.kill(kernel.provisioner.pid, signal.SIGKILL)
+            killed_at = len(trace(orphan.directory))
+            assert orphan.state == "RUNNING"
+        finally:
+            rank.send_signal(signal.SIGCONT)
     finally:
         client.stop_channels()
         kernel.shutdown_kernel(now=True)
-    assert 5 <= killed_at < STEPS
+    assert killed_at == STOP_AT - 1
     orphan.wait()
     assert orphan.state == "SUCCEEDED"
     assert len(orphan.directory.job_ids()) == 1

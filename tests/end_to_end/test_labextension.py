@@ -44,6 +44,13 @@ def open_lab(page: Any, lab: Lab) -> None:
     page.locator(SIDEBAR_TAB).click()
 
 
+def wait_for_layout(lab: Lab, name: str) -> None:
+    """JupyterLab saves its layout some time after it has changed."""
+    wait_for(
+        lambda: name in json.dumps(lab.get("lab/api/workspaces/default")), lambda: "the layout was not saved"
+    )
+
+
 def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab: Lab, page: Any) -> None:
     """Tiles have a category of their own; the run's tab is live and restored; Stop in the sidebar ends it."""
     with fake_job(lab, "gpt-sidebar", "--steps", "4000") as job:
@@ -59,6 +66,7 @@ def test_the_sidebar_opens_a_run_that_comes_back_after_a_reload_and_stops_it(lab
         assert_step_advances(page)
         screenshot(page, "extension-run")
 
+        wait_for_layout(lab, "nbtrain-run-gpt-sidebar")
         page.reload()
         page.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
         assert_step_advances(page)
@@ -258,12 +266,7 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
         page.evaluate("() => window.nbtrainHost.openTensorBoard('gpt-tabs')")
         board = page.frame_locator(".nbtrain-TensorBoard iframe").frame_locator("iframe[title=TensorBoard]")
         board.locator("card-view").first.wait_for()
-        # JupyterLab saves its layout some time after it has changed.
-        workspace = "api/workspaces/default"
-        wait_for(
-            lambda: "nbtrain-tensorboard-gpt-tabs" in json.dumps(lab.get(f"lab/{workspace}")),
-            lambda: "the layout was not saved",
-        )
+        wait_for_layout(lab, "nbtrain-tensorboard-gpt-tabs")
         page.reload()
         board.locator("card-view").first.wait_for()
         tabs = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tabLabel")
@@ -336,14 +339,13 @@ def test_the_tile_of_models_opens_a_page_that_writes(lab: Lab, page: Any, monkey
     base = f"{lab.base}nbtrain-models/v1"
     headers = {"Accept": "text/event-stream"}
     with openai.OpenAI(base_url=base, api_key=TOKEN, default_headers=headers) as client:
-        stream = client.completions.create(
-            model="gpt-models", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
-        )
-        chunks = iter(stream)
-        next(chunks)
-        # Its end is far: what has come was not held back.
-        with urllib.request.urlopen(lab.url("nbtrain-models/metrics")) as answer:
-            assert "nbtrain_running_texts 1.0" in answer.read().decode()
+        asked = {"model": "gpt-models", "prompt": "a", "stream": True, "extra_body": {"ignore_eos": True}}
+        with client.completions.create(**asked, n=64, max_tokens=500) as stream:
+            next(iter(stream))
+            # Its end is far: what has come was not held back.
+            with urllib.request.urlopen(lab.url("nbtrain-models/metrics")) as answer:
+                assert re.search(r"^nbtrain_running_texts [1-9]", answer.read().decode(), re.MULTILINE)
+        chunks = client.completions.create(**asked, max_tokens=5)
         assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
     with (
         openai.OpenAI(base_url=base, api_key="wrong", max_retries=0) as client,

@@ -3,7 +3,7 @@
 // that opened the form.
 
 import { FormAsks } from "./form_asks.js";
-import { draftOf, forgetDraft, keepDraft, orphanOf } from "./form_drafts.js";
+import { draftOf, forgetDraft, joinViews, keepDraft, orphanOf, otherViews } from "./form_drafts.js";
 import { FormHeld } from "./form_held.js";
 import { makeHost } from "./host.js";
 import { mountRun } from "./run.js";
@@ -13,8 +13,8 @@ const AGAIN_MS = 4000;
 // An idle kernel has heard of a change long before.
 const HEARD_MS = 2500;
 
-const POSTPONED = "Not submitted yet: the kernel runs a cell. When that cell has ended, it submits the values that "
-  + "the form held when Submit was pressed.";
+const POSTPONED = "Not submitted yet: the kernel runs a cell. When that cell has ended, it submits the values "
+  + "that the form held when Submit was pressed.";
 
 const changesCounted = (number) => `${number} ${number === 1 ? "change" : "changes"}`;
 
@@ -81,15 +81,22 @@ class Form extends FormHeld {
   }
 
   keep() {
-    if (this.id) keepDraft(this.id, this.startKey, this.state, this.lost);
+    if (this.id) {
+      keepDraft(this.id, this.startKey, this.state, this.lost);
+      for (const other of otherViews(this.id, this)) other.adopt(this.copy()) && other.lookLater();
+    }
     if (this.model && !this.lost) {
       // A changed trait waits for the answer to the one before: a cell run meanwhile would get the first.
       const status = ({ content }) => content.execution_state === "idle" && this.look();
       this.model.send({ kind: "hold", held: this.copy() }, { iopub: { status } });
-      clearTimeout(this.looking);
-      this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
+      this.lookLater();
     }
     this.sayKernel();
+  }
+
+  lookLater() {
+    clearTimeout(this.looking);
+    this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
   }
 
   // --- questions ---
@@ -355,8 +362,11 @@ class Form extends FormHeld {
 
   begin() {
     const kept = this.id ? draftOf(this.id) : null;
+    if (this.id) this.leaveViews = joinViews(this.id, this);
     if (this.model) {
-      this.onHeld = () => this.adopt(this.model.get("held"));
+      this.onHeld = () => {
+        if (this.adopt(this.model.get("held"))) this.heard = this.state.seq;
+      };
       this.onLive = () => this.look();
       this.model.on("change:held", this.onHeld);
       this.model.on("comm_live_update", this.onLive);
@@ -406,21 +416,22 @@ class Form extends FormHeld {
     this.say(this.asks.words);
   }
 
-  /** The kernel changed the values: form.set in a cell. */
+  /** The kernel (form.set in a cell) or another view of this form may have changed the values: whether. */
   adopt(held) {
-    if (!held || !(held.seq > this.state.seq)) return;
+    if (!held || !(held.seq > this.state.seq)) return false;
     const same = held.yaml === this.state.yaml && held.given === this.state.given;
     this.state = { ...this.state, ...held, typed: { ...held.typed } };
-    this.heard = held.seq;
     if (same && this.described) {
       this.refill();
       this.unchecked();
       this.assess();
     } else this.describe();
+    return true;
   }
 
   end() {
     this.ended = true;
+    if (this.leaveViews) this.leaveViews();
     clearTimeout(this.timer);
     clearTimeout(this.looking);
     clearInterval(this.watching);

@@ -33,6 +33,18 @@ export function forgetDraft(id) {
   writeDrafts(drafts);
 }
 
+// {id: the views of that form in this page}: a notebook may show one form twice.
+const views = new Map();
+
+/** Be one of the views of a form; returns what ends that. */
+export function joinViews(id, view) {
+  if (!views.has(id)) views.set(id, new Set());
+  views.get(id).add(view);
+  return () => views.get(id).delete(view);
+}
+
+export const otherViews = (id, view) => [...(views.get(id) || [])].filter((one) => one !== view);
+
 /** The newest draft of a form that began alike, whose changes no kernel has heard of: [id, draft] or null. */
 export function orphanOf(start, except) {
   const found = Object.entries(readDrafts()).filter(

@@ -19,8 +19,8 @@ export const makeHost = (able = {}) => ({
 export const hostElsewhere = ({ insertCell, notify }) => makeHost({ insertCell, notify });
 
 /**
- * In a notebook: keys are those of the view that has the focus. Or JupyterLab would take arrow keys and letters
- * for its own, by its shortcuts and by the notebook: they go from cell to cell, and delete cells.
+ * In a notebook, keys are for the view that has the focus. Without this JupyterLab would take arrow keys and
+ * letters for its own, by its shortcuts and by the notebook: they go from cell to cell, and delete cells.
  */
 export function ownKeys(root) {
   root.dataset.lmSuppressShortcuts = "true";

@@ -18,7 +18,7 @@ const logValue = (rank, attempt) => JSON.stringify([rank, attempt]);
 const logWords = ([rank, attempt]) =>
   `${/^\d+$/.test(rank) ? `rank ${rank}` : rank}${attempt === null ? "" : `, attempt ${attempt}`}`;
 
-/** The index of a hit's line among the lines of a part of its file: other lines may have the hit's text too. */
+/** The index of a hit's line among the lines of a part of its file; other lines may have its text too. */
 function lineOf(hit, part, lines) {
   const before = new TextEncoder().encode(part.text).subarray(0, Math.max(0, hit.offset - part.start_bytes));
   const least = before.reduce((count, byte) => count + (byte === LINE_END), 0);

@@ -20,6 +20,9 @@ const RUNS_OF_KERNEL =
   "Asked the kernel to stop the job; it hears this when its running cell has ended.";
 const LARGEST_FIRST = ["created", "step"];
 
+// {id of a table: its views in this page that need rows of the kernel}; all of them get rows, or none.
+const needing = new Map();
+
 /**
  * Keep `root` showing the runs; returns what ends it, with `look()`, which asks at once.
  *
@@ -266,13 +269,21 @@ class RunsList extends RunsFrame {
 
   // --- data ---
 
+  need(rows) {
+    const id = this.model.get("table_id"), views = needing.get(id) || new Set();
+    needing.set(id, views);
+    if (rows) views.add(this);
+    else views.delete(this);
+    this.model.send({ kind: views.size ? "push" : "rest" });
+  }
+
   setServed(value) {
     if (Boolean(this.server) === value && this.polled) return;
     this.polled = true;
     this.server = value ? this.asked : null;
     this.rows.forEach((row) => (row.drawn = null));
     // The kernel sends rows only while no server answers.
-    if (this.model) this.model.send({ kind: value ? "rest" : "push" });
+    if (this.model) this.need(!value);
     this.draw();
   }
 
@@ -350,6 +361,6 @@ class RunsList extends RunsFrame {
     this.watcher.disconnect();
     if (!this.model) return;
     this.model.off("change:rows", this.onRows);
-    this.model.send({ kind: "rest" });
+    this.need(false);
   }
 }

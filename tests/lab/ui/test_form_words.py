@@ -76,7 +76,10 @@ def form_page(browser: Any, width: int, overrides: Any = None) -> Any:
     server = """{call: async (path, method, body) =>
         (await fetch(`/user/x/nbtrain/${path}`, {method, body: JSON.stringify(body)})).json()}"""
     once = f"ui.mountForm(root, {{server: {server}, start: {json.dumps(asked)}, id: 'f'}})"
-    mount = f"{once}; window.again = () => {{ window.end(); window.end = {once}; }}"
+    mount = (
+        f"{once}; window.again = () => {{ window.end(); window.end = {once}; }};"
+        f"window.beside = (root) => void {once}"
+    )
     return view_page(browser, routes, mount, width, module="form")
 
 
@@ -176,6 +179,24 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         page.get_by_role("button", name="Reset").click()
         line('{"init_from": "base", "lora.rank": 8}')
         assert field("lora").locator("input").is_checked()
+
+
+def test_two_views_of_a_form_hold_the_same(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed into one of them does not end what was typed into the other."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    with form_page(browser, 1100) as page:
+        page.locator(".nbf-line", has_text="gpt-tiny").wait_for()
+        page.evaluate("window.beside(document.body.appendChild(document.createElement('div')))")
+        page.locator(".nbf-line", has_text="gpt-tiny").nth(1).wait_for()
+        first, second = (page.locator(".nbtrain-form").nth(at) for at in (0, 1))
+        first.get_by_label("name", exact=True).fill("other")
+        second.locator(".nbf-line", has_text="other").wait_for()
+        second.locator("select", has_text="twin: ").select_option("twin")
+        for view in (first, second):
+            view.locator(".nbf-line", has_text="twin").wait_for()
+            assert view.get_by_label("name", exact=True).input_value() == "other"
 
 
 # A model whose kernel answers by the routes, and while `busy` queues what it is asked.

@@ -255,6 +255,7 @@ MODEL = """(() => {
   const traits = { rows: ROWS, names: [], root_id: "" };
   const send = (asked) => (window.sent = asked);
   const model = { get: (name) => traits[name], on: () => {}, off: () => {}, send };
+  window.again = (place) => (window.endSecond = ui.mountRuns(place, { server: null, model }));
   return ui.mountRuns(root, { server: null, model, compact: false });
 })()"""
 
@@ -269,6 +270,10 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
             "gpt-0000: Asked the kernel to stop the job; it hears this when its running cell has ended."
         )
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
+        # The kernel sends rows until the last of the table's views has ended.
+        page.evaluate("() => void window.again(document.body.appendChild(document.createElement('div')))")
+        for end, kind in (("end", "push"), ("endSecond", "rest")):
+            assert page.evaluate(f"() => (window.{end}(), window.sent)") == {"kind": kind}
 
 
 def test_runs_of_another_output_folder_are_not_opened_by_their_names(

@@ -17,7 +17,15 @@ from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.terminal import shortened
-from nbtrain.base.workspace import check_name, data_home, display, resolve, tokenizer_dir, typed_path
+from nbtrain.base.workspace import (
+    check_name,
+    data_home,
+    display,
+    resolve,
+    tokenizer_dir,
+    typed_path,
+    valid_name,
+)
 from nbtrain.config.load import Overrides, load, override_layer, validate, validate_section
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
@@ -144,7 +152,9 @@ def _import(
     """The model that lies at `place`, and will be kept at `kept`, as a run."""
     model = open_model(place)
     tokenizer = find_tokenizer(model, section)
-    values = Located(_values(name, model, tokenizer, display(kept)), {})
+    # A bare word is the name of a run, for whoever reads init_from.
+    init_from = f"./{display(kept)}" if valid_name(display(kept)) else display(kept)
+    values = Located(_values(name, model, tokenizer, init_from), {})
     values = (Located(SCHEDULE, {}) if onto is None else _onto(onto, name)).merged_with(values)
     located = values.merged_with(layer)
     config = validate(located, display(kept))

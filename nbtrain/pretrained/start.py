@@ -140,6 +140,9 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
             )
         return None
     if path.exists():
+        if said == config.name:
+            # No run starts from itself, and this one is there as soon as it is submitted.
+            return None
         raise CheckpointError(
             f"{said} is a run and also {display(path)}. Write {display(named.path)}, or ./{said} for the "
             "other."

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, RecordError
+from nbtrain.base.rundir import RunDir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
@@ -22,6 +23,7 @@ from nbtrain.jobs.import_model import FETCHED, NOT_FETCHED, find_tokenizer, impo
 from nbtrain.jobs.initial_weights import initial_weights_fit
 from nbtrain.jobs.machine import this_machine
 from nbtrain.pretrained.model import open_model
+from nbtrain.pretrained.start import open_start
 from tests.pretrained.small import write_small_folder
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}</s>{% endfor %}"
@@ -83,6 +85,23 @@ def test_a_run_is_made_of_a_folder(folder, workspace):
     assert "mine.yaml: Llama, 1.45k parameters, from models/small; tokenizer data/tokenizer/mine." in str(
         imported
     )
+
+
+def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, workspace):
+    """Neither of the run that is made, nor of one that is made later."""
+    folder.rename(workspace / "small")
+    config = import_model("small", "small").config
+    assert config.init_from == load("small.yaml").init_from == "./small"
+    run = RunDir.named("small")
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"name": "small"})
+    assert open_start(config, run).path == workspace / "small"
+    # As an earlier import wrote it.
+    assert open_start(load(config, {"init_from": "small"}), run).path == workspace / "small"
+    other = import_model("small", "other").config
+    assert open_start(other).path == workspace / "small"
+    with pytest.raises(CheckpointError, match=r"^small is a run and also small\. Write output/small, or \./"):
+        open_start(load(other, {"init_from": "small"}))
 
 
 def test_the_tokenizer_is_kept_as_it_was(folder, workspace):

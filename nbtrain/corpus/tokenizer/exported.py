@@ -57,6 +57,9 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
             **dict.fromkeys(("bos_token", "eos_token", "pad_token"), token),
             "model_max_length": model_max_length,
             "clean_up_tokenization_spaces": False,
+            # By default transformers 4 adds token_type_ids: generate() refuses them for Llama, and GPT-2 adds
+            # the embedding of token 0 to every position.
+            "model_input_names": ["input_ids", "attention_mask"],
         }
         files.write_json(to / SETTINGS, settings)
     return framing_ids(to, tokenizer.eod_id)

@@ -11,6 +11,7 @@ from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, from_vocabulary
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from tests.corpus.tokenizer.test_beginning import two_files
+from tests.dataset.dataset_maker import make_tokenizer
 
 TEXT = "x<|im_start|>ab<new>ab<|im_start|><new>"
 PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -69,6 +70,21 @@ def test_settings_without_a_list_stay_as_they_were(workspace):
     _, out = exported(workspace, "Qwen2Tokenizer", is_listed=False)
     kept = (workspace / "theirs" / "tokenizer_config.json").read_bytes()
     assert (out / "tokenizer_config.json").read_bytes() == kept
+
+
+def test_settings_of_our_own(workspace):
+    """model_input_names: without it transformers 4 gives generate() token_type_ids too."""
+    tokenizer = make_tokenizer("mine", ["ab ab"], 260)
+    write_tokenizer(tokenizer.directory, workspace, 64)
+    assert files.read_json(workspace / "tokenizer_config.json") == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": EOD_TOKEN,
+        "eos_token": EOD_TOKEN,
+        "pad_token": EOD_TOKEN,
+        "model_max_length": 64,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
 
 
 def test_a_vocabulary_that_was_edited_is_not_exported(workspace):

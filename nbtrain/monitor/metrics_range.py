@@ -85,7 +85,7 @@ def metrics(view: RunView, asked: Asked) -> dict[str, Any]:
         coarse = {
             tags[name]: (points[0][0], points[0][-1])
             for name, points in found.items()
-            if points[0] and getattr(known[name], "width", 1) > 1 and len(points[0]) < asked.points
+            if points[0] and _width(known[name]) > 1 and len(points[0]) < asked.points
         }
         if coarse and isinstance(reader, CurveReader) and (asked.first, asked.last) != (None, None):
             # The points that are kept are too far from each other for this range.
@@ -177,8 +177,16 @@ Part = tuple[list[int], list[float], list[float]]
 """Steps, values, wall times."""
 
 
+def _width(points: Curve | Series) -> int:
+    """How many points each pair of a curve stands for; 1: every point is there."""
+    return getattr(points, "width", 1)
+
+
 def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
-    """The points of the range that is asked for, with one more at each side if there is one."""
+    """The points of the range that is asked for, with one more at each side if there is one.
+
+    A range between two points of a thinned curve has these two: what lies between them is in the files.
+    """
     steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
     if asked.first is None and asked.last is None:
         return steps, values, walls
@@ -188,9 +196,13 @@ def _inside(points: Curve | Series, asked: Asked, to_tokens: _Steps) -> Part:
     least = float("-inf") if asked.first is None else asked.first
     most = float("inf") if asked.last is None else asked.last
     inside = [number for number, at in enumerate(axis) if at is not None and least <= at <= most]
-    if not inside:
-        return [], [], []
-    part = slice(max(0, inside[0] - 1), inside[-1] + 2)
+    if inside:
+        part = slice(max(0, inside[0] - 1), inside[-1] + 2)
+    else:
+        before = [number for number, at in enumerate(axis) if at is not None and at < least]
+        if _width(points) == 1 or not before or before[-1] + 1 == len(axis):
+            return [], [], []
+        part = slice(before[-1], before[-1] + 2)
     return steps[part], values[part], walls[part]
 
 

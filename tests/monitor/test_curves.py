@@ -1,5 +1,6 @@
 """Curves that are thinned while they are read, and ranges of them that are read again."""
 
+import itertools
 import math
 import random
 
@@ -8,7 +9,7 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.metrics import RESUMED, scalar
 from nbtrain.base.rundir import RunDir
-from nbtrain.monitor import tfevents
+from nbtrain.monitor import curves, tfevents
 from nbtrain.monitor.curves import Curve, CurveReader
 from nbtrain.monitor.metrics_range import Asked, csv_pieces, curve_view, metrics
 from nbtrain.monitor.tfevents import ScalarReader, Series
@@ -197,6 +198,27 @@ def test_a_narrow_range_of_a_long_run_has_every_point(tmp_path):
     part = metrics(view, Asked(("loss",), "tokens", 64 * 2000, 64 * 2100))["series"]["loss"]
     assert set(range(2000, 2101)) <= set(part["step"])
     assert part["tokens"] == pytest.approx([64 * step for step in part["step"]])
+
+
+def test_a_range_between_two_kept_points_is_read_from_the_files(tmp_path, monkeypatch):
+    """By step and by time; outside of all points there is nothing, nor between two steps."""
+    monkeypatch.setattr(curves, "Curve", lambda: Curve(16))
+    view = curve_view(run_with(tmp_path, 600))
+    while metrics(view, Asked(("loss",)))["reading"] < 1:
+        pass
+    kept = list(view.reader.series[LOSS].steps)
+    left, right = max(itertools.pairwise(kept), key=lambda pair: pair[1] - pair[0])
+    assert right - left > 12
+    first = left + 4
+    for x, begin in (("step", 0), ("time", 1000)):
+        part = metrics(view, Asked(("loss",), x, begin + first, begin + first + 3))["series"]["loss"]
+        assert part["step"] == [*range(first - 1, first + 5)]
+        for outside in ((-9, -1), (601, 700)):
+            asked = Asked(("loss",), x, *(begin + at for at in outside))
+            assert metrics(view, asked)["series"]["loss"]["step"] == []
+        # Between two steps nothing was written.
+        none = metrics(view, Asked(("loss",), x, begin + first + 0.25, begin + first + 0.75))
+        assert none["series"]["loss"]["step"] == []
 
 
 def test_csv_has_every_point_once(tmp_path):

@@ -3,6 +3,7 @@
 metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  what static_charts.py draws
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +104,9 @@ def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, 
         row, part = rows[name], answer["series"][name]
         color = f"c{number}" if named else "c0"
         lines.append({"name": name, "label": row["title"], "color": color, "dots": row["dots"]})
-        curves[name] = {"steps": part["step"], "values": part["value"]}
+        # A browser draws a line up to the first NaN and no further.
+        values = [value if value is not None and math.isfinite(value) else None for value in part["value"]]
+        curves[name] = {"steps": part["step"], "values": values}
     first = rows[one["names"][0]]
     weight = SMOOTHING if first["smooth"] else 0.0
     kind = ChartKind(lines, first["y_name"], first["form"], first["from_zero"], weight)

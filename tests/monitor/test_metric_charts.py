@@ -1,7 +1,9 @@
 """Which scalars stand together, and how each is drawn."""
 
+import math
 from typing import Any
 
+from nbtrain.monitor.chart_data import smoothed
 from nbtrain.monitor.metric_charts import drawn, how_drawn, metric_charts
 
 
@@ -53,3 +55,15 @@ def test_a_chart_for_the_picture_has_its_ticks() -> None:
     assert [line["name"] for line in chart["lines"]] == ["host_memory_bytes"] == [*curves]
     assert chart["y"][0] == 0.0 and ["1 GiB" in label for _, label in chart["y_ticks"]].count(True) == 1
     assert chart["title"] == "Memory" and chart["named"]
+
+
+def test_a_loss_that_is_no_number_is_a_gap_in_the_picture() -> None:
+    """The curve and its smoothed line go on after it."""
+    tags = tags_of(loss="nats")
+    part = {"step": [1, 2, 3, 4, 5], "value": [4.0, math.nan, 3.0, math.inf, 2.0]}
+    (one,) = metric_charts(tags)
+    chart, curves = drawn(one, {"tags": tags, "series": {"loss": part}})
+    assert curves["loss"] == {"steps": [1, 2, 3, 4, 5], "values": [4.0, None, 3.0, None, 2.0]}
+    line = smoothed(curves["loss"]["values"], chart["smoothing"])
+    assert [value is None for value in line] == [False, True, False, True, False]
+    assert 2.0 < line[4] < 4.0 and chart["x"] == [1, 5]

@@ -51,9 +51,17 @@ def thin(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[list
     parts = [values[low:high] for low, high in zip(starts, [*starts[1:], len(steps)])]
     # Without a loop of Python's: eight curves are thinned at each look at a run.
     for end in (min, max):
-        chosen.update(map(operator.add, starts, map(list.index, parts, map(end, parts))))
+        ends = [*map(end, parts)]
+        if any(map(math.isnan, ends)):
+            # Of what begins with NaN, min and max are NaN: the lowest and the highest number count.
+            ends = [end(filter(_is_number, part), default=part[0]) for part in parts]
+        chosen.update(map(operator.add, starts, map(list.index, parts, ends)))
     order = sorted(chosen)
     return [steps[at] for at in order], [values[at] for at in order]
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
 
 
 def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:

@@ -313,6 +313,17 @@ def test_thinning_keeps_ends_spikes_and_order() -> None:
     assert thin([1, 2], [3.0, 4.0], 300) == ([1, 2], [3.0, 4.0])
 
 
+def test_a_nan_hides_no_spike_from_thinning() -> None:
+    """A stretch that begins with NaN still has its lowest and highest; one of NaN alone is a gap."""
+    values = [1.0] * 1000
+    values[400:404] = [math.nan, 99.0, -99.0, 1.0]
+    values[800:804] = [math.nan] * 4
+    _, thinned = thin(list(range(1000)), values, 502)
+    assert len(thinned) <= 502
+    numbers = [value for value in thinned if not math.isnan(value)]
+    assert (max(numbers), min(numbers), len(thinned) - len(numbers)) == (99.0, -99.0, 1)
+
+
 def test_encoded_is_json_of_anything():
     """NaN and Inf become null; half a surrogate pair of a file's name and a large number stay."""
     value = {"a": [1.5, math.nan, math.inf, (2, None)], "b": "\udcff", "c": 1 << 70}

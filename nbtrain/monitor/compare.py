@@ -146,7 +146,8 @@ def _device_hours(one: Compared) -> str | None:
     if not one.device_seconds:
         return None
     device = "GPU" if one.config and one.config.resources.device == "gpu" else "CPU process"
-    return f"{one.device_seconds / HOUR_SECONDS:.3g} {device} hours"
+    hours = one.device_seconds / HOUR_SECONDS
+    return f"{f'{hours:,.0f}' if hours >= 100 else f'{hours:.3g}'} {device} hours"
 
 
 FIGURES: dict[str, Callable[[Compared], str | None]] = {

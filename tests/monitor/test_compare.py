@@ -57,6 +57,16 @@ def test_what_differs_and_what_came_of_it(workspace):
     assert "test loss" not in figures
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(99.5 * 3600, "99.5"), (168 * 3600, "168"), (1344 * 3600, "1,344")]
+)
+def test_many_hours_are_shown_in_full(workspace, seconds, words):
+    """From 100 on as a whole number, never as a power of ten."""
+    runs = [made(workspace, name, {}, [(1, seconds)], loss=2.5) for name in ("one", "two")]
+    figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
+    assert figures["GPU or CPU-process hours"] == [f"{words} CPU process hours"] * 2
+
+
 def test_a_lost_job_trained_until_its_last_sign_of_life(workspace):
     """Its hours do not go on, neither for the run's newest job nor for one that was resumed since."""
     one, two = (made(workspace, name, {}, [(2, 60)], loss=2.5) for name in ("one", "two"))

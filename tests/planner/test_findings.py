@@ -222,6 +222,17 @@ FOUND = {
         "Set lr_schedule.lr_decay_tokens: 2500000000, or null, which is the length of the run.",
         "costs a worse model than its tokens could give",
     ),
+    "min_lr after the end, by steps": (
+        "gpt-125m",
+        ["lr_schedule={lr_decay_tokens: null, lr_decay_steps: 320000}"],
+        "decay_reaches_its_end",
+        "lr_schedule.lr_decay_steps",
+        "min_lr is not reached: lr_decay_steps(320,000 = 167,772,160,000 tokens) is more than "
+        "train_tokens(2,500,000,000).",
+        "Set lr_schedule.lr_decay_tokens: 2500000000 in place of lr_decay_steps, or lr_decay_steps: null, "
+        "which is the length of the run.",
+        "costs a worse model than its tokens could give",
+    ),
     "billions without their zeros": (
         "gpt-125m",
         ["batch.train_tokens=300", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
@@ -597,6 +608,28 @@ def test_a_rate_that_is_at_its_end_for_most_of_the_run():
         "Set lr_schedule.lr_decay_tokens: 25000000000, or null, which is the length of the run."
     )
     assert found.cost.text.startswith("costs 2.0 d, ")
+
+
+@pytest.mark.parametrize("unit, amount", [("samples", 100_000), ("steps", 500)])
+def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
+    """Either part of the fix loads, and the finding is gone."""
+    given = [f"lr_schedule={{lr_decay_tokens: null, lr_decay_{unit}: {amount}, lr_warmup_tokens: null}}"]
+    found = finding("gpt-125m", given, "decay_ends_with_the_run")
+    tokens = amount * 2048 if unit == "samples" else amount * 524_288
+    assert found.key == f"lr_schedule.lr_decay_{unit}"
+    assert (
+        f"for {1 - tokens / 2.5e9:.1%} of the run: lr_decay_{unit}({amount:,} = {tokens:,} tokens) are "
+        in (found.message)
+    )
+    assert found.fix == (
+        f"Set lr_schedule.lr_decay_tokens: 2500000000 in place of lr_decay_{unit}, or lr_decay_{unit}: null, "
+        "which is the length of the run."
+    )
+    without = f"lr_schedule.lr_decay_{unit}=null"
+    for fixed in ([without], [without, "lr_schedule.lr_decay_tokens=2500000000"]):
+        assert "decay_ends_with_the_run" not in [
+            one.rule for one in plan(load("gpt-125m", given + fixed)).findings
+        ]
 
 
 def test_pauses_of_more_than_a_tenth_of_the_time():

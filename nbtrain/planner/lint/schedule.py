@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
-from nbtrain.config.schedule_section import other_warmups
+from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
@@ -159,6 +159,27 @@ def tokens_suit_the_size(subject: Subject) -> Iterator[Finding]:
     )
 
 
+def _decay_field(config: RunConfig) -> str:
+    return f"lr_decay_{given_unit(config.lr_schedule, 'lr_decay') or 'tokens'}"
+
+
+def _decay_words(config: RunConfig) -> str:
+    """ "lr_decay_tokens(2,500,000,000)", "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
+    field, tokens = _decay_field(config), f"{config.lr_decay_tokens:,}"
+    if field == "lr_decay_tokens":
+        return f"{field}({tokens})"
+    return f"{field}({getattr(config.lr_schedule, field):,} = {tokens} tokens)"
+
+
+def _whole_decay(config: RunConfig) -> str:
+    """How the decay becomes as long as the run; beside lr_decay_tokens another unit is refused."""
+    field = _decay_field(config)
+    null = "null" if field == "lr_decay_tokens" else f"{field}: null"
+    in_place = "" if field == "lr_decay_tokens" else f" in place of {field}"
+    tokens = config.train_tokens
+    return f"Set lr_schedule.lr_decay_tokens: {tokens}{in_place}, or {null}, which is the length of the run."
+
+
 def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
     """The learning rate is not at min_lr for most of the run."""
     config = subject.config
@@ -168,11 +189,10 @@ def decay_ends_with_the_run(subject: Subject) -> Iterator[Finding]:
     yield finding_of(
         config,
         "decay_ends_with_the_run",
-        "lr_schedule.lr_decay_tokens",
+        f"lr_schedule.{_decay_field(config)}",
         f"The learning rate is at min_lr({config.lr_schedule.min_lr:g}) for {1 - fraction:.1%} of the run: "
-        f"lr_decay_tokens({config.lr_decay_tokens:,}) are {fraction:.2g} of train_tokens"
-        f"({config.train_tokens:,}).",
-        f"Set lr_schedule.lr_decay_tokens: {config.train_tokens}, or null, which is the length of the run.",
+        f"{_decay_words(config)} are {fraction:.2g} of train_tokens({config.train_tokens:,}).",
+        _whole_decay(config),
         subject.share(1 - fraction, "text that teaches little"),
     )
 
@@ -185,10 +205,9 @@ def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
     yield finding_of(
         config,
         "decay_reaches_its_end",
-        "lr_schedule.lr_decay_tokens",
-        f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
-        f"train_tokens({config.train_tokens:,}).",
-        f"Set lr_schedule.lr_decay_tokens: {config.train_tokens}, or null, which is the length of the run.",
+        f"lr_schedule.{_decay_field(config)}",
+        f"min_lr is not reached: {_decay_words(config)} is more than train_tokens({config.train_tokens:,}).",
+        _whole_decay(config),
         Cost(words="a worse model than its tokens could give"),
     )
 

@@ -54,6 +54,14 @@ def test_a_page_without_its_markers_is_refused():
         with_table("# A page", "| a |")
 
 
+def test_no_section_is_described_in_half_a_sentence():
+    """A docstring whose first sentence takes two lines is there whole."""
+    lines = PAGES[REPOSITORY / "docs" / "config.md"].splitlines()
+    after = [line for title, line in zip(lines, lines[2:]) if title.startswith("##")]
+    assert len(after) > 20
+    assert [line for line in after if not line.endswith((".", ":")) and not line.startswith("|")] == []
+
+
 def test_the_reference_names_every_key_and_every_scalar():
     """No field and no tag is left out of its page."""
     config, metrics = (PAGES[REPOSITORY / "docs" / name] for name in ("config.md", "metrics.md"))

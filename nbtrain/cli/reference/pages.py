@@ -167,24 +167,24 @@ def config_page() -> str:
         "- `nbtrain schema` prints that schema; `nbtrain check RUN --resolved` a run's YAML with every key.",
     ]
     top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
-    lines += ["", "## Run", "", f"{_first_line(RunConfig)}", "", *_table(top, ""), *_recipes()]
+    lines += ["", "## Run", "", f"{_first_words(RunConfig)}", "", *_table(top, ""), *_recipes()]
     for key, info in described(RunConfig).items():
         if (model := _model_of(info)) is not None:
             lines += _section(key, model, level=2)
     entries = list(described(BlendEntry).items())
-    lines += ["", "## Entries of `data.blend`", "", _first_line(BlendEntry), "", *_table(entries, "")]
+    lines += ["", "## Entries of `data.blend`", "", _first_words(BlendEntry), "", *_table(entries, "")]
     lines += ["", "## Entries of `data.sources`", ""]
     lines += ["Each entry of the list has a `kind`; the kind decides the other keys."]
     for source in SOURCE_TYPES:
         kind = get_args(source.model_fields["kind"].annotation)[0]
         rest = [(key, info) for key, info in described(source).items() if key != "kind"]
-        lines += ["", f"### `kind: {kind}`", "", _first_line(source), "", *_table(rest, "")]
+        lines += ["", f"### `kind: {kind}`", "", _first_words(source), "", *_table(rest, "")]
     return "\n".join(lines) + "\n"
 
 
 def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
     fields = [(key, info) for key, info in described(model).items() if _model_of(info) is None]
-    lines = ["", f"{'#' * level} `{prefix}`", "", _first_line(model), "", *_table(fields, f"{prefix}.")]
+    lines = ["", f"{'#' * level} `{prefix}`", "", _first_words(model), "", *_table(fields, f"{prefix}.")]
     if model is ModelConfig:
         lines += _architectures()
     for key, info in described(model).items():
@@ -283,8 +283,9 @@ def _model_of(info: FieldInfo) -> type[ConfigModel] | None:
     return None
 
 
-def _first_line(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").strip().splitlines()[0]
+def _first_words(model: type[BaseModel]) -> str:
+    """The first paragraph of its docstring, in one line."""
+    return " ".join((model.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
 def metrics_page() -> str:

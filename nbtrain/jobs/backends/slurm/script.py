@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import workspace
+from nbtrain.config.rules.backends import options_in
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.node.prepared import RUN_YAML
 
@@ -30,10 +31,9 @@ NEVER = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
 
 def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
-    """`environment` without what would change a script of these options, or what its batch step runs in."""
+    """`environment` without what would change a script of these lines, or what its batch step runs in."""
     dropped = set(NEVER)
-    for option in options:
-        name = option.partition("=")[0]
+    for name in options_in(word for line in options for word in shlex.split(line)):
         dropped.update(VARIABLES.get(name) or [f"SBATCH_{name.removeprefix('--').replace('-', '_').upper()}"])
     return {
         name: value

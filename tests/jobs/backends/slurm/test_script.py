@@ -128,9 +128,10 @@ def test_sbatch_inherits_no_allocation_and_nothing_that_outweighs_the_script() -
         *("SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_RESTART_COUNT"),
         *("SRUN_CPUS_PER_TASK", "PMI_RANK", "PMIX_RANK", "SBATCH_ARRAY_INX", "SBATCH_WAIT"),
         *("SBATCH_ACCOUNT", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU", "SBATCH_REQUEUE"),
-        *("SBATCH_OPEN_MODE", "SBATCH_ERROR"),
+        *("SBATCH_OPEN_MODE", "SBATCH_ERROR", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"),
     }
     options = ["--account=physics", "--time=01:00:00", "--mem=1M", "--no-requeue", "--open-mode=append"]
+    options += ["--reservation conf", "--exclude=n1 --constraint=a100"]
     given = {**kept, **dict.fromkeys(dropped, "1")}
     assert sbatch_environment(given, [*options, "--output=x"]) == kept
 

@@ -218,14 +218,15 @@ def _named(manifest: dict[str, Any]) -> str:
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
     """Other datasets of the data home whose ids mean text by this tokenizer, also those under way."""
-    found = set()
+    found: dict[str, str] = {}
     datasets = data_home() / "dataset"
     for record in ("manifest.json", ".encode/inputs.json"):
         for path in datasets.glob(f"[!.]*/{record}"):
             name, dataset = path.relative_to(datasets).parts[0], files.read_json(path)
             if name != config.data.name and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
-                found.add(name)
-    return sorted(found)
+                begun = f"{name} (begun; to give it up, remove {display(path.parent)})"
+                found.setdefault(name, name if record == "manifest.json" else begun)
+    return [found[name] for name in sorted(found)]
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:

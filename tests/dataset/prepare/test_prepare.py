@@ -81,7 +81,8 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
     assert steps(forced)[0][1:] == (
         "kept",
         "data/tokenizer/small: 300 entries, trained on these sources; "
-        "not made again, since small is encoded with it",
+        "not made again, since small (begun; to give it up, remove data/dataset/small/.encode) is encoded "
+        "with it",
     )
 
     def replaced(self, task):

@@ -54,12 +54,19 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
 
     Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
-    parameter that the notebook does not have and for a run that does not exist, before a folder is made for
-    it; and JobError, which names the cell and ends with its error, if a cell fails: JobFailed for that of a
-    job.
+    parameter that the notebook does not have, for an `output` that is no notebook's and for a run that does
+    not exist, before a folder is made for it; and JobError, which names the cell and ends with its error, if
+    a cell fails: JobFailed for that of a job.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
+    # The page is written beside it, with the ending .html.
+    if output is not None and (output.suffix != ".ipynb" or output.is_dir()):
+        found = "is a folder" if output.is_dir() else "does not end in .ipynb"
+        raise ConfigError(
+            f"{output}: {found}, but holds the executed notebook: name a file that ends in .ipynb; its page "
+            "goes beside it, with .html."
+        )
     if output is None:
         output = folder_of(parameters.get("run")) / source.name
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +158,12 @@ def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
 def _parameters_cell(source: Path) -> str:
     import nbformat
 
-    cells = nbformat.read(source, as_version=4).cells
+    try:
+        cells = nbformat.read(source, as_version=4).cells
+    except (ValueError, KeyError, TypeError, AttributeError, nbformat.ValidationError) as error:
+        # Of JSON that is something else nbformat says only which of its parts is not there, or no list.
+        why = shortened(str(error).partition("\n")[0])
+        raise ConfigError(f"{source}: is no notebook ({why}): name a file that ends in .ipynb.") from None
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
         raise ConfigError(f"{source.name} has no cell tagged `parameters`.")

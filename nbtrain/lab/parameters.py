@@ -57,7 +57,7 @@ def annotated_types(source: str) -> dict[str, type]:
     plain = {kind.__name__: kind for kind in TYPE_WORDS}
     return {
         node.target.id: plain[node.annotation.id]
-        for node in ast.parse(source).body
+        for node in _statements(source)
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and isinstance(node.annotation, ast.Name)
@@ -68,10 +68,25 @@ def annotated_types(source: str) -> dict[str, type]:
 def assigned_names(source: str) -> list[str]:
     """The names that a cell assigns at its top level, in order."""
     names = []
-    for node in ast.parse(source).body:
+    for node in _statements(source):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names += [target.id for target in targets if isinstance(target, ast.Name)]
     return names
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    """Of a cell, which may have `%magic` and `!command` lines. Raises ConfigError if it is no Python."""
+    try:
+        return ast.parse(source).body
+    except SyntaxError:
+        from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        return ast.parse(TransformerManager().transform_cell(source)).body
+    except SyntaxError as error:
+        raise ConfigError(
+            f"the cell of parameters, line {error.lineno}: is no Python ({error.msg}): correct it."
+        ) from None
 
 
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:

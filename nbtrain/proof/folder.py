@@ -2,20 +2,24 @@
 
     output/<run>-twin/                a run directory as any other, with the report in twin.json
     output/<run>-twin/proof/<name>/   run directories too: resumed, exact, rounded, reference, reshaped
+    output/.twins/<run>-twin/         empty: the lock that a process holds from the first file to the report
 
 Forked ranks have no supervisor: the process that asks for them writes job.json.
 """
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base import files
-from nbtrain.base.errors import SubmitError
+from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
+from nbtrain.base.locks import flock_folder
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -29,6 +33,29 @@ from nbtrain.proof.small_sections import NUM_DOCUMENTS
 # A key of run.json that says: this folder may be made anew.
 TWIN_OF = "twin_of"
 PROMPTS = 2
+# Beside the form's files about twins.
+LOCKS = ".twins"
+
+
+@contextlib.contextmanager
+def alone(run: RunDir) -> Iterator[None]:
+    """Hold a twin until its report is written. Raises SubmitError if another call is making it.
+
+    The run's own lock does not do: submit takes it for each job, and most of a twin's runs are not its newest
+    job.
+    """
+    folder = run.path.parent / LOCKS / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = flock_folder(folder, blocking=False)
+    if descriptor is None:
+        raise SubmitError(
+            f"{display(run.path)}: another process or notebook is making this twin. Wait until it has ended, "
+            "or interrupt it where it was started."
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def renew(run: RunDir, twin_of: str) -> None:
@@ -57,8 +84,12 @@ def renew(run: RunDir, twin_of: str) -> None:
         write_identity(run, twin_of=twin_of)
 
 
-def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
-    """One more job of a run whose ranks are forked; this process stands in job.json for the supervisor."""
+def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None = None) -> JobDir:
+    """One more job of a run whose ranks are forked; job.json has `forked_by` in the supervisor's place.
+
+    That is the process that forks them, or this one. A cancel kills the process that is named there; ranks
+    die with the process that forked them, and this process may be a notebook's kernel.
+    """
     run.path.mkdir(parents=True, exist_ok=True)
     run_id = write_identity(run, twin_of=twin_of)
     files.write_text(run.config_yaml, to_yaml(config))
@@ -68,7 +99,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     record = JobRecord(job.job_id, run_id, run.name, RUNNING, now, config.world_size, started_at=now)
     for moment in ("created_at", "started_at"):
         record.mark(moment)
-    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.supervisor = ProcessIdentity.of(forked_by or os.getpid())
     record.attempts = [attempt_record(config, 0)]
     record.write(job.job_json)
     return job
@@ -77,11 +108,23 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
 def end_job(job: JobDir, cause: str | None) -> None:
     """Write down how the ranks of new_job ended; `cause` if they failed."""
     record = JobRecord.read(job.job_json)
-    assert record is not None
+    if record is None:
+        raise JobError(
+            f"{display(job.job_json)}: is gone: the twin's folder was removed while its ranks trained. Make "
+            "the twin again."
+        )
     record.state = SUCCEEDED if cause is None else FAILED
     record.cause = cause or "a launch of a twin: its ranks ended in order"
     record.mark("ended_at")
     record.write(job.job_json)
+
+
+def abandon(run: RunDir, cause: str) -> None:
+    """end_job of the newest job, if its end is not written yet: this process may live on for days."""
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json) if job else None
+    if job and record and record.state == RUNNING:
+        end_job(job, cause)
 
 
 def write_prompts(folder: Path) -> None:

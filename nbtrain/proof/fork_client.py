@@ -106,6 +106,11 @@ class ForkServer:
         self.close()
 
     @property
+    def pid(self) -> int:
+        """Of the server; its ranks die with it."""
+        return self._process.pid
+
+    @property
     def abilities(self) -> dict[str, Any]:
         """What ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the imports."""
         if self._abilities is None:

@@ -28,7 +28,7 @@ from nbtrain.jobs.environment import package_version, rank_variables
 from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.preflight_tools import has_compiler
 from nbtrain.jobs.submit import submit
-from nbtrain.proof.folder import end_job, new_job, renew, write_prompts
+from nbtrain.proof.folder import abandon, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, ForkServer, Launch
 from nbtrain.proof.report import (
     Check,
@@ -40,7 +40,7 @@ from nbtrain.proof.report import (
     check_trained,
 )
 from nbtrain.proof.shape import Twin, make_twin
-from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities
+from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities, name_of
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin.export:main"
@@ -58,10 +58,11 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
     ConfigError if no twin can be made, SubmitError if its folder is something else or in use, DataError if
     its data cannot be made. What goes wrong while training is in the report.
     """
-    if server is not None:
-        return _Proof(config, server).report(submitted)
-    with ForkServer() as own:
-        return _Proof(config, own).report(submitted)
+    with alone(RunDir.named(name_of(config.name, "twin"))):
+        if server is not None:
+            return _Proof(config, server).report(submitted)
+        with ForkServer() as own:
+            return _Proof(config, own).report(submitted)
 
 
 class _Proof:
@@ -174,14 +175,25 @@ class _Proof:
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """A job of each run; several at a time if together they have no more ranks than the largest run."""
+        """A job of each run; none is left without its end if this is interrupted."""
+        try:
+            self._launch_all(wanted)
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}".splitlines()[0]
+            for name in wanted:
+                abandon(self.runs[name], cause)
+            raise
+
+    def _launch_all(self, wanted: dict[str, RunConfig]) -> None:
+        """Several at a time if together they have no more ranks than the largest run."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
             free = room - sum(ranks for _, ranks, _, _ in running)
             if waiting and waiting[0][1].world_size <= free:
                 name, config = waiting.popleft()
-                job = new_job(self.runs[name], config, self.twin.run)
+                job = new_job(self.runs[name], config, self.twin.run, self.server.pid)
                 launch = self.server.start(
                     config.world_size,
                     TRAINER,

@@ -7,9 +7,9 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbclient.exceptions import DeadKernelError
 
-from nbtrain.base.errors import JobError
+from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.cli import notebook_runner
-from nbtrain.cli.notebook_runner import KERNEL_STARTS, run_notebook
+from nbtrain.cli.notebook_runner import KERNEL_STARTS, run_notebook, typed_parameters
 
 
 @pytest.fixture
@@ -56,6 +56,55 @@ def test_a_kernel_that_never_starts_or_dies_later_is_a_sentence(papermill):
     ends[:] = [RuntimeError("something else")]
     with pytest.raises(RuntimeError, match="something else"):
         run_notebook(str(source), {})
+
+
+@pytest.mark.parametrize(
+    ("output", "found"), [("report.html", "does not end in .ipynb"), ("folder.ipynb", "is a folder")]
+)
+def test_a_page_or_folder_is_no_place_for_the_executed_notebook(papermill, tmp_path, output, found):
+    """The page would replace the notebook after the whole run; nothing runs."""
+    source, _ = papermill
+    (tmp_path / "folder.ipynb").mkdir()
+    with pytest.raises(
+        ConfigError, match=rf"{output}: {found}, but holds the executed notebook: name a file "
+    ):
+        run_notebook(str(source), {}, tmp_path / output)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("import torch", "Notebook does not appear to be JSON: 'import torch'"),
+        ("[]", "'list' object has no attribute 'get'"),
+        ("{}", "Notebook could not be converted from version 1 to version 2 because it's miss..."),
+        ('{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": 3}', "'int' object is not iterable"),
+        ('{"nbformat": 9, "nbformat_minor": 0}', "Unsupported nbformat version 9"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_notebook(tmp_path, content, why):
+    path = tmp_path / "train.py"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        run_notebook(str(path), {})
+    assert str(refused.value).startswith(f"{path}: is no notebook ({why}")
+
+
+def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
+    """As `%matplotlib inline`, `!pip` and `x = %env HOME`; what is no Python then is refused."""
+    source, ends = papermill
+    [cell] = (content := nbformat.read(source, as_version=4)).cells
+    cell.source = "%matplotlib inline\n!pip list\nhome = %env HOME\nname: str = 'a'"
+    nbformat.write(content, source)
+    assert typed_parameters(str(source), [("name", "1"), ("home", "2")]) == {"name": "1", "home": 2}
+    ends.append(None)
+    run_notebook(str(source), {"name": "b"})
+    cell.source = "%matplotlib inline\nname = = 2"
+    nbformat.write(content, source)
+    with pytest.raises(
+        ConfigError, match=r"^the cell of parameters, line 2: is no Python \(invalid syntax\)"
+    ):
+        run_notebook(str(source), {"name": "b"})
 
 
 def test_the_words_are_those_of_the_library():

@@ -1,6 +1,7 @@
 """Twins: their folders, their words, and whole ones of every shape that the examples fold to."""
 
 import json
+import os
 import time
 
 import pytest
@@ -8,14 +9,15 @@ import pytest
 from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
 from nbtrain.base import files
-from nbtrain.base.errors import JobFailed, SubmitError
+from nbtrain.base.errors import JobError, JobFailed, SubmitError
 from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED, read_state
+from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
-from nbtrain.proof.folder import TWIN_OF, end_job, new_job, renew, write_prompts
+from nbtrain.proof.folder import TWIN_OF, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, Launch
-from nbtrain.proof.prove import cause_of, format_of, layout_of, run_twin
+from nbtrain.proof.prove import _Proof, cause_of, format_of, layout_of, run_twin
 from nbtrain.proof.shape import make_twin
 from nbtrain.proof.small_sections import STEPS, STOP_STEP, Abilities
 from tests.jobs.conftest import TINY
@@ -72,6 +74,54 @@ def test_a_twin_at_work_is_left_alone(workspace, tiny):
     end_job(other, "rank 3 ended with code 1")
     assert read_state(other, time.time()) == (FAILED, "rank 3 ended with code 1")
     renew(run, "tiny")
+
+
+class NeverEnds:
+    """A server whose launches never end: waiting for one raises `error`."""
+
+    pid = os.getppid()
+
+    def __init__(self, error):
+        self.error = error
+
+    def start(self, ranks, *_, log, **__):
+        return Launch(1, [1] * ranks, str(log))
+
+    def wait(self, launch):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(KeyboardInterrupt(), "interrupted"), (JobError("it ended.\nBye"), "JobError: it ended.")],
+)
+def test_a_twin_that_is_interrupted_can_be_made_again(workspace, tiny, error, cause):
+    """A kernel outlives its cell: the jobs end with the cell, and a cancel before never kills the kernel."""
+    proof = object.__new__(_Proof)
+    proof.server, proof.twin, proof.run = NeverEnds(error), make_twin(tiny), RunDir.named("tiny-twin")
+    proof.runs = {"straight": proof.run, "exact": RunDir(proof.run.path / "proof" / "exact")}
+    renew(proof.run, "tiny")
+    with pytest.raises(type(error)):
+        proof._launch({"straight": proof.twin.config, "exact": proof.twin.config})
+    job = proof.run.newest_job()
+    assert read_state(job, time.time()) == (FAILED, cause)
+    assert JobRecord.read(job.job_json).supervisor.pid == NeverEnds.pid
+    renew(proof.run, "tiny")
+    assert not proof.runs["exact"].path.exists()
+    with pytest.raises(
+        JobError, match=r"^output/tiny-twin/jobs/.*/job\.json: is gone: the twin's folder was"
+    ):
+        end_job(job, None)
+
+
+def test_one_call_at_a_time_makes_a_twin(workspace, tiny):
+    """Also while none of its jobs is active: before the first, and while the runs below proof/ train."""
+    run = RunDir.named("tiny-twin")
+    with alone(run), pytest.raises(SubmitError, match=r"^output/tiny-twin: another process or notebook is "):
+        run_twin(tiny, server=NeverEnds(AssertionError()))
+    assert not run.path.exists()
+    with alone(run):
+        pass
 
 
 def test_prompts_are_the_same_every_time(tmp_path):
@@ -244,11 +294,11 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
 
     start = module.new_job
 
-    def other_seed(run, config, twin_of):
+    def other_seed(run, config, *rest):
         if run.name == "resumed" and run.job_ids():
             model = config.model.model_copy(update={"attention_dropout": 0.2})
             config = config.model_copy(update={"model": model})
-        return start(run, config, twin_of)
+        return start(run, config, *rest)
 
     monkeypatch.setattr(module, "new_job", other_seed)
     report = run_twin(tiny, server=fork_server)

@@ -98,17 +98,16 @@ def _events(
 
 
 def loading_of(run: Run, step: int | None, dtype: str, ranks: int | None) -> "Loading":
-    """What a process is to load. Raises ConfigError for values of another kind."""
+    """What a process is to load. Raises ConfigError for a value that is not allowed."""
     from nbtrain.serving.engine_process import Loading
 
     if dtype not in ("auto", "fp32", "bf16", "fp16"):
         raise ConfigError(f"dtype = {dtype!r} must be auto, fp32, bf16 or fp16.")
-    return Loading(
-        str(run.directory.path),
-        whole_or_none("step", step, "the newest checkpoint"),
-        dtype,
-        whole_or_none("tensor_parallel_size", ranks, WHAT_SUITS),
-    )
+    ranks = whole_or_none("tensor_parallel_size", ranks, WHAT_SUITS)
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"tensor_parallel_size = {ranks} must be at least 1, or None for {WHAT_SUITS}.")
+    step = whole_or_none("step", step, "the newest checkpoint")
+    return Loading(str(run.directory.path), step, dtype, ranks)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -97,6 +97,10 @@ def test_what_is_no_run(value, kind, asked):
         ({"prompt": []}, "prompt = [] must be a text, or a list with at least one."),
         ({"stop": [""]}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),
         ({"dtype": "int8"}, "dtype = 'int8' must be auto, fp32, bf16 or fp16."),
+        (
+            {"tensor_parallel_size": 0},
+            "tensor_parallel_size = 0 must be at least 1, or None for what suits the machine.",
+        ),
         ({"stream": True, "n": 2}, "stream = True is for one prompt, n = 1 and num_beams = 1."),
         ({"temperature": None}, "temperature = None (NoneType) must be a number."),
         ({"top_k": 1.5}, "top_k = 1.5 (float) must be a whole number."),

@@ -39,6 +39,7 @@ from nbtrain.jobs.from_megatron import converted
 from nbtrain.jobs.initial_weights import other_ids
 from nbtrain.planner.run_file import not_written, path_of, run_text
 from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.folder import SUFFIX
 from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.values import check_values
@@ -294,6 +295,13 @@ def _fetch(model: str, revision: str | None) -> Path:
         # Errors of the library, of its HTTP client and of the system; their first line says what it was.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"hf://{model}: huggingface_hub could not fetch it: {words}") from error
+    if not any(folder.glob(f"*{SUFFIX}")):
+        raise CheckpointError(
+            f"hf://{model}: has no safetensors file in its top folder (consolidated* is not read). "
+            "Pickles (.bin, .pt) can run code when they are loaded, and are not fetched. Name a repository "
+            "with safetensors files, or convert this one where you trust it: AutoModelForCausalLM"
+            ".from_pretrained(...).save_pretrained(FOLDER) of transformers, and import FOLDER."
+        )
     return folder
 
 

@@ -401,6 +401,25 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         import_model("hf://someone/other", "other")
 
 
+def test_a_repository_of_pickles_alone(workspace, monkeypatch):
+    """Nothing of its weights is fetched, and to fetch it again would not help."""
+
+    def fetched(model, revision, local_dir, **patterns):
+        local_dir.mkdir(parents=True, exist_ok=True)
+        (local_dir / "config.json").write_text("{}")
+
+    library = types.SimpleNamespace(snapshot_download=fetched)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    with pytest.raises(CheckpointError) as refused:
+        import_model("hf://someone/old@v1", "mine")
+    assert str(refused.value) == (
+        "hf://someone/old: has no safetensors file in its top folder (consolidated* is not read). "
+        "Pickles (.bin, .pt) can run code when they are loaded, and are not fetched. Name a repository with "
+        "safetensors files, or convert this one where you trust it: AutoModelForCausalLM"
+        ".from_pretrained(...).save_pretrained(FOLDER) of transformers, and import FOLDER."
+    )
+
+
 def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch):
     """Without the Hub its library returns a folder as it is, unless it is asked for a commit."""
     kept = workspace / "data" / "model" / "someone--small"

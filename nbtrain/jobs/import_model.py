@@ -233,7 +233,14 @@ def _onto(onto: str, name: str) -> Located:
     value["tokenizer"] = {}
     # The text is the same, its ids are another tokenizer's.
     value["data"]["name"] = name
-    kept = {key: place for key, place in base._origins.items() if not key.startswith(("model", "tokenizer"))}
+    others = ["model", "tokenizer"]
+    if (lora := value["lora"]) is not None:
+        # Adapters to begin with are another model's, and so are the ids of trained tokens; [] names none.
+        for key in ("init_from", "trainable_token_indices"):
+            if lora[key]:
+                lora[key] = None
+                others.append(f"lora.{key}")
+    kept = {key: place for key, place in base._origins.items() if not key.startswith(tuple(others))}
     return Located(value, kept)
 
 

@@ -141,6 +141,26 @@ def test_overrides_and_the_run_that_it_is_put_on(folder, workspace):
     assert config.model.seq_length == 8 and config.parallel.zero_stage == 1
 
 
+@pytest.mark.parametrize("ids, kept", [("[3, 4]", None), ("[]", []), ("null", None)])
+def test_adapters_are_of_the_run_and_their_tokens_of_its_model(folder, workspace, ids, kept):
+    """Ids of the other run's tokens would be trained, which mean other words here."""
+    (workspace / "base.yaml").write_text(
+        "name: base\ninit_from: other\nmodel: {num_layers: 1, hidden_size: 8, num_attention_heads: 2}\n"
+        "tokenizer: {name: other, vocab_size: 5}\n"
+        f"lora: {{rank: 4, init_from: adapters, trainable_token_indices: {ids}}}\n"
+        "data: {name: texts, sources: [{kind: mock}]}\n"
+        "batch: {micro_batch_size: 2, global_batch_size: 4, train_tokens: 1e6}\n"
+        "lr_schedule: {lr: 1e-4}\nresources: {device: cpu}\n"
+    )
+    imported = import_model("models/small", "mine", onto="base.yaml")
+    lora = load("mine.yaml").lora
+    assert lora == imported.config.lora
+    assert (lora.rank, lora.init_from, lora.trainable_token_indices) == (4, None, kept)
+    own = ["lora.trainable_token_indices=[5]", "lora.init_from=mine"]
+    given = import_model("models/small", "own", own, onto="base.yaml").config.lora
+    assert (given.trainable_token_indices, given.init_from) == ([5], "mine")
+
+
 def test_another_size_of_the_vocabulary_is_reported(folder):
     """Larger for new tokens, smaller for rows that no token has."""
     larger = import_model("models/small", "larger", ["tokenizer.vocab_size=24"])

@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
@@ -56,6 +57,9 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every NbtrainError becomes its message and exit code."""
     options = parse(arguments)
+    # A model's text, or a path that is no UTF-8, in a locale that lacks its characters.
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if options.word not in ("queue", "cancel", "delete"):
             # These say which of the jobs that a restart of the machine has ended are not to go on.
@@ -94,14 +98,19 @@ def _write_no_more() -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of one call; overrides may follow flags, and JupyterLab gets what `lab` does not know."""
+    """The options of one call; JupyterLab gets what `lab` does not know.
+
+    argparse fills a list of words once, before the first flag: words that follow a flag are added here.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     options, rest = parser(words[0] if words else "").parse_known_args(words)
-    late = [word for word in rest if is_override(word) and not word.startswith("-")]
+    late = not any(word.startswith("-") for word in rest)
     if options.word == "lab":
         options.rest = rest
-    elif late and late == rest and "overrides" in options:
-        options.overrides += late
+    elif late and "more" in options:
+        setattr(options, options.more, [*getattr(options, options.more), *rest])
+    elif late and "overrides" in options and all(map(is_override, rest)):
+        options.overrides += rest
     elif rest:
         parser().error(f"unrecognized arguments: {' '.join(rest)}")
     return options

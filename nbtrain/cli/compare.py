@@ -12,6 +12,7 @@ def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
     one = add_verb(under, "compare", compare, "Runs side by side: settings that differ, figures, curves.")
     one.add_argument("runs", metavar="RUN", nargs="+", help="2 to 12 runs: names, folders or YAMLs")
+    one.set_defaults(more="runs")
     one.add_argument("--json", action="store_true", help="both tables as JSON")
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"the curves: {PICTURE_HELP}")
 

@@ -35,7 +35,7 @@ def add_verbs(under: Any) -> None:
     text = "flags and JSON: write them there; printed without it"
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     one.add_argument("--overwrite", action="store_true", help="flags and JSON: replace the file if it exists")
-    one.set_defaults(overrides=[])
+    one.set_defaults(more="words")
     one = add_verb(under, "import-model", import_model, "Make a run YAML that starts from a model's folder.")
     text = (
         "a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, or a "
@@ -59,9 +59,8 @@ def export(options: argparse.Namespace) -> None:
     from nbtrain.api import models
     from nbtrain.api import verbs as api
 
-    words = [*options.words, *options.overrides]
-    overrides = [word for word in words if is_override(word)]
-    folders = [word for word in words if not is_override(word)]
+    overrides = [word for word in options.words if is_override(word)]
+    folders = [word for word in options.words if not is_override(word)]
     if options.to in models.FORMATS:
         exported = models.export_weights(
             options.run, folders, options.to, overrides, options.output, **_given(options)

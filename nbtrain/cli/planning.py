@@ -24,7 +24,7 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--onto", metavar="RUN", help="the run that a DeepSpeed JSON alone is put on")
     program = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
     one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
-    one.set_defaults(overrides=[])
+    one.set_defaults(more="words")
     text = (
         "Check a run YAML or files of other programs, without data; exit 2 if it is refused or cannot work."
     )
@@ -32,6 +32,8 @@ def add_verbs(under: Any) -> None:
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
     one.add_argument("--json", action="store_true", help="the findings, as JSON")
     one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
+    # Files among them: check looks at each word.
+    one.set_defaults(more="overrides")
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
@@ -111,9 +113,8 @@ def init(options: argparse.Namespace) -> None:
 def import_run(options: argparse.Namespace) -> None:
     from nbtrain.foreign.importing import import_files
 
-    words = [*options.words, *options.overrides]
-    overrides = [word for word in words if is_override(word) and not Path(word).exists()]
-    paths = [word for word in words if word not in overrides]
+    overrides = [word for word in options.words if is_override(word) and not Path(word).exists()]
+    paths = [word for word in options.words if word not in overrides]
     imported = import_files(paths, overrides, options.onto, options.program)
     if options.output is None:
         print(imported, end="")

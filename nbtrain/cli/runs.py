@@ -372,7 +372,12 @@ def delete(options: argparse.Namespace) -> None:
     if not options.yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"nobody is here to be asked whether {run.name} is to be deleted: add --yes.")
-        if input(f"Delete {run.name} with all these files? [y/N] ").strip().lower() not in ("y", "yes"):
+        try:
+            answer = input(f"Delete {run.name} with all these files? [y/N] ")
+        except EOFError:  # Ctrl-D
+            print()
+            answer = ""
+        if answer.strip().lower() not in ("y", "yes"):
             print("Nothing was deleted.")
             return
     gone = delete_run(run.directory, options.force)

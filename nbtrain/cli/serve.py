@@ -2,8 +2,8 @@
 
 import argparse
 import json
+import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
@@ -85,15 +85,17 @@ def _prompts_of(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
-        lines = Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8").split("\n")
+        # Not /dev/stdin, which cannot be opened if it is a socket. A byte order mark is no part of a prompt.
+        with open(0 if file == "-" else file, encoding="utf-8-sig", closefd=file != "-") as stream:
+            # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
+            lines = stream.read().split("\n")
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: is no text in UTF-8.") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if not line.startswith('{"'):
+        if not re.match(r'\s*\{\s*"', line):
             found.append(line)
             continue
         try:

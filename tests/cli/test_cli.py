@@ -1,8 +1,11 @@
 """The command line: every verb has help, every error is a message and an exit code."""
 
+import io
 import json
+import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +143,31 @@ def test_overrides_may_follow_a_flag(workspace, capsys):
 
 
 @pytest.mark.parametrize(
+    ("call", "where", "words"),
+    [
+        ("export run --to gguf my.gguf a.b=1", "words", ["my.gguf", "a.b=1"]),
+        ("export run out/hf --step 500 model.seed=1", "words", ["out/hf", "model.seed=1"]),
+        ("import job.yaml -o run.yaml ds.json --overwrite a.b=1", "words", ["job.yaml", "ds.json", "a.b=1"]),
+        ("check a.sh --json ds.json", "overrides", ["ds.json"]),
+        ("compare one --json two", "runs", ["one", "two"]),
+    ],
+)
+def test_words_may_follow_a_flag(call, where, words):
+    """argparse alone takes those before it; a second call begins anew."""
+    for _ in range(2):
+        assert getattr(cli.parse(call.split()), where) == words
+
+
+@pytest.mark.parametrize(
+    "call", ["plan gpt-tiny --json more", "export run --no-such-flag x", "runs a --json b"]
+)
+def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
+    with pytest.raises(SystemExit):
+        cli.parse(call.split())
+    assert "unrecognized arguments: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("plan.xyz", "plan.xyz: pictures are written as .png, .svg, .pdf or .jpg; name a file that ends so."),
@@ -180,6 +208,56 @@ def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
     path.write_text("\n".join([*lines, '{"prompt"']), encoding="utf-8")
     with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}:3: is no JSON"):
         serve._prompts_of(str(path))
+
+
+@pytest.mark.parametrize("line", [' {"prompt": "x"}', '{ "prompt": "x"}', '\ufeff{"prompt": "x"}'])
+def test_json_of_prompts_in_other_forms(tmp_path, line):
+    """Blanks before and after the brace, and a file that an editor of Windows has saved."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f"{line}\n{{x}}\n", encoding="utf-8")
+    assert serve._prompts_of(str(path)) == ["x", "{x}"]
+
+
+def test_prompts_from_a_socket():
+    """What a program in Node gives its children as stdin; /dev/stdin cannot be opened then."""
+    ours, theirs = socket.socketpair()
+    ours.sendall("\ufeffeins\r\nzw\xf6lf\n".encode())
+    ours.close()
+    stdin = os.dup(0)
+    try:
+        os.dup2(theirs.fileno(), 0)
+        assert serve._prompts_of("-") == ["eins", "zw\xf6lf"]
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        theirs.close()
+
+
+def test_end_of_input_deletes_nothing(workspace, monkeypatch, capsys):
+    """Ctrl-D at the question is an answer: no."""
+    run = RunDir.named("mine")
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine"})
+
+    def end(question):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert cli.main(["delete", "mine"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nNothing was deleted.\n") and run.run_json.is_file()
+
+
+def test_what_the_locale_lacks_is_escaped(monkeypatch):
+    """No UnicodeEncodeError; a locale that passes bytes through is left as it is."""
+    for errors, expected in (("strict", rb"gpt-\u2588 \udce9"), ("surrogateescape", None)):
+        stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
+        monkeypatch.setattr(sys, "stdout", stream)
+        cli.main(["schema"])
+        if expected:
+            print("gpt-\u2588 \udce9", end="", file=stream, flush=True)
+            assert stream.buffer.getvalue().endswith(expected)
+        assert stream.errors == ("backslashreplace" if expected else errors)
 
 
 def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):

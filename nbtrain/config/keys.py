@@ -13,8 +13,6 @@ from nbtrain.config.other_names import other_name
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.yaml_source import Located
 
-FREE_FORM = {"backend.env", "parallel.deepspeed_extra", "labels"}
-
 
 @functools.cache
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
@@ -26,6 +24,34 @@ def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[
         if section is not None:
             keys.update(field_keys(section, f"{prefix}{name}."))
     return keys
+
+
+@functools.cache
+def free_form() -> Mapping[str, Any]:
+    """{key: the type of its values} of every field that is a mapping, whose names its writer chooses."""
+    found = {}
+    for prefix, model in {"": RunConfig, **field_keys()}.items():
+        for name, info in model.model_fields.items() if model else ():
+            if get_origin(info.annotation) is dict:
+                # That of Annotated[str, ...] is str.
+                values = get_args(info.annotation)[1]
+                found[f"{prefix}.{name}".lstrip(".")] = getattr(values, "__origin__", values)
+    return found
+
+
+def parts_of(key: str) -> list[str]:
+    """The parts of a dotted key. Below a mapping of single values is one name, however many dots it has:
+    labels.example.com/team. parallel.deepspeed_extra is nested, as DeepSpeed's JSON is."""
+    for mapping, values in free_form().items():
+        if values is not Any and key.startswith(f"{mapping}."):
+            return [*mapping.split("."), key.removeprefix(f"{mapping}.")]
+    return key.split(".")
+
+
+def holds_text(key: str) -> bool:
+    """Whether a dotted key is a name in a mapping whose values are text, as labels.team is."""
+    section = ".".join(parts_of(key)[:-1])
+    return free_form().get(section) is str
 
 
 @functools.cache
@@ -66,7 +92,7 @@ def unknown_keys(located: Located) -> list[str]:
                 problems.append(
                     f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`.{near}"
                 )
-            elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
+            elif isinstance(inner, Mapping) and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
 
     walk(located.value, "")

@@ -34,7 +34,7 @@ from nbtrain.config.backend_section import BACKEND_WORDS
 from nbtrain.config.data_section import LANGUAGE_CODE
 from nbtrain.config.earlier import ADDED_LATER, renamed
 from nbtrain.config.fields import STEP, WORD
-from nbtrain.config.keys import FREE_FORM, entry_models, unknown_keys
+from nbtrain.config.keys import entry_models, free_form, holds_text, parts_of, unknown_keys
 from nbtrain.config.kubernetes_section import LABEL_WORDS
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
@@ -212,9 +212,7 @@ def override_layer(overrides: Overrides) -> Located:
     layer = Located()
     whole: set[str] = set()
     for key, value in _override_items(overrides):
-        # What is below labels is one name: labels.example.com/team.
-        section, _, label = key.partition(".")
-        *parents, last = ["labels", label] if section == "labels" and label else key.split(".")
+        *parents, last = parts_of(key)
         place = OverridePlace.of(key, without_secrets(value, last))
         target = layer.value
         for depth, parent in enumerate(parents):
@@ -262,8 +260,8 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             raise ConfigError(f"{found}: {str(error).removesuffix('.')}{quotes}.") from error
         except ValueError as error:
             raise ConfigError(f"override {_typed(text)}: {error}") from error
-        if key.startswith("labels.") and isinstance(parsed, bool | int | float):
-            parsed = value.strip()  # every label is text, and the shell has eaten the quotes
+        if isinstance(parsed, bool | int | float) and holds_text(key):
+            parsed = value.strip()  # the field takes text alone, and the shell has eaten the quotes
         yield from flatten({key: parsed})
 
 
@@ -281,10 +279,10 @@ def _not_overrides(what: str, found: object) -> ConfigError:
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); FREE_FORM ones stay whole."""
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); those of free_form stay whole."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
+        if isinstance(value, Mapping) and value and dotted not in free_form():
             yield from flatten(value, f"{dotted}.")
         else:
             # Python's other sequences are lists in a YAML.

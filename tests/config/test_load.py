@@ -15,11 +15,12 @@ from nbtrain.config.earlier import (
     ADDED_TO_OPTIMIZER,
     settings_of_today,
 )
-from nbtrain.config.keys import field_keys, unknown_keys
+from nbtrain.config.keys import field_keys, free_form, unknown_keys
 from nbtrain.config.load import find, flatten, load, load_resolved, to_yaml
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import DEFAULT_KINDS, Located, to_text
+from nbtrain.jobs.changes import as_overrides
 
 
 def message_of(run, overrides=None) -> str:
@@ -486,6 +487,41 @@ def test_a_long_override_is_whole_among_the_arguments():
     assert config.where("data.sources").endswith("...") and len(config.where("data.sources")) < 110
     assert config.as_arguments == ["gpt-tiny", f"data.sources=[{{kind: jsonl, path: {path}}}]"]
     assert load(*config.as_arguments[:1], config.as_arguments[1:]) == config
+
+
+DOTTED = {
+    "labels": {"example.com/team": "a"},
+    "parallel.deepspeed_extra": {"data_types.x": 1, "nested": {"a.b": [2]}},
+    "backend.env": {"OMP_NUM_THREADS": "4", "a.b": "1e3"},
+    "backend.kubernetes.extra_resources": {"rdma.example.com/hca": 2},
+    "backend.kubernetes.node_selector": {"nvidia.com/gpu.product": "A100"},
+    "backend.kubernetes.labels": {"kueue.x-k8s.io/queue-name": "team.a"},
+    "backend.kubernetes.annotations": {"sidecar.istio.io/inject": "false"},
+}
+
+
+@pytest.mark.parametrize("key", free_form())
+def test_a_name_in_a_mapping_may_hold_dots(key):
+    """As a whole, nested, name by name, and in the command that is offered for the change."""
+    before, names = load("gpt-tiny"), DOTTED[key]
+    nested = functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), names)
+    config = load(before, {key: names}, check=False)
+    assert functools.reduce(getattr, key.split("."), config) == names
+    spellings = [nested, as_overrides(before, config)]
+    if key != "parallel.deepspeed_extra":  # its dots part the levels of a JSON
+        spellings.append([f"{key}.{name}={value}" for name, value in names.items()])
+    for overrides in spellings:
+        assert load(before, overrides, check=False) == config
+
+
+def test_a_number_for_text_needs_no_quotes_in_a_shell():
+    """Which eats them; the number stays as it was typed."""
+    config = load(
+        "gpt-tiny", ["backend.env.NCCL_P2P_DISABLE=1", "backend.env.A=1_0.50", "backend.env.B= true"]
+    )
+    assert config.backend.env == {"NCCL_P2P_DISABLE": "1", "A": "1_0.50", "B": "true"}
+    expected = "override backend.kubernetes.extra_resources.a/b=x: backend.kubernetes.extra_resources.a/b = x"
+    assert message_of("gpt-tiny", "backend.kubernetes.extra_resources.a/b=x").startswith(expected)
 
 
 def test_the_later_of_two_overrides_wins():

@@ -21,6 +21,13 @@ def test_the_file_holds_what_differs(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["faster.yaml"]
 
 
+def test_a_name_with_dots_stays_one_name(tmp_path):
+    """The labels of a cluster's nodes have dots."""
+    config = load("gpt-tiny", {"backend.kubernetes.node_selector": {"nvidia.com/gpu.product": "A100"}})
+    text = write_run(config, tmp_path / "b.yaml").read_text()
+    assert "\n  kubernetes:\n    node_selector:\n      nvidia.com/gpu.product: A100\n" in text
+
+
 def test_a_run_of_ones_own_is_extended_by_file(tmp_path):
     """A YAML beside the new one is extended by its file name, one elsewhere by its path."""
     own = tmp_path / "own.yaml"

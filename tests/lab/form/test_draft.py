@@ -173,3 +173,13 @@ def test_a_number_that_is_not_finite_is_a_problem_and_no_code(text: str) -> None
     draft.type({"lr_schedule.lr": text, "batch.max_steps": "7"})
     assert draft.assess().problems[0] == f"lr_schedule.lr = '{text}': must be a finite number."
     assert draft.line == 'nb.submit("gpt-tiny", {"batch.max_steps": 7})'
+
+
+def test_names_with_dots_are_typed_as_a_mapping() -> None:
+    """The labels of a cluster's nodes have dots, and the call that is shown keeps them whole."""
+    key, names = "backend.kubernetes.node_selector", {"nvidia.com/gpu.product": "A100"}
+    draft = Draft("gpt-tiny")
+    draft.set_text(field(key), "{nvidia.com/gpu.product: A100}")
+    assert draft.config.backend.kubernetes.node_selector == names
+    assert draft.line == f'nb.submit("gpt-tiny", {{"{key}": {{"nvidia.com/gpu.product": "A100"}}}})'
+    assert Draft("gpt-tiny", draft.overrides).changes == {key: names}

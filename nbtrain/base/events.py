@@ -24,7 +24,7 @@ class EventWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         existing = list(read_events_file(self.path))
         self._sequence = existing[-1]["sequence"] + 1 if existing else 0
-        self._end_torn_line()
+        self._may_be_torn = True
 
     def write(self, kind: str, message: str, **data: Any) -> None:
         event = {
@@ -36,12 +36,17 @@ class EventWriter:
             **data,
         }
         self._sequence += 1
+        if self._may_be_torn:
+            self._end_torn_line()
+        # If the disk is full, a part of the line may be written.
+        self._may_be_torn = True
         # One write() of one line: readers that meet half a line leave it for the next look.
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
+        self._may_be_torn = False
 
     def _end_torn_line(self) -> None:
-        """End a line that a killed writer left open, so that the next event starts a line of its own."""
+        """End a line that a killed writer or a full disk cut, so that the next event has a line of its own."""
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
                 stream.write(b"\n")

@@ -29,8 +29,9 @@ def flock_folder(folder: Path, blocking: bool) -> int | None:
         except OSError as error:
             if error.errno not in NO_FOLDER_LOCK:
                 raise
+            lock_file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.close(descriptor)
-            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = lock_file
             fcntl.flock(descriptor, how)
     except BlockingIOError:
         os.close(descriptor)

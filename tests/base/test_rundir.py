@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from dataclasses import asdict
 import pytest
 
 from nbtrain.base import files, jobstate, rundir
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.records import JobRecord, ProcessIdentity, boot_id, host_name
@@ -187,8 +188,30 @@ def test_events_go_on_behind_a_torn_line(job):
     assert events[0]["seconds"] == 1.5
 
 
-def test_a_file_system_that_locks_no_folder_gets_a_lock_file(tmp_path, monkeypatch):
-    """NFS gives EBADF for an exclusive lock on a folder; two holders still exclude each other."""
+def test_events_go_on_after_a_full_disk(job):
+    """One writer goes on when there is room again: the event that did not fit is lost alone."""
+    writer = EventWriter(job, "supervisor")
+    writer.write("state", "a")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError):
+            writer.write("state", "does not fit")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not writer.path.read_bytes().endswith(b"\n"), "a part of the line is there"
+    for message in ("b", "c"):
+        writer.write("state", message)
+    assert [(event["sequence"], event["message"]) for event in read_events(job)] == [
+        (0, "a"),
+        (2, "b"),
+        (3, "c"),
+    ]
+
+
+@pytest.fixture
+def no_folder_locks(monkeypatch):
+    """NFS: EBADF for an exclusive lock on a folder."""
     real = fcntl.flock
 
     def as_nfs(descriptor: int, how: int) -> None:
@@ -197,6 +220,27 @@ def test_a_file_system_that_locks_no_folder_gets_a_lock_file(tmp_path, monkeypat
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", as_nfs)
+
+
+def test_a_lock_file_that_cannot_be_opened_says_why(tmp_path, no_folder_locks, monkeypatch):
+    """The lock file of another user's run: its own error, and each descriptor is closed once."""
+    real, open_at_first = os.open, set(os.listdir("/proc/self/fd"))
+
+    def as_another_user(path, *words):
+        if os.fspath(path).endswith("/.lock"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *words)
+
+    monkeypatch.setattr(os, "open", as_another_user)
+    with pytest.raises(PermissionError, match=r"\.lock"), RunDir(tmp_path).locked():
+        pass
+    with pytest.raises(DataError, match="cannot be made or opened: Permission denied"):
+        locked_directory(tmp_path).__enter__()
+    assert set(os.listdir("/proc/self/fd")) == open_at_first
+
+
+def test_a_file_system_that_locks_no_folder_gets_a_lock_file(tmp_path, no_folder_locks):
+    """Two holders still exclude each other."""
     run = RunDir(tmp_path)
     with run.locked() as first, run.locked(blocking=False) as second:
         assert (first, second) == (True, False)

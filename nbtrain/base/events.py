@@ -46,7 +46,7 @@ class EventWriter:
         self._may_be_torn = False
 
     def _end_torn_line(self) -> None:
-        """End a line that a killed writer or a full disk cut, so that the next event has a line of its own."""
+        """End a line that a killed writer or a full disk cut: the next event gets a line of its own."""
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
                 stream.write(b"\n")

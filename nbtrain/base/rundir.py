@@ -241,14 +241,20 @@ class JobDir:
 
 def run_names() -> list[str]:
     """The names of the runs under the output root."""
+    root = output_root()
     try:
-        names = os.listdir(output_root())
+        names = os.listdir(root)
     except OSError:
         return []
     # A name with a dot is that of no run: a folder that is just being deleted has one.
-    return sorted(
-        name for name in names if not name.startswith(".") and RunDir(output_root() / name).exists()
-    )
+    return sorted(name for name in names if not name.startswith(".") and _is_run(RunDir(root / name)))
+
+
+def _is_run(run: RunDir) -> bool:
+    # A folder that is closed to this user, such as lost+found, must not hide the others.
+    with contextlib.suppress(PermissionError):
+        return run.exists()
+    return False
 
 
 def runs_like(name: str) -> str:

@@ -59,6 +59,22 @@ def test_job_ids_sort_by_time():
     assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
 
 
+def test_a_closed_folder_hides_no_name(run, monkeypatch):
+    """lost+found of a volume, or the run of a colleague, beside one's own runs."""
+    files.write_json(run.run_json, {"name": "tiny"})
+    (run.path.parent / "lost+found").mkdir()
+    real = os.stat
+
+    def as_user(path, *words, **more):
+        if "lost+found/" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *words, **more)
+
+    monkeypatch.setattr(os, "stat", as_user)
+    assert rundir.run_names() == ["tiny"]
+    assert rundir.runs_like("tny").startswith("Nearest: tiny. `nbtrain runs` lists 1 run under ")
+
+
 def test_jobs_of_one_second_and_of_a_clock_that_is_behind_sort_in_order(run):
     """The newest job is the last one, whatever random digits its id has."""
     made = []

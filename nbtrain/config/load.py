@@ -178,8 +178,10 @@ def _exists(path: Path) -> bool:
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     """A YAML over everything it extends, relative to its own folder."""
-    if path in seen:
-        chain = " -> ".join(entry.name for entry in (*seen, path))
+    # Without "..": a path that goes on from folder to folder by ../a and ../b is another one in every round.
+    place = path.parent.resolve() / path.name
+    if place in seen:
+        chain = " -> ".join(entry.name for entry in (*seen, place))
         raise ConfigError(f"{path.name}: `extends` runs in a circle: {chain}.")
     own = renamed(read_yaml(path))
     parents = own.value.pop("extends", None) or []
@@ -190,9 +192,9 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     base = Located()
     for parent in parents:
         parent_path = path.parent / parent
-        if not parent_path.suffix or preset_run(parent):
+        if not _is_file_name(parent_path) or preset_run(parent):
             # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
-            beside = parent_path.with_name(f"{parent_path.name}.yaml")
+            beside = parent_path.parent / f"{parent_path.name}.yaml"
             try:
                 parent_path = beside if _is_file(beside) else find(parent)
             except ConfigError as error:
@@ -200,8 +202,13 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
         if not _is_file(parent_path):
             where, name = own.origins["extends"], shortened(parent)
             raise ConfigError(f"{where}: extends {name!r}: no such file in {path.parent}.")
-        base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, path)))
+        base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, place)))
     return base.merged_with(expanded(own, base))
+
+
+def _is_file_name(path: Path) -> bool:
+    """Whether `extends` means the file itself, and not a name: the .5b of my-1.5b is no ending."""
+    return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 
 
 def override_layer(overrides: Overrides) -> Located:

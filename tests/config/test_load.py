@@ -383,12 +383,34 @@ def test_several_parents_apply_in_order(run_yaml):
         ("extends: nope.yaml\n", "my-run.yaml:1: extends 'nope.yaml': no such file in {folder}."),
         ("extends: 3\n", "my-run.yaml:1: extends must be a file name or a list of them."),
         ("extends: [a.yaml, 3]\n", "my-run.yaml:1: extends must be a file name or a list of them."),
+        ("extends: /\n", "my-run.yaml:1: extends /: is a folder; give the path of a run YAML."),
         ("extends: my-run.yaml\n", "my-run.yaml: `extends` runs in a circle: my-run.yaml -> my-run.yaml."),
     ],
 )
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
     """A missing parent, a value that is no file name, a circle."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
+
+
+def test_a_circle_over_two_folders_is_reported(tmp_path):
+    """Each names the other by .., so that no path comes twice."""
+    for own, other in (("a/x", "../b/y"), ("b/y", "../a/x")):
+        path = tmp_path / f"{own}.yaml"
+        path.parent.mkdir()
+        path.write_text(f"extends: {other}.yaml\n")
+    expected = "x.yaml: `extends` runs in a circle: x.yaml -> y.yaml -> x.yaml."
+    assert message_of(tmp_path / "a" / "x.yaml") == expected
+
+
+def test_a_name_with_a_dot_is_extended(run_yaml):
+    """my-1.5b is my-1.5b.yaml, as on the command line; a file of that very name comes first."""
+    parent = run_yaml("name: my-parent\n", name="my-1.5b.yaml")
+    child = run_yaml("extends: my-1.5b\n", base=None, name="child.yaml")
+    assert load(child).name == "my-parent"
+    parent.rename(parent.with_name("my-1.5b"))
+    assert load(child).name == "my-parent"
+    parent.with_name("my-1.5b").unlink()
+    assert message_of(child).startswith("child.yaml:1: extends my-1.5b: no such run YAML, here or in ")
 
 
 def test_a_name_that_extends_nothing_has_its_place_and_the_nearest(run_yaml):

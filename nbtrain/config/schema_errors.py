@@ -1,0 +1,133 @@
+"""What the schema finds wrong with a value, in nbtrain's words: the place, what was found, the rule."""
+
+import re
+from typing import Any
+
+from nbtrain.base.amounts import counted
+from nbtrain.base.terminal import nearest, shortened
+from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE
+from nbtrain.config.backend_section import BACKEND_WORDS
+from nbtrain.config.data_section import LANGUAGE_CODE
+from nbtrain.config.fields import STEP, WORD
+from nbtrain.config.keys import entry_models
+from nbtrain.config.kubernetes_section import LABEL_WORDS
+from nbtrain.config.schedule_section import STEP_SIZES
+from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.config.yaml_source import Located, show
+
+SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
+
+# Our words for pydantic's errors, if they say more.
+_WORDING = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text; write it in quotes",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a section: a mapping of keys",
+    "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
+    "finite_number": "must be a finite number",
+}
+# {the end of a key whose value is no number: what it counts}
+_UNITS = {
+    "_seconds": "must be a number of seconds, e.g. 7200",
+    "_minutes": "must be a number of minutes, e.g. 90",
+    "_bytes_per_second": "must be a number of bytes per second, e.g. 10000000",
+    "_bytes": "must be a number of bytes, e.g. 10000000",
+    "_freq": "must be a whole number N, or a list of 0 and 1, one for each layer, e.g. [1, 1, 0]",
+}
+# {pydantic's error: (our words, the name of the limit in its context)}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_PATTERNS = {
+    f"^{NAME_PATTERN.pattern}$": NAME_RULE,
+    STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 '
+    '12B:1536"',
+    LANGUAGE_CODE: "must be a language code of two or three small letters, such as en, de or zh",
+    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as its address has it, such as en, simple or "
+    "zh-yue",
+    "^([0-9]{8}|latest)$": "must be the day of a dump, YYYYMMDD, or latest",
+    "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",
+    r"\{content\}": "must hold {content}",
+    r"\{instruction\}": "must hold {instruction}",
+    **LABEL_WORDS,
+    **BACKEND_WORDS,
+}
+
+NAMES = ("name", "data.name", "tokenizer.name")
+
+
+def worded(entry: Any, located: Located, label: str) -> str:
+    """One of pydantic's errors in our words: where, what was found, the rule."""
+    location = entry["loc"]
+    # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
+    # "<each layer>": they are no keys.
+    parts = [
+        part
+        for before, part in zip((None, *location), location)
+        if not (isinstance(before, int) and part in SOURCES) and not str(part).startswith("<")
+    ]
+    dotted = ".".join(str(part) for part in parts)
+    where = located.where(dotted) or label
+    kind, context = entry["type"], entry.get("ctx", {})
+    if kind == "string_type" and entry["input"] is None and dotted in NAMES:
+        # name= on the command line.
+        fix = f"Give one, e.g. {dotted}=my-run, or leave {dotted} out to keep the one of the YAML."
+        rule = NAME_RULE.rpartition(", e.g. ")[0]
+        return f"{where.removesuffix('null')}: {dotted} is empty: a name {rule}. {fix}"
+    found = f"{where}: {dotted} = {show(entry['input'])}"
+    if parts and parts[-1] == "[key]":
+        section = ".".join(str(part) for part in parts[:-2])
+        found = f"{where}: {section} has the key {show(entry['input'])}"
+    if kind == "model_type" and dotted == "backend":
+        known = entry["input"] in ("local", "hosts", "slurm", "kubernetes")
+        engine = entry["input"] if known else "slurm"
+        return f"{found}: must be a section with a kind: write `backend: {{kind: {engine}}}`."
+    if kind == "missing":
+        return f"{where}: {dotted} is missing; it has no default."
+    if kind == "extra_forbidden":
+        section, _, key = dotted.rpartition(".")
+        item = SOURCES.get(location[-2]) or entry_models().get(section.rpartition(".")[0])
+        near = nearest(key, item.model_fields) if item else ""
+        return f"{where}: {section} has no key `{shortened(key)}`.{near}"
+    if kind == "union_tag_not_found":
+        return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
+    if kind == "union_tag_invalid":
+        tag = str(context["tag"])
+        rule = f"must be one of {', '.join(SOURCES)}.{nearest(tag, SOURCES)}"
+        return f"{where}: {dotted}.kind = {shortened(tag)}: {rule}"
+    if kind == "string_pattern_mismatch":
+        pattern = context["pattern"]
+        rule = _PATTERNS.get(pattern, f"must match {pattern}")
+        return f"{found}: {rule}."
+    if {STEP, WORD} & {*location} and kind != "less_than_equal":
+        near = nearest(str(entry["input"]), ("newest", "best")) if kind == "literal_error" else ""
+        return f"{found}: must be newest, best, or the number of a step, at least 1.{near}"
+    if kind in _BOUNDS:
+        words, limit = _BOUNDS[kind]
+        return f"{found}: must be {words} {_number(context[limit])}."
+    if kind == "too_short":
+        return f"{found}: must have at least {counted(context['min_length'], 'item')}."
+    if kind == "string_too_long":
+        length, most = len(entry["input"]), context["max_length"]
+        return f"{found}: has {length:,} characters; the field takes at most {most:,}."
+    if kind == "literal_error":
+        rule = entry["msg"].replace("Input should be ", "must be ")
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"{found}: {rule}.{nearest(str(entry['input']), choices)}"
+    if kind in ("int_type", "int_parsing", "float_type", "float_parsing"):
+        for ending, rule in _UNITS.items():
+            if dotted.endswith(ending):
+                return f"{found}: {rule}."
+    rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
+    return f"{found}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
+
+
+def _number(limit: float) -> str:
+    """A bound as a person reads it: 1,000,000; 0.5; 1e-08."""
+    return f"{int(limit):,}" if float(limit).is_integer() else f"{limit:g}"

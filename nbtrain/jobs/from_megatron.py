@@ -24,6 +24,8 @@ from nbtrain.pretrained.megatron import ORDERS, MegatronTree
 # Enough for a loss that tells; the cost grows with them.
 TEXT_TOKENS = 512
 TEXT_BYTES = 64 << 10
+# No option names the file: it has the run's name.
+OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
 
 
 @contextlib.contextmanager
@@ -38,7 +40,7 @@ def converted(
         raise ConfigError(f"qkv_order = {order!r} must be {' or '.join(ORDERS)}.")
     tokens = ids_of_text(text, section) if text is not None else None
     kept = data_home() / "model" / f"{name}.safetensors"
-    with new_place(kept, tree.bytes, SINGLE) as made:
+    with new_place(kept, tree.bytes, SINGLE, OTHER_NAME) as made:
         request = {
             "target": "megatron",
             "tree": str(tree.folder),

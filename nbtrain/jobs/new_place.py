@@ -15,14 +15,16 @@ from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 
 
 @contextlib.contextmanager
-def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[Path]:
+def new_place(
+    to: Path, needed_bytes: int, file: str | None = None, other: str = "Name another place."
+) -> Iterator[Path]:
     """A temporary folder beside `to`. At the end it, or the one `file` of it, gets that name.
 
-    It is removed if anything goes wrong. Raises CheckpointError if `to` exists, or if its disk has less than
-    `needed_bytes` free.
+    It is removed if anything goes wrong. Raises CheckpointError if `to` exists (`other` is what to do then),
+    or if its disk has less than `needed_bytes` free.
     """
     try:
-        _must_be_free(to)
+        _must_be_free(to, other)
         to.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(to.parent).free
         if free < needed_bytes + SPARE_BYTES:
@@ -41,7 +43,7 @@ def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[
     try:
         yield made
         # Another export to this place may have ended meanwhile; a file would be replaced without an error.
-        _must_be_free(to)
+        _must_be_free(to, other)
         (made if file is None else made / file).rename(to)
         files.fsync_directory(to.parent)
     finally:
@@ -50,13 +52,11 @@ def new_place(to: Path, needed_bytes: int, file: str | None = None) -> Iterator[
             os.close(held)
 
 
-def _must_be_free(to: Path) -> None:
+def _must_be_free(to: Path, other: str) -> None:
     """Raises CheckpointError if something has the name."""
     # lexists calls a name that is too long free.
     if os.path.lexists(to):
-        raise CheckpointError(
-            f"{display(to)}: is there already, and is not written over. Name another place."
-        )
+        raise CheckpointError(f"{display(to)}: is there already, and is not written over. {other}")
 
 
 def _remove_leftovers(to: Path) -> None:

@@ -481,8 +481,12 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
     for name, weight in weights.items():
         assert torch.equal(read.read(name).view(weight.shape), weight), name
     assert load("mine.yaml").model.num_query_groups == 4
-    with pytest.raises(CheckpointError, match="is there already, and is not written over"):
+    with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine", path="again.yaml", qkv_order="thirds")
+    assert str(refused.value) == (
+        "data/model/mine.safetensors: is there already, and is not written over. Give another NAME, or "
+        "remove the file if no run starts from it."
+    )
     with pytest.raises(ConfigError, match="are for a tree of Megatron"):
         import_model("data/model/mine.safetensors", "other", qkv_order="thirds")
     plain = import_model("data/model/mine.safetensors", "other")

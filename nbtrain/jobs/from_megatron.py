@@ -40,7 +40,8 @@ def converted(
         raise ConfigError(f"qkv_order = {order!r} must be {' or '.join(ORDERS)}.")
     tokens = ids_of_text(text, section) if text is not None else None
     kept = data_home() / "model" / f"{name}.safetensors"
-    with new_place(kept, tree.bytes, SINGLE, OTHER_NAME) as made:
+    # Files of a tree may hold the optimizer too. The GPU side knows the weights, and asks for their room.
+    with new_place(kept, 0, SINGLE, OTHER_NAME) as made:
         request = {
             "target": "megatron",
             "tree": str(tree.folder),

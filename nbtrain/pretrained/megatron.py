@@ -56,10 +56,6 @@ class MegatronTree:
     def pipeline_parallel_size(self) -> int:
         return 1 + max(pipeline for _, pipeline in self.files)
 
-    @property
-    def bytes(self) -> int:
-        return sum(path.stat().st_size for path in (*self.files.values(), *self.layers.values()))
-
 
 def find_tree(path: Path) -> MegatronTree | None:
     """The tree at `path`, its newest step or the step that `path` is; None if there is none.

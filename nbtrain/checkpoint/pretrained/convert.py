@@ -4,6 +4,8 @@ The order of query, key and value, where the files leave it open, is the one tha
 the lower loss on a text that the model should know.
 """
 
+import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.pretrained.compare import OurModel
 from nbtrain.checkpoint.pretrained.export import write_consolidated
 from nbtrain.checkpoint.pretrained.megatron_tree import MegatronWeights
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
+from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.config.load import validate
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
@@ -31,9 +35,11 @@ def convert(
 ) -> Iterator[dict[str, Any]]:
     """Write a tree's weights to the file `to`; answers of "progress", and one of "order".
 
-    `tokens` are ids of a text. Raises CheckpointError if the order is open and neither is given.
+    `tokens` are ids of a text. Raises CheckpointError if the order is open and neither is given, and if the
+    disk has no room for the weights.
     """
     weights = MegatronWeights(tree, order or ORDERS[0])
+    _refuse_a_full_disk(weights, to)
     notes = []
     if is_gelu_of_erf(weights.args):
         notes.append(
@@ -50,6 +56,18 @@ def convert(
     for done, total in write_consolidated(WholeWeights(weights), config, to, iteration):
         yield {"kind": "progress", "stage": "write", "done": done, "total": total}
     yield {"kind": "end", "order": weights.order, "notes": notes}
+
+
+def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
+    count = sum(math.prod(parameter.shape) for parameter in weights.parameters.values())
+    needed = count * weights.dtype.itemsize + SPARE_BYTES
+    free = shutil.disk_usage(to.parent).free
+    if free < needed:
+        # `to` lies in a temporary folder beside its place.
+        raise CheckpointError(
+            f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, and {amounts.size(free)} "
+            "are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+        )
 
 
 def run_of(weights: MegatronWeights) -> RunConfig:

@@ -5,6 +5,7 @@ import contextlib
 import enum
 import random
 import re
+import shutil
 import sys
 import types
 import zipfile
@@ -491,6 +492,31 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
         import_model("data/model/mine.safetensors", "other", qkv_order="thirds")
     plain = import_model("data/model/mine.safetensors", "other")
     assert plain.config.model == imported.config.model
+
+
+def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch):
+    """Files of Megatron's own hold fp32 masters and two moments too, which are not written."""
+    workspace = in_this_process
+    config, weights = model({"model.num_layers": 1})
+    write_own(workspace / "tree", config, weights, 1, 1)
+    (path,) = (workspace / "tree").rglob("*.pt")
+    state = torch.load(path, weights_only=False)
+    state["optimizer"] = {"exp_avg": torch.zeros(8 << 20)}
+    torch.save(state, path)
+    needed = 4 * sum(weight.numel() for weight in weights.values()) + (16 << 20)
+    assert path.stat().st_size > needed
+    usage = shutil.disk_usage(workspace)
+    free = [needed - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free[0]))
+    with pytest.raises(CheckpointError) as refused:
+        import_model("tree", "mine")
+    assert str(refused.value) == (
+        "data/model: the weights need 16.3 MiB, and 16.3 MiB are free. Free space, or set NBTRAIN_DATA to a "
+        "folder on another disk."
+    )
+    assert not list((workspace / "data").rglob("*mine*"))
+    free[0] = needed
+    assert import_model("tree", "mine").path.is_file()
 
 
 @pytest.mark.slow

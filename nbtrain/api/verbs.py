@@ -215,12 +215,17 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
 
     An active run is joined, a finished one opened, and a machine that is too small, or does not reach the
     backend's engine, explained (NotLaunched), with what the engine would get. `dry_run` submits nothing, nor
-    does a run with placeholders (`load`).
+    does a run with placeholders (`load`); with mode "twin", which trains here, it is a ConfigError.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
             f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is '
             "an override."
+        )
+    if mode == "twin" and dry_run:
+        raise ConfigError(
+            'mode = "twin" trains on this machine, dry_run = True submits nothing: set dry_run = False, or '
+            'mode = "full".'
         )
     if mode == "twin":
         return twin(run, submitted=True)

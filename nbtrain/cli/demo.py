@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from nbtrain.api.run import Run, open_run
 from nbtrain.base import amounts, files
+from nbtrain.base.errors import SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_notebook
 
 if TYPE_CHECKING:
+    from nbtrain.config.schema import RunConfig
     from nbtrain.dataset.look.baselines import Baselines
 
-DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
+LAUNCH = "03_launch"
+DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", LAUNCH, "04_monitor", "05_generate")
 NEED_THE_END = DEMO_NOTEBOOKS[2:]
 SAMPLE_PROMPT = "Return the "
 
@@ -45,10 +48,20 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
             continue
         print(f"{name}: running", file=sys.stderr, flush=True)
         executed.append(run_notebook(name, parameters, output))
+        if name == LAUNCH and not RunDir.named(config.name).exists():
+            raise SubmitError(f"{why_not(config)}\nThe executed notebook: {display(output)}")
         # What was seen of a run that did not come to its end is looked at again once it has.
         if name not in NEED_THE_END or not open_run(config).unfinished:
             files.write_json(done_record, {**done, name: key})
     return demo_summary(open_run(config), executed, time.monotonic() - started)
+
+
+def why_not(config: "RunConfig") -> str:
+    """Why notebook 03 has launched nothing: it shows that as the result of a cell, and ends in order."""
+    from nbtrain.jobs.preflight import preflight
+
+    found = "".join(f"\n  - {problem}" for problem in preflight(config))
+    return f"{config.name} was not launched, so that there is nothing to watch or to generate from.{found}"
 
 
 @dataclasses.dataclass(frozen=True)

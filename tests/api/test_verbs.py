@@ -484,6 +484,28 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
         run.search("")
 
 
+def test_a_dry_run_trains_no_twin(workspace):
+    """Notebook 06 with dry_run = True submits nothing, whatever its mode."""
+    with pytest.raises(
+        ConfigError, match=r'^mode = "twin" trains on this machine, dry_run = True submits noth'
+    ):
+        api.launch("gpt-tiny", "twin", dry_run=True)
+    assert not (workspace / "output").exists()
+
+
+def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
+    """Notebook 03 ends in order then, with a NotLaunched as a cell's result."""
+    made = lambda name, parameters, output: output.parent.mkdir(parents=True, exist_ok=True)  # noqa: E731
+    monkeypatch.setattr(demo, "run_notebook", made)
+    sizes = ["resources.gpus_per_node", "parallel.data_parallel_size", "batch.global_batch_size"]
+    asked = ["resources.device=gpu", "batch.micro_batch_size=1", *(f"{size}=64" for size in sizes)]
+    assert cli.main(["demo", "gpt-tiny", *asked]) == 6
+    said = capsys.readouterr().err
+    assert "SubmitError: gpt-tiny was not launched, so that there is nothing to watch or to generate " in said
+    assert "the run needs 64 GPUs" in said and "no run directory" not in said
+    assert said.endswith("\nThe executed notebook: output/gpt-tiny/notebooks/03_launch.ipynb\n")
+
+
 @pytest.mark.parametrize(
     ("backend", "missing", "shown"),
     [

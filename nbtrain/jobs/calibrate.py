@@ -19,7 +19,7 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.machine import usable_cores, visible_gpus
-from nbtrain.planner.calibration import Calibration, calibration_path, machine_key, write_calibration
+from nbtrain.planner.calibration import Calibration, machine_key, write_calibration
 from nbtrain.planner.calibration_view import lines, picture
 
 LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
@@ -32,10 +32,12 @@ class Calibrated:
     """What a calibration has measured. Printed or shown in a cell, it is a table."""
 
     calibration: Calibration
-    path: Path
+    path: Path | None
+    """Where it was written; None for a trial."""
 
     def __str__(self) -> str:
-        return "\n".join([*lines(self.calibration), "", f"Written to {display(self.path)}; plans use it."])
+        where = f"Written to {display(self.path)}; plans use it." if self.path else "Nothing was written."
+        return "\n".join([*lines(self.calibration), "", where])
 
     __repr__ = __str__
 
@@ -85,7 +87,7 @@ def calibrate(seconds: float = 120.0, clock: str = "wall") -> Calibrated:
     disk = disk_rates(output_root())
     taken = round(time.monotonic() - started, 1)
     made = Calibration(machine_key(), datetime.date.today().isoformat(), taken, figures, disk)
-    return Calibrated(made, calibration_path() if clock == "cpu" else write_calibration(made))
+    return Calibrated(made, None if clock == "cpu" else write_calibration(made))
 
 
 def disk_rates(folder: Path, size: int = DISK_BYTES) -> dict[str, float]:

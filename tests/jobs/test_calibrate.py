@@ -55,7 +55,8 @@ def test_the_figures_are_filed_for_plans(asked):
 
 
 def test_a_trial_by_cpu_time_is_not_filed(asked):
-    calibrate(60, clock="cpu")
+    made = calibrate(60, clock="cpu")
+    assert made.path is None and str(made).endswith("\n\nNothing was written.")
     assert not calibration_path().exists()
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def search(options: argparse.Namespace) -> None:
     if options.picture:
         save_picture(found.picture(), options.picture)
     if options.use is not None:
-        print(found.use(options.use, options.output, options.force))
+        path = found.use(options.use, options.output, options.force)
+        print(path, file=sys.stderr if options.json else sys.stdout)
 
 
 def largest(options: argparse.Namespace) -> None:

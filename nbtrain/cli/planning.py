@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def advise(options: argparse.Namespace) -> None:
         raise ConfigError("--use N and -o FILE belong together: which change, and the YAML to write it to.")
     advice = api.advise(options.run)
     if options.use is not None:
-        print(advice.use(options.use, options.output))
-        print(f"{options.output}: written; `nbtrain submit {options.output}` starts it.")
-        return
+        words = sys.stderr if options.json else sys.stdout
+        print(advice.use(options.use, options.output), file=words)
+        print(f"{options.output}: written; `nbtrain submit {options.output}` starts it.", file=words)
+        if not options.json:
+            return
     print(json.dumps(advice.to_dict(), indent=2) if options.json else advice)
 
 

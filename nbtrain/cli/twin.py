@@ -23,6 +23,7 @@ def twin(options: argparse.Namespace) -> int:
     from nbtrain.base.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
+    from nbtrain.monitor.snapshot import finite
     from nbtrain.monitor.twin_picture import draw
     from nbtrain.proof.prove import run_twin
 
@@ -30,7 +31,7 @@ def twin(options: argparse.Namespace) -> int:
     check_picture(options.picture)
     report = run_twin(load(options.run, options.overrides), submitted=options.submit)
     words = f"{report}\nReport: {display(RunDir.named(report.twin).path / 'twin.json')}"
-    print(json.dumps(report.to_dict(), indent=2) if options.json else words)
+    print(json.dumps(finite(report.to_dict()), indent=2) if options.json else words)
     if options.picture:
         save_picture(draw(report.to_dict()), options.picture)
     return 0 if report.passed else JobFailed.exit_code

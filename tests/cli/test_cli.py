@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -246,6 +248,34 @@ def test_end_of_input_deletes_nothing(workspace, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     assert cli.main(["delete", "mine"]) == 0
     assert capsys.readouterr().out.endswith("\n\nNothing was deleted.\n") and run.run_json.is_file()
+
+
+def test_json_of_the_queue_after_a_restart(workspace, monkeypatch, capsys):
+    """What the restart says goes beside the JSON."""
+    said = lambda queue, everything, say: say("gpt-a: started again")  # noqa: E731
+    monkeypatch.setattr("nbtrain.jobs.queue.restart.restart", said)
+    assert cli.main(["queue", "--restart", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == [] and shown.err == "gpt-a: started again\n"
+    assert cli.main(["queue", "--restart"]) == 0
+    assert capsys.readouterr().out.startswith("gpt-a: started again\n")
+
+
+def test_json_of_advice_whose_yaml_is_written(workspace, monkeypatch, capsys):
+    """--use with --json: the diff goes beside the JSON."""
+    advice = SimpleNamespace(use=lambda number, path: "-a +b", to_dict=lambda: {"changes": []})
+    monkeypatch.setattr("nbtrain.api.verbs.advise", lambda run: advice)
+    assert cli.main(["advise", "mine", "--use", "1", "-o", "b.yaml", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"changes": []}
+    assert shown.err == "-a +b\nb.yaml: written; `nbtrain submit b.yaml` starts it.\n"
+
+
+def test_json_of_a_twin_has_no_nan(workspace, monkeypatch, capsys):
+    report = SimpleNamespace(twin="gpt-tiny-twin", passed=False, to_dict=lambda: {"loss": [1.0, math.nan]})
+    monkeypatch.setattr("nbtrain.proof.prove.run_twin", lambda config, submitted: report)
+    assert cli.main(["twin", "gpt-tiny", "--json"]) == 7
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"loss": [1.0, None]}
 
 
 def test_what_the_locale_lacks_is_escaped(monkeypatch):

@@ -40,7 +40,9 @@ def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
     assert load(path).world_size == 8
     assert main(arguments) == 2
     assert "exists already. Name another file, or ask to overwrite it (--force" in capsys.readouterr().err
-    assert main([*arguments, "--force"]) == 0
+    assert main([*arguments, "--force", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["layouts"] and shown.err == f"{path}\n"
     assert main(["search", "1.3B", *ARGUMENTS, "--use", "1"]) == 2
     assert "--use N and -o RUN.yaml go together" in capsys.readouterr().err
 

@@ -46,7 +46,6 @@ WITHOUT_MEANING = {
     "tensorboard": "output/<run>/tensorboard holds every scalar",
     "bf16.immediate_grad_update": "bf16 gradients are summed in fp32",
     "fp16.auto_cast": "weights are fp16",
-    "fp16.consecutive_hysteresis": "hysteresis counts overflows in a row",
 }
 # Read by rows of the flags, or compared with them.
 READ_ELSEWHERE = {
@@ -126,6 +125,7 @@ def read_keys(source: Reading, document: Document) -> None:
     _read_offload(source, document, read)
     _read_hpz(source, document)
     _read_prescale(source, document)
+    _read_hysteresis(source, document, read)
     extra: dict[str, Any] = {}
     for dotted, value in _leaves(document.value):
         if any(dotted == one or dotted.startswith(f"{one}.") for one in read):
@@ -193,6 +193,14 @@ def _read_prescale(source: Reading, document: Document) -> None:
         source.note(place, "prescale_gradients: ZeRO divides after its sums, which are in fp32.")
     elif asked is not None:
         source.set("parallel.prescale_gradients", asked, comment="prescale_gradients", place=place)
+
+
+def _read_hysteresis(source: Reading, document: Document, read: set[str]) -> None:
+    dotted = "fp16.consecutive_hysteresis"
+    read.add(dotted)
+    if document.get(dotted):
+        text = "not taken over; overflows count in a row or not, so that the loss scale may halve earlier."
+        source.note(document.place(dotted), f"{dotted}: {text}")
 
 
 def drop_auto(source: Reading, document: Document) -> None:

@@ -26,6 +26,16 @@ def test_equal_settings_go_on_as_they_were():
     assert vars(optimizer.loss_scaler) == vars(saved) and optimizer.dynamic_loss_scale
 
 
+def test_the_scale_halves_as_the_field_says(monkeypatch):
+    """precision.fp16.hysteresis: overflows count in a row or not, until the scale doubles."""
+    monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs it
+    scaler, scales = dynamic(64.0, window=2), []
+    for overflow in (True, False, True, False, True, False, False, False, True, True):
+        scaler.update_scale(overflow)
+        scales.append(scaler.cur_scale)
+    assert scales == [64.0, 64.0, 32.0, 32.0, 16.0, 16.0, 16.0, 32.0, 32.0, 16.0]
+
+
 def test_changed_settings_are_the_runs():
     optimizer = SimpleNamespace()
     keep_loss_scaler(

@@ -462,6 +462,17 @@ def test_the_loss_scale_has_deepspeeds_defaults(tmp_path):
     assert (scale.initial_scale_power, scale.loss_scale_window, scale.hysteresis) == (16, 1000, 2)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_overflows_that_count_in_a_row_alone_are_not_taken_over(tmp_path, asked):
+    """DeepSpeed's default, false, is how nbtrain counts them."""
+    found = import_flags(tmp_path, changes={"fp16": {"enabled": True, "consecutive_hysteresis": asked}})
+    assert [note.text for note in found.notes if "hysteresis" in note.text] == asked * [
+        "fp16.consecutive_hysteresis: not taken over; overflows count in a row or not, so that the loss "
+        "scale may halve earlier."
+    ]
+    assert found.config.parallel.deepspeed_extra == {}
+
+
 def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
     """--clip-grad is for the optimizer that Megatron-DeepSpeed does not build with --deepspeed."""
     assert import_flags(tmp_path, changes={"gradient_clipping": "auto"}).config.optimizer.clip_grad == 1

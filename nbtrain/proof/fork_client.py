@@ -218,5 +218,7 @@ class ForkServer:
         return json.loads(line)
 
     def _dead(self) -> JobError:
-        code = self._process.wait()
-        return JobError(f"the fork server ended with code {code}. Its last words:\n{last_words(self._said)}")
+        code, said = self._process.wait(), last_words(self._said)
+        # `nbtrain cancel` sends TERM, with --now QUIT.
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return JobError(f"the fork server {how}." + (f" Its last words:\n{said}" if said else ""))

@@ -51,12 +51,13 @@ class Overhead:
 def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] | None:
     """Seconds by part (PARTS), which add up to the step; None if the calibration does not hold for the setup.
 
-    It holds for a CPU run on one machine in fp32 or bf16, without offloading or Ulysses.
+    It holds for a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, LoRA or pairs of
+    answers (dpo): what was measured trains all weights, and has three products of the output layer.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":
         return None
-    if setup.ulysses_size > 1 or setup.autocast:
+    if setup.ulysses_size > 1 or setup.autocast or setup.lora_rank or setup.prefers:
         return None
     if setup.muon_steps and setup.dtype not in calibration.matmul_flops():
         return None

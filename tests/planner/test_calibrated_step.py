@@ -148,6 +148,8 @@ def test_setups_that_were_not_measured_are_left_to_the_assumed_rates(setup, cali
     assert calibrated_step(replace(setup, on_gpu=True), calibration) is None
     assert calibrated_step(replace(setup, offload_optimizer="cpu"), calibration) is None
     assert calibrated_step(replace(setup, nodes=2), calibration) is None
+    assert calibrated_step(replace(setup, lora_rank=8), calibration) is None
+    assert calibrated_step(replace(setup, prefers=True), calibration) is None
 
 
 def test_muon_without_a_rate_of_products_is_left_to_the_assumed_rates(setup, calibration):

@@ -47,6 +47,7 @@ class Calibrated:
             "machine": made.machine,
             "date": made.date,
             "seconds": made.seconds,
+            "device": made.device,
             "disk": made.disk,
             "figures": made.figures,
         }
@@ -69,8 +70,9 @@ def calibrate(seconds: float = 120.0, clock: str = "wall") -> Calibrated:
         )
     started, figures = time.monotonic(), []
     gpus = len(visible_gpus())
+    device = "gpu" if gpus else "cpu"
     request = {
-        "device": "gpu" if gpus else "cpu",
+        "device": device,
         "cores": gpus or usable_cores(),
         "seconds": seconds,
         "clock": clock,
@@ -86,7 +88,7 @@ def calibrate(seconds: float = 120.0, clock: str = "wall") -> Calibrated:
                     bar.update(1, now=_words(answer))
     disk = disk_rates(output_root())
     taken = round(time.monotonic() - started, 1)
-    made = Calibration(machine_key(), datetime.date.today().isoformat(), taken, figures, disk)
+    made = Calibration(machine_key(), datetime.date.today().isoformat(), taken, figures, disk, device)
     return Calibrated(made, None if clock == "cpu" else write_calibration(made))
 
 

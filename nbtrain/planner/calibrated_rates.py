@@ -2,7 +2,7 @@
 
 A CPU run of this machine takes the whole calibration: planner/calibrated_step.py makes its seconds. A run on
 the kind of GPU that this machine has takes the rates of products, memory, links and disk. For any other
-device the calibration says nothing.
+device the calibration says nothing, nor that of a machine's GPUs for a CPU run, or of its CPU for its GPUs.
 """
 
 from dataclasses import replace
@@ -32,6 +32,8 @@ def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
     if calibration is None:
         named = calibration_path().exists() and not setup.on_gpu
         return replace(rates, source=f"{rates.source}; {why.rstrip('.')}") if named else rates
+    if calibration.device != ("gpu" if setup.on_gpu else "cpu"):
+        return rates
     source = f"{calibration.source} ({calibration.machine})"
     disk = calibration.disk.get("write_bytes_per_second", rates.disk_bytes_per_second)
     if not setup.on_gpu:

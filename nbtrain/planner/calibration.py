@@ -1,7 +1,7 @@
 """What `nbtrain calibrate` has measured on a machine: calibration.json of the data home, read and understood.
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
-        "date", "seconds", "disk", "figures": [{"what", "ranks", ...}]}}}
+        "date", "seconds", "device", "disk", "figures": [{"what", "ranks", ...}]}}}
 
 The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS. Any other entry is named in a
 note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
@@ -39,6 +39,8 @@ class Calibration:
     figures: list[Figure] = field(repr=False)
     disk: dict[str, float] = field(default_factory=dict)
     """write_bytes_per_second and read_bytes_per_second of the output root."""
+    device: str = "cpu"
+    """What was measured: gpu, or cpu, also on a machine whose GPUs CUDA_VISIBLE_DEVICES hides."""
 
     @property
     def source(self) -> str:
@@ -113,10 +115,10 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
             f"{name} is {age} days old (of {entry['date']}; at most {OLDEST_DAYS} are trusted) and is not "
             f"used. {measure} anew."
         )
-    made = Calibration(
-        machine_key(), entry["date"], entry["seconds"], entry["figures"], entry.get("disk") or {}
-    )
-    return made, ""
+    disk = entry.get("disk") or {}
+    # Entries of before have no device: they are of the GPUs if there are any.
+    device = entry.get("device") or ("gpu" if machine_gpus() else "cpu")
+    return Calibration(machine_key(), entry["date"], entry["seconds"], entry["figures"], disk, device), ""
 
 
 def write_calibration(calibration: Calibration) -> Path:
@@ -131,6 +133,7 @@ def write_calibration(calibration: Calibration) -> Path:
     entry = {
         "date": calibration.date,
         "seconds": calibration.seconds,
+        "device": calibration.device,
         "disk": calibration.disk,
         "figures": calibration.figures,
     }

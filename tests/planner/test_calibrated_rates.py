@@ -41,8 +41,8 @@ def machine(workspace, repository, monkeypatch):
     monkeypatch.setattr(module, "machine_gpus", lambda: [H100])
 
 
-def file_of(figures, machine="X", date=TODAY):
-    write_calibration(Calibration(machine, date, 90.0, figures, {"write_bytes_per_second": 5e8}))
+def file_of(figures, machine="X", date=TODAY, device="cpu"):
+    write_calibration(Calibration(machine, date, 90.0, figures, {"write_bytes_per_second": 5e8}, device))
 
 
 def test_a_cpu_plan_takes_the_calibration_and_says_so(machine):
@@ -71,7 +71,7 @@ def test_what_was_not_measured_keeps_its_assumed_rate(machine):
 
 def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
     """Products of formats that the row has, memory, disk and the gathers' bus bandwidth of 8 GPUs."""
-    file_of(GPU)
+    file_of(GPU, device="gpu")
     device = module.find_device(H100)
     setup = replace(setup_of(load("gpt3-tiny")), on_gpu=True, device=device, dtype="bf16")
     planned = rates_of_device(device)
@@ -83,3 +83,16 @@ def test_a_plan_for_this_machines_gpus_takes_their_rates(machine):
     assert estimate_step(setup, rates).compute != estimate_step(setup, planned).compute
     other = replace(setup, device=BY_NAME["V100-32GB"])
     assert calibrated_rates(planned, other) is planned
+
+
+@pytest.mark.parametrize("measured, on_gpu", [("gpu", False), ("cpu", True)])
+def test_figures_of_a_machines_other_device_are_not_used(machine, measured, on_gpu):
+    """Not of GPUs for a CPU run, nor of a CPU for a GPU run; each is used for its own."""
+    setup = setup_of(load("gpt3-tiny"))
+    if on_gpu:
+        setup = replace(setup, on_gpu=True, device=module.find_device(H100), dtype="bf16")
+    planned = rates_of_device(module.find_device(H100))
+    file_of(CPU + GPU, device=measured)
+    assert calibrated_rates(planned, setup) is planned
+    file_of(CPU + GPU, device="gpu" if on_gpu else "cpu")
+    assert calibrated_rates(planned, setup).source == f"calibrated on {TODAY} (X)"

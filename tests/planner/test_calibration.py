@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,18 @@ def test_a_calibration_is_read_back_on_its_machine(machine):
     assert found.matmul_flops() == {"fp32": 80e9} and found.memory_bytes_per_second() == 20e9
     assert found.memory_bytes_per_second(ranks=2) is None
     assert path == calibration_path() and path.name == "calibration.json"
+
+
+@pytest.mark.parametrize("gpus, device", [([], "cpu"), (["NVIDIA H100 80GB HBM3"], "gpu")])
+def test_an_entry_without_a_device_is_of_the_gpus_if_there_are_any(machine, monkeypatch, gpus, device):
+    """Earlier versions filed none; a later one comes back as it was written."""
+    monkeypatch.setattr(calibration, "machine_gpus", lambda: gpus)
+    content = json.loads(write_calibration(made()).read_text())
+    assert content["machines"]["X"].pop("device") == "cpu"
+    calibration_path().write_text(json.dumps(content))
+    assert read_calibration(TODAY)[0].device == device
+    write_calibration(replace(made(), device="gpu"))
+    assert read_calibration(TODAY)[0].device == "gpu"
 
 
 def test_the_calibration_of_another_machine_is_named_and_not_used(machine):

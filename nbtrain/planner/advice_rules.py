@@ -64,14 +64,31 @@ def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
         yield from _use_of_memory(config, seen)
 
 
+def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
+    """The variable of torch's allocator and its value with expandable segments; None if they are on.
+
+    The variable that the run sets: torch reads the newer name only if the older one is not set. Its other
+    settings stay.
+    """
+    env = config.backend.env
+    name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])
+    given = [part for part in env.get(name, "").split(",") if part]
+    if any(part.lower() == EXPANDABLE.lower() for part in given):
+        return None
+    others = [part for part in given if not part.startswith(EXPANDABLE.partition(":")[0])]
+    return name, ",".join([*others, EXPANDABLE])
+
+
 def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
     parallel, batch, oom = config.parallel, config.batch, seen.out_of_memory
     assert oom is not None
     total, pieces = oom.total_bytes, oom.unallocated_bytes
-    if total and pieces and pieces > FRAGMENTED_FRACTION * total:
+    joined = with_expandable_segments(config)
+    if joined and total and pieces and pieces > FRAGMENTED_FRACTION * total:
+        name, value = joined
         yield Proposal(
             "Let the allocator join its pieces",
-            {"backend.env": {**config.backend.env, ALLOCATOR_VARIABLES[0]: EXPANDABLE}},
+            {"backend.env": {**config.backend.env, name: value}},
             f"{pieces / total:.0%} of the device was reserved by torch in pieces too small to use",
             predictable=False,
         )

@@ -56,6 +56,28 @@ def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_faste
     assert pieces.effect == "not in the plan's figures"
 
 
+@pytest.mark.parametrize(
+    "env, expected",
+    [
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:False", "A": "1"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True", "A": "1"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True"},
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_the_allocators_other_settings_stay(env, expected):
+    """In the variable that the run sets; nothing is proposed if segments are expandable already."""
+    config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16, "backend.env": env})
+    found = settings(advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE))))
+    changed = [one["backend.env"] for one in found if "backend.env" in one]
+    assert changed == ([{**config.backend.env, **expected}] if expected else [])
+
+
 def test_a_run_that_needed_more_than_planned_is_expected_to_again():
     """Twice the planned memory before a change is twice the planned memory after it."""
     config = load("gpt-1-3b-8xdp", {"batch.micro_batch_size": 16})

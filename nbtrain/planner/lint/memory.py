@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nbtrain.base import amounts
-from nbtrain.planner.advice_rules import ALLOCATOR_VARIABLES, EXPANDABLE
+from nbtrain.planner.advice_rules import with_expandable_segments
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
 from nbtrain.planner.lint.subject import Subject
@@ -57,11 +57,10 @@ def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
     if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
         return
     reserved = fragmented_bytes(memory.allocated_bytes) + memory.parts["runtime"]
-    name = next((name for name in ALLOCATOR_VARIABLES if name in config.backend.env), ALLOCATOR_VARIABLES[0])
-    given = [part for part in config.backend.env.get(name, "").split(",") if part]
-    if reserved <= memory.device_bytes or any(part.lower() == EXPANDABLE.lower() for part in given):
+    joined = with_expandable_segments(config)
+    if reserved <= memory.device_bytes or joined is None:
         return
-    others = [part for part in given if not part.startswith(EXPANDABLE.partition(":")[0])]
+    name, value = joined
     yield finding_of(
         config,
         "fragmentation_leaves_room",
@@ -69,8 +68,7 @@ def fragmentation_leaves_room(subject: Subject) -> Iterator[Finding]:
         f"May run out because of fragmentation: with {100 * AVERAGE_FRAGMENTATION:.0f} % of torch's memory "
         "in pieces too small to use, the average of eight models (arXiv:2401.08156), one rank needs "
         f"{amounts.size(reserved)}, and {memory.device} has {amounts.size(memory.device_bytes)}.",
-        f"Set {name}: {','.join([*others, EXPANDABLE])} in backend.env, with which the allocator joins its "
-        "pieces.",
+        f"Set {name}: {value} in backend.env, with which the allocator joins its pieces.",
         Cost(words="a run that may end out of memory"),
         "note",
     )

@@ -17,6 +17,7 @@ from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_par
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,
     Group,
+    gradient_element,
     group_of,
     muon_bytes,
     shared_groups_bytes,
@@ -172,8 +173,7 @@ def _data_traffic(setup: Setup) -> tuple[float, str]:
     # Without HYBRID_SHARD the ranks that share state are all of the axis.
     sharing = setup.zero_size if zero else data
     weight = DTYPE_BYTES[setup.dtype] * (rank_parameters(setup) if zero == 3 else _trained(setup))
-    quantized = 0.25 if setup.quantized_gradients else 1
-    gradient = DTYPE_BYTES[setup.communication_dtype] * _trained(setup) * quantized
+    gradient = gradient_element(setup) * _trained(setup)
     one_stage = setup.pipeline_parallel_size == 1
     times = setup.accumulation_steps if zero >= 2 and one_stage else 1
     if zero == 0:

@@ -32,6 +32,7 @@ from nbtrain.planner.time.fpdt import chunk_seconds, number_of_chunks
 from nbtrain.planner.time.rates import Rates, rates_of_device
 from nbtrain.planner.time.traffic import (
     DTYPE_BYTES,
+    gradient_element,
     group_of,
     muon_bytes,
     ring_latency,
@@ -202,8 +203,7 @@ def _data_seconds(
     group = group_of(setup, rates, sharing, setup.tensor_parallel_size)
     held, trained = parameters
     weight = (held if zero == 3 else trained) * DTYPE_BYTES[setup.dtype]
-    sent = DTYPE_BYTES[setup.communication_dtype] * (0.25 if setup.quantized_gradients else 1)
-    gradient = trained * sent
+    gradient = trained * gradient_element(setup)
     if zero == 0:
         hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
         return max(group.seconds(gradient, 2) - hidden, 0.0)

@@ -5,7 +5,8 @@ Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data 
     data       all-reduce of the gradients: 2 P b; ZeRO 1 and 2: scatter P b, gather P b: the same
     ZeRO 2     scatters at every micro batch
     ZeRO 3     every micro batch gathers the weights twice and scatters the gradients once: 3 P b
-    ZeRO++     qwZ halves the first gather, hpZ keeps the second one inside a machine, qgZ sends a quarter
+    ZeRO++     qwZ halves the first gather, hpZ keeps the second one inside a machine, qgZ sends 4 bits
+               a number if there are several machines
     tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation; ranks that share groups of
                queries gather query, key and value too, (n + 2 g) d, and scatter their gradients
     ring       keys and values passed on c - 1 times, backward twice as much
@@ -25,6 +26,7 @@ from nbtrain.planner.setup import Setup
 from nbtrain.planner.time.rates import Rates
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+INT4_BYTES = 0.5
 # A tree's hops grow with the logarithm, and those of one bucket overlap the next bucket's traffic.
 _MOST_HOPS = 32
 
@@ -61,6 +63,17 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
     in_node = max(joined // stride, 1)
     rate = across.bytes_per_second / per_node * in_node
     return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+
+
+def gradient_element(setup: Setup) -> float:
+    """Bytes of one gradient that is sent to other data ranks.
+
+    DeepSpeed 0.19.8 quantizes gradients if there are several machines, whatever format it sends otherwise
+    (stage3.py, __avg_scatter_grads; comm/coalesced_collectives.py, all_to_all_quant_reduce).
+    """
+    if setup.quantized_gradients and setup.nodes > 1:
+        return INT4_BYTES
+    return DTYPE_BYTES[setup.communication_dtype]
 
 
 def shared_groups_bytes(setup: Setup) -> float:

@@ -75,7 +75,7 @@ def test_traffic_by_hand():
     weight, gradient = f"{2 * PARAMETERS:,}", f"{4 * PARAMETERS:,}"
     assert zero.formula == f"15/16 x 2 x (2 gathers x {weight} + 1 scatter x {gradient} bytes)"
     (less,) = traffic(setup("hpz"))
-    assert less.value == pytest.approx(2 * 15 / 16 * (0.5 * 2 + 0.25 * 4) * PARAMETERS)
+    assert less.value == pytest.approx(2 * 15 / 16 * (0.5 * 2 + 0.5) * PARAMETERS)
     assert traffic(setup("one")) == []
     (plain,) = traffic(replace(setup("one"), data_parallel_size=4))
     assert plain.value == 2 * 3 / 4 * 4 * PARAMETERS

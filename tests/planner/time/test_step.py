@@ -186,7 +186,7 @@ def test_gradients_are_sent_twice_and_zero_3_sends_three_times_in_each_micro_bat
 
 
 def test_zero_plus_plus_sends_less_between_machines():
-    """qwZ halves the first gather, hpZ keeps the second inside, qgZ sends a quarter."""
+    """qwZ halves the first gather, hpZ keeps the second inside, qgZ sends half a byte a number."""
     layout = {
         "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
         "global_batch_size": 16,
@@ -195,9 +195,21 @@ def test_zero_plus_plus_sends_less_between_machines():
     plain = step(linked(), **layout).data
     assert plain == pytest.approx((2 + 2 + 4) * part, rel=1e-12)
     assert step(linked(), quantized_weights=True, **layout).data == pytest.approx(7 * part, rel=1e-12)
-    assert step(linked(), quantized_gradients=True, **layout).data == pytest.approx(5 * part, rel=1e-12)
+    for dtype in ("fp32", "bf16"):
+        quantized = {**layout, "quantized_gradients": True, "communication_dtype": dtype}
+        assert step(linked(), **quantized).data == pytest.approx(4.5 * part, rel=1e-12)
+        (sent,) = (one.value for one in traffic(setup(**quantized)) if one.name == "traffic / data")
+        assert sent == pytest.approx(4.5 * PARAMETERS * 3 / 4, rel=1e-12)
     inside = 2 * PARAMETERS / 2 / 1e9
     assert step(linked(), hpz_size=2, **layout).data == pytest.approx(6 * part + inside, rel=1e-12)
+
+
+def test_gradients_are_not_quantized_on_one_machine():
+    """As DeepSpeed has it, and the plan's finding about it."""
+    layout = {"data_parallel_size": 4, "devices_per_node": 4, "zero_stage": 3, "global_batch_size": 16}
+    quantized = {**layout, "quantized_gradients": True}
+    assert step(linked(), **quantized) == step(linked(), **layout)
+    assert traffic(setup(**quantized)) == traffic(setup(**layout))
 
 
 def test_traffic_hides_behind_computation():

@@ -102,7 +102,10 @@ def _misleading(text: str, reads: str, number: str) -> MisleadingValue:
     return MisleadingValue(text, f"{reads}. {instead} {show(text)} with the quotes for text.")
 
 
-def _refuse_twice(loader: _Loader, node: yaml.MappingNode) -> Any:
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> Any:
+    for key, _ in node.value:
+        if refuse := _OF_YAML_1_1.get(key.tag):
+            refuse(loader, key)
     keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
     if again := next((key for number, key in enumerate(keys) if key in keys[:number]), None):
         raise yaml.constructor.ConstructorError(None, None, f"{shortened(again)} is written twice; keep one")
@@ -151,13 +154,25 @@ def _refuse_date(loader: _Loader, node: yaml.ScalarNode) -> None:
     raise _misleading(node.value, "YAML reads this as a date, which no field takes", "")
 
 
+def _refuse_merge(loader: _Loader, node: yaml.ScalarNode) -> None:
+    reads = "YAML 1.1 reads this as a merge of mappings, which is not read: use `extends:` to share"
+    raise _misleading(node.value, reads, "")
+
+
+def _refuse_default(loader: _Loader, node: yaml.ScalarNode) -> None:
+    raise _misleading(node.value, "YAML 1.1 reads this as a default value, which no field takes", "")
+
+
+# Tags of the bare words << and =.
+_OF_YAML_1_1 = {f"{_TAG}merge": _refuse_merge, f"{_TAG}value": _refuse_default}
 for _tag, _constructor in (
-    (f"{_TAG}map", _refuse_twice),
+    (f"{_TAG}map", _mapping),
     (f"{_TAG}int", _construct_int),
     (f"{_TAG}float", _construct_float),
     (f"{_TAG}bool", _construct_bool),
     (f"{_TAG}timestamp", _refuse_date),
     (_OCTAL_TAG, _refuse_octal),
+    *_OF_YAML_1_1.items(),
 ):
     _Loader.add_constructor(_tag, _constructor)
 

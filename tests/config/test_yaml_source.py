@@ -112,8 +112,23 @@ MISLEADING = {
     "text.",
     "2024-13-45": "YAML reads this as a date, which no field takes. Write '2024-13-45' with the quotes for "
     "text.",
+    "=": "YAML 1.1 reads this as a default value, which no field takes. Write '=' with the quotes for text.",
+    "<<": "YAML 1.1 reads this as a merge of mappings, which is not read: use `extends:` to share. Write "
+    "'<<' with the quotes for text.",
     "9" * 101: "has 101 digits; a number may have at most 100.",
 }
+
+
+@pytest.mark.parametrize("key", ["=", "<<"])
+def test_a_key_that_yaml_1_1_reads_as_its_own_is_refused(key):
+    """In a file with its line, in an override too; with quotes it is a key like others."""
+    with pytest.raises(ConfigError) as raised:
+        parse_yaml(f"a:\n  {key}: {{b: 1}}", "x.yaml")
+    assert str(raised.value) == f"x.yaml:2: the key {key}: {MISLEADING[key]}"
+    with pytest.raises(MisleadingValue) as refused:
+        parse_value(f"{{a: 1, {key}: {{b: 1}}}}")
+    assert (str(refused.value), refused.value.text) == (MISLEADING[key], key)
+    assert parse_yaml(f"'{key}': 1", "x.yaml").value == parse_value(f"{{'{key}': 1}}") == {key: 1}
 
 
 @pytest.mark.parametrize("text", MISLEADING)

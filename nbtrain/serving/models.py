@@ -37,6 +37,8 @@ class Served:
     """When it was last asked for, or seen to answer."""
     newest: int = 0
     """The run's newest checkpoint when it was loaded: `step`, unless the process passed over that one."""
+    run_id: str | None = None
+    """The run's: one that was deleted and trained anew under its name has another."""
 
     @property
     def positions(self) -> int:
@@ -100,7 +102,10 @@ class Models:
                     404, f"model {name!r} is no run with a checkpoint: {listed}.", "model", "model_not_found"
                 )
             if served is not None:
-                is_it = served.name == name and (served.newest >= known[name] or served.dispatcher.is_busy)
+                is_it = served.name == name and served.run_id == _run_id(RunDir(output_root() / name))
+                # After a rollback the newest one is an older one.
+                is_newest = known[name] in (served.newest, served.step)
+                is_it = is_it and (is_newest or served.dispatcher.is_busy)
                 if is_it and not served.dispatcher.ended.is_set():
                     return served
                 if served.dispatcher.is_busy:
@@ -112,7 +117,7 @@ class Models:
                 served = await self.load(output_root() / name)
             except NbtrainError as error:
                 raise Refusal(status_of(error), str(error), "model", "not_loaded") from None
-            served.newest = max(served.step, known[name])
+            served.newest = known[name]
             return served
 
     async def load(self, folder: Path) -> Served:
@@ -120,6 +125,7 @@ class Models:
         options, run = self.options, RunDir(folder)
         if not run.exists():
             raise JobError(f"{display(folder)} is no run directory: it has no run.json.")
+        run_id = _run_id(run)
         config = load_resolved(run.config_yaml)
         loading = Loading(
             str(folder),
@@ -140,7 +146,7 @@ class Models:
         ready = {**ready, "chat_template": template.origin}
         for note in dispatcher.notes:
             self._say(f"warning: {note}")
-        self.loaded = Served(run.name, ready["step"], dispatcher, template, ready)
+        self.loaded = Served(run.name, ready["step"], dispatcher, template, ready, run_id=run_id)
         self.metrics.loaded.set(1)
         return self.loaded
 
@@ -176,6 +182,10 @@ class Models:
         """Unload all."""
         self.is_ending = True
         await self._unload()
+
+
+def _run_id(run: RunDir) -> str | None:
+    return (run.record() or {}).get("run_id")
 
 
 def check_run(options: ServeOptions) -> None:

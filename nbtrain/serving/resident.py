@@ -1,7 +1,8 @@
 """The model that a notebook generates with: loaded by the first call, kept for the next ones.
 
 It ends with this process, after ten minutes without a call, when another run, checkpoint or format is asked
-for, and when a newer checkpoint has been saved. One model is kept: two might not fit the memory.
+for, when a newer checkpoint has been saved, and when the run was deleted and trained anew under its name. One
+model is kept: two might not fit the memory.
 """
 
 import atexit
@@ -27,7 +28,8 @@ class Resident:
     def __init__(self, idle_seconds: float = IDLE_SECONDS):
         self.idle_seconds = idle_seconds
         self.engine: EngineProcess | None = None
-        self._wanted: Loading | None = None
+        self._wanted: tuple[str | None, Loading] | None = None
+        """The run's id, and what was loaded of it."""
         self._lock = threading.RLock()
         self._users = 0
         self._timer: threading.Timer | None = None
@@ -59,8 +61,11 @@ class Resident:
 
     def _engine_of(self, loading: Loading) -> EngineProcess:
         # What "the newest" means now: a run may have saved since.
-        newest = newest_checkpoint_step(RunDir(loading.run_dir))
-        wanted = replace(loading, step=newest) if loading.step is None else loading
+        run = RunDir(loading.run_dir)
+        newest = newest_checkpoint_step(run)
+        # A run that was deleted and trained anew has the folder and often the steps of the old one.
+        run_id = (run.record() or {}).get("run_id")
+        wanted = run_id, replace(loading, step=newest) if loading.step is None else loading
         kept = self.engine
         if kept is not None and kept.is_alive and self._wanted == wanted:
             return kept

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 from starlette.testclient import TestClient
 
-from nbtrain.base import parent_death
+from nbtrain.base import files, parent_death
 from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.serving import megatron, server
+from nbtrain.serving import megatron, models, resident, server
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
@@ -386,7 +387,8 @@ class AnyRun(Models):
         async def close() -> None: ...
 
         dispatcher = SimpleNamespace(ended=asyncio.Event(), is_busy=False, close=close)
-        self.loaded = Served(folder.name, self.step, dispatcher, None, {})
+        run_id = models._run_id(RunDir(folder))
+        self.loaded = Served(folder.name, self.step, dispatcher, None, {}, run_id=run_id)
         return self.loaded
 
 
@@ -404,7 +406,7 @@ def test_a_model_whose_process_has_ended_is_loaded_again():
 
 
 def test_a_newer_checkpoint_is_loaded_once():
-    """Also if it is torn, and the process takes the one before it."""
+    """Also if it is torn, and the process takes the one before it; after a rollback, an older one."""
 
     async def play() -> None:
         models = AnyRun(step=100)
@@ -413,8 +415,44 @@ def test_a_newer_checkpoint_is_loaded_once():
         second = await models.get("one")
         assert second is not first and second.step == 100
         assert await models.get("one") is second and models.loads == 2
+        models.newest = 50
+        assert await models.get("one") is not second and models.loads == 3
 
     asyncio.run(play())
+
+
+def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
+    """It has the name and the step of the deleted one, whose model neither a server nor a notebook keeps."""
+    run = RunDir.named("one")
+    run.path.mkdir(parents=True)
+
+    def trained(run_id: str) -> None:
+        files.write_json(run.run_json, {"run_id": run_id})
+
+    async def play() -> None:
+        trained("first")
+        several = AnyRun(step=100)
+        first = await several.get("one")
+        assert await several.get("one") is first
+        trained("second")
+        first.dispatcher.is_busy = True
+        with pytest.raises(Refusal, match="one is answering, and one model is loaded at a time"):
+            await several.get("one")
+        first.dispatcher.is_busy = False
+        assert await several.get("one") is not first and several.loads == 2
+
+    asyncio.run(play())
+
+    def engine(loading: Loading, note: object) -> SimpleNamespace:
+        return SimpleNamespace(is_alive=True, close=lambda: None)
+
+    monkeypatch.setattr(resident, "EngineProcess", engine)
+    kept, loading = resident.Resident(), Loading(str(run.path))
+    trained("first")
+    old = kept._engine_of(loading)
+    assert kept._engine_of(loading) is old
+    trained("second")
+    assert kept._engine_of(loading) is not old
 
 
 def test_a_socket_in_use_is_named():

@@ -28,7 +28,6 @@ from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import (
     GROUPS,
     Field,
-    default_of,
     essentials,
     every_field,
     fields_of,
@@ -288,17 +287,18 @@ def _field(draft: Draft, one: Field) -> dict[str, Any]:
         "description": one.description,
         "unit": one.unit,
         "within": one.within,
-        "default": default_of(one.key, draft.architecture),
+        "default": draft.default(one.key),
         "base": one.text(draft.base_value(one.key)),
         "value": draft.text(one),
     }
 
 
 def _following(draft: Draft, one: Field) -> dict[str, str | None]:
-    """What a field has unless it is typed: it follows the architecture or a kind, which may have been."""
+    """What a field has unless it is typed: it follows the recipe, the architecture or a kind, which may
+    have been."""
     base = draft.base_value(one.key)
     value = draft.given.get(one.key, base)
-    default = default_of(one.key, draft.architecture)
+    default = draft.default(one.key)
     return {"base": one.text(base), "value": one.text(value), "default": default}
 
 

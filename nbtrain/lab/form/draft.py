@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError
-from nbtrain.config.architectures import NAMES
+from nbtrain.config import architectures, recipes
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.form.fields import (
     ARCHITECTURE,
-    OF_ARCHITECTURE,
+    DECAY_STYLE,
+    OF_RECIPE,
     OFF,
     ON,
+    RECIPE,
     Field,
+    default_of,
     every_field,
     following,
     kind_of,
@@ -68,7 +71,7 @@ class Draft:
         """The run whose configuration `run` is, if this is to be its clone."""
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
-        self._of_architectures: dict[str, dict[str, Any]] = {}
+        self._of_names: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
         now = load(self.base, overrides, check=False).model_dump()
         self._changed: dict[str, Any] = {}
         for key, one in every_field().items():
@@ -99,30 +102,48 @@ class Draft:
         return self._changed[key] if key in self._changed else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
-        """The value that the YAML gives, defaults included, with the architecture and the kind of the section
-        that were chosen. Inside a section that the YAML leaves off it is the default."""
+        """The value that the YAML gives, defaults included, with the recipe, the architecture and the kind of
+        the section that were chosen. Inside a section that the YAML leaves off it is the default."""
         one = every_field()[key]
         if (one.within and self.base_value(one.within) is None) or self._of_another_kind(key):
             return one.initial
-        return one.as_held(_at(self._values_of_architecture(one.within or key), key))
+        return one.as_held(_at(self._values_beside_names(one.within or key), key))
 
     def _of_another_kind(self, key: str) -> bool:
         """Whether the kind of the field's section was changed: another kind is another set of keys."""
         return bool(kind := kind_of(key)) and kind in self._changed
 
-    def _values_of_architecture(self, key: str) -> dict[str, Any]:
-        chosen = self._changed.get(ARCHITECTURE)
-        if key not in OF_ARCHITECTURE or chosen not in NAMES:
+    def _values_beside_names(self, key: str) -> dict[str, Any]:
+        """The YAML's values with what the names stand for that the field of `key` follows."""
+        names = self._names(key) if key in OF_RECIPE else ()
+        if not names:
             return self._base_values
-        if chosen not in self._of_architectures:
-            of_chosen = load(self.base, {ARCHITECTURE: chosen}, check=False)
-            self._of_architectures[chosen] = of_chosen.model_dump()
-        return self._of_architectures[chosen]
+        if names not in self._of_names:
+            self._of_names[names] = load(self.base, dict(names), check=False).model_dump()
+        return self._of_names[names]
+
+    def _names(self, key: str) -> tuple[tuple[str, Any], ...]:
+        """The changes that the field of `key` follows: a recipe and an architecture that there are."""
+        changed, names = self._changed, dict[str, Any]()
+        if changed.get(RECIPE) in recipes.NAMES:
+            names[RECIPE] = changed[RECIPE]
+            # Another schedule, or another amount, takes the place of the recipe's amount.
+            if changed.get(DECAY_STYLE) in every_field()[DECAY_STYLE].choices:
+                names[DECAY_STYLE] = changed[DECAY_STYLE]
+            names |= {one: None for one in recipes.WSD_DECAY if one in changed}
+        if changed.get(ARCHITECTURE) in architectures.NAMES:
+            names[ARCHITECTURE] = changed[ARCHITECTURE]
+        names.pop(key, None)
+        return tuple(names.items())
 
     @property
     def architecture(self) -> Any:
         """The name of the architecture as it stands, whatever was typed."""
         return self.value(ARCHITECTURE)
+
+    def default(self, key: str) -> str | None:
+        """The default of a field with the recipe and the architecture as they stand."""
+        return default_of(key, self.value(RECIPE), self.architecture)
 
     def set(self, key: str, value: Any) -> None:
         """Change a field; its YAML value takes the change back."""
@@ -130,7 +151,7 @@ class Draft:
             self._changed.pop(key, None)
         else:
             self._changed[key] = value
-        if key == ARCHITECTURE or key.endswith(".kind"):
+        if _leads(key):
             # What is no change of the new base any more.
             for one in [one for one in following() if one in self._changed and one != key]:
                 if self._changed[one] == self.base_value(one):
@@ -162,8 +183,8 @@ class Draft:
         Raises ConfigError for a key that no field has.
         """
         known = every_field()
-        # What is typed beside an architecture or a kind goes over it, in whatever order it came.
-        for key in sorted(typed, key=lambda key: (key != ARCHITECTURE, not key.endswith(".kind"))):
+        # What is typed beside a recipe, an architecture or a kind goes over it, in whatever order it came.
+        for key in sorted(typed, key=lambda key: (key != RECIPE, key != ARCHITECTURE, not _leads(key))):
             text = typed[key]
             if (one := known.get(key)) is None:
                 raise ConfigError(f"the form has no field {key!r}.")
@@ -264,6 +285,11 @@ class Draft:
             head, tail = f"{function}(nb.open_run({_python(self.clone_of)}).clone({_python(name)}", "))"
         texts = (f"{_python(key)}: {_python(without_secrets(value))}" for key, value in overrides.items())
         return head, tail, [*texts]
+
+
+def _leads(key: str) -> bool:
+    """Whether the values of other fields follow this one's."""
+    return key in (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY) or key.endswith(".kind")
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from nbtrain.base.order import natural
 from nbtrain.base.workspace import bundled, workspace
-from nbtrain.config import architectures
+from nbtrain.config import architectures, recipes
 from nbtrain.config.fields import described
 from nbtrain.config.keys import entry_models, field_keys
 from nbtrain.config.schedule_section import UNITS
@@ -167,9 +167,10 @@ def kind_of(key: str) -> str:
 
 @functools.cache
 def following() -> tuple[str, ...]:
-    """Keys of fields whose values follow another field's: the architecture, or the kind of their section."""
+    """Keys of fields whose values follow another field's: the recipe, the architecture, or the kind of their
+    section."""
     known = every_field()
-    return tuple(key for key in known if key in OF_ARCHITECTURE or known[key].within or kind_of(key))
+    return tuple(key for key in known if key in OF_RECIPE or known[key].within or kind_of(key))
 
 
 def group_of(section: str) -> str:
@@ -183,13 +184,20 @@ def essentials(given: Mapping[str, Any]) -> list[str]:
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
 
 
-ARCHITECTURE = "model.architecture"
+RECIPE, ARCHITECTURE, DECAY_STYLE = "recipe", "model.architecture", "lr_schedule.lr_decay_style"
 OF_ARCHITECTURE = tuple(f"model.{name}" for name in architectures.FIELDS)
 """Fields whose defaults are those of the architecture."""
+OF_RECIPE = tuple(dict.fromkeys((*recipes.FIELDS, *OF_ARCHITECTURE)))
+"""Fields that a recipe sets, those of its architecture among them."""
 
 
-def default_of(key: str, architecture: str) -> str | None:
-    """The default of a field in runs of an architecture, as a run YAML spells it; None if it has none."""
+def default_of(key: str, recipe: Any, architecture: Any) -> str | None:
+    """The default of a field in runs of a recipe and an architecture, as a run YAML spells it; None if it has
+    none."""
+    of_recipe = recipes.fields_of(recipe) if recipe in recipes.NAMES else {}
+    is_its_own = architecture == of_recipe.get(ARCHITECTURE)
+    if key in of_recipe and (is_its_own or key not in OF_ARCHITECTURE):
+        return show(of_recipe[key])
     if key not in OF_ARCHITECTURE or architecture not in architectures.NAMES:
         return every_field()[key].default
     return show(architectures.fields_of(architecture)[key.partition(".")[2]])

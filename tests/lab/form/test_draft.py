@@ -183,3 +183,50 @@ def test_names_with_dots_are_typed_as_a_mapping() -> None:
     assert draft.config.backend.kubernetes.node_selector == names
     assert draft.line == f'nb.submit("gpt-tiny", {{"{key}": {{"nvidia.com/gpu.product": "A100"}}}})'
     assert Draft("gpt-tiny", draft.overrides).changes == {key: names}
+
+
+MODERN_ADAMW = {"recipe": "modern", "optimizer.type": "AdamW"}
+
+
+@pytest.mark.parametrize(
+    ("run", "typed", "overrides"),
+    [
+        ("gpt3-tiny", {"recipe": "modern"}, None),
+        ("gpt3-tiny", MODERN_ADAMW, None),
+        ("gpt3-tiny", dict(reversed(MODERN_ADAMW.items())), MODERN_ADAMW),
+        ("gpt-tiny", {"recipe": "gpt3", "optimizer.type": "Muon"}, None),
+        ("gpt-tiny", {"recipe": "gpt3", "model.architecture": "qwen3"}, None),
+        ("gpt3-tiny", {"recipe": "modern", "model.architecture": "gpt3"}, None),
+        ("gpt3-tiny", {"recipe": "modern", "model.architecture": "llama"}, None),
+        # The recipe's amount goes with its schedule, and gives way to another one.
+        ("gpt3-tiny", {"recipe": "modern", "lr_schedule.lr_decay_style": "linear"}, None),
+        ("gpt3-tiny", {"lr_schedule.lr_wsd_decay_steps": 50, "recipe": "modern"}, None),
+        ("gpt3-tiny", {"recipe": "modern", "lr_schedule.lr_wsd_decay_fraction": 0.5}, None),
+        # As the YAML has it.
+        ("gpt-tiny", {"recipe": "modern", "optimizer.type": "Muon"}, {}),
+    ],
+)
+def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overrides: dict | None) -> None:
+    """The form shows what is trained with, and what is typed beside the recipe goes over it."""
+    draft = Draft(run)
+    draft.type({key: str(value) for key, value in typed.items()})
+    assert draft.overrides == (typed if overrides is None else overrides)
+    trained = load(run, typed, check=False)
+    assert load(run, draft.overrides, check=False) == trained
+    assert draft.texts_for(trained) == {} and not draft.unreadable
+    assert Draft(run, typed).changes == draft.changes
+    draft.type({"recipe": "gpt3" if run == "gpt3-tiny" else "modern"})
+    assert draft.texts_for(load(run, draft.overrides, check=False)) == {}
+
+
+def test_defaults_are_those_of_the_recipe() -> None:
+    """Of its architecture too, unless another one was chosen; a name that is no recipe has none."""
+    draft = Draft("gpt3-tiny")
+    keys = ("optimizer.type", "model.architecture", "model.untie_embeddings_and_output_weights")
+    assert [draft.default(key) for key in keys] == ["AdamW", "gpt3", "false"]
+    draft.type({"recipe": "modern"})
+    assert [draft.default(key) for key in keys] == ["Muon", "qwen3", "false"]
+    draft.type({"model.architecture": "llama"})
+    assert [draft.default(key) for key in keys] == ["Muon", "qwen3", "true"]
+    draft.type({"recipe": "moderne"})
+    assert draft.default("optimizer.type") == "AdamW" and draft.assess().config is None

@@ -132,11 +132,12 @@ class ProcessIdentity(Record):
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """The identity of a live process, or None. Zombies do not count as alive."""
+        """The identity of a live process that this user may see, or None. Zombies do not count as alive."""
         try:
             # The command name is in parentheses and may hold anything, so cut after the last one.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            # PermissionError: another user's process where /proc is mounted with hidepid=1.
             return None
         if fields[0] in "ZX":
             return None

@@ -1,7 +1,9 @@
 """Records as other versions of nbtrain wrote them, and files that are no record."""
 
+import errno
 import os
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,16 @@ def test_an_order_to_single_ranks_comes_back(tmp_path):
     orders = SignalOrders([SignalOrder(1, 0, 12, [ProcessIdentity.of(os.getpid())]), SignalOrder(2, 0, 15)])
     orders.write(tmp_path / "signals.json")
     assert SignalOrders.read(tmp_path / "signals.json") == orders
+
+
+def test_a_process_that_this_user_may_not_see_has_no_identity(monkeypatch):
+    """hidepid=1 of /proc: another user's /proc/PID/stat is there and cannot be opened."""
+
+    def closed(path, *rest, **named):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert ProcessIdentity.of(1) is None
 
 
 def test_records_within_records_come_back(tmp_path):

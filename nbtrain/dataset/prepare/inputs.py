@@ -1,8 +1,8 @@
 """What a dataset was made from, and whether a run still asks for the same.
 
-Settings must be equal. Files must be the same text; that their times differ does not matter. Versions of
-installed packages may differ: nobody asked for the data to change. Of sources that are not there any more the
-settings alone are compared.
+Settings must be equal. Files must be the same text; that their times differ does not matter, except with
+data.extra_json_keys, whose texts cannot be compared. Versions of installed packages may differ: nobody asked
+for the data to change. Of sources that are not there any more the settings alone are compared.
 """
 
 import hashlib
@@ -108,15 +108,19 @@ def check_same_inputs(
     if all(reader.accepts_drift(a, b) for reader, a, b in zip(corpus.readers, then, now) if a != b):
         changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
         return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
-    if list(map(_sizes, then)) == list(map(_sizes, now)) and _same_text(config, corpus, manifest):
+    same_sizes = list(map(_sizes, then)) == list(map(_sizes, now))
+    # No hash of the extra keys' texts is kept: an equal main text says nothing of them.
+    if same_sizes and not config.data.extra_json_keys and _same_text(config, corpus, manifest):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())
         return renewed, "same settings; file times differ, the text is the same"
+    changes = _changed_sources(corpus, then, now)
+    if same_sizes and config.data.extra_json_keys:
+        changes += ". The texts of data.extra_json_keys cannot be compared: no hash of them is kept"
     raise DataError(
-        f"{display(dataset.directory)}: the sources have changed since it was made: "
-        f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or "
-        f"{FORCE}."
+        f"{display(dataset.directory)}: the sources have changed since it was made: {changes}. Runs may "
+        f"refer to it: give data.name another value, or {FORCE}."
     )
 
 

@@ -46,7 +46,7 @@ class PrepareReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             "run": self.run,
-            "dataset": str(self.dataset),
+            "dataset": str(self.dataset) if self.dataset else None,
             "changed": self.changed,
             "seconds": self.seconds,
             "steps": [vars(step) for step in self.steps],

@@ -27,6 +27,7 @@ from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.prepare.report import PrepareReport
 
 
 def steps(report):
@@ -259,6 +260,7 @@ def test_report_shows_itself(make_config):
         json.loads(json.dumps(report.to_dict()))["manifest"]["dataset_sha256"]
         == report.manifest.dataset_sha256
     )
+    assert json.loads(json.dumps(PrepareReport("none").to_dict()))["dataset"] is None
 
 
 @pytest.mark.slow

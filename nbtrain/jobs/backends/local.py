@@ -125,8 +125,6 @@ class LocalBackend(SupervisedHere):
         """By the job's marker."""
         processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
-        # Whoever ends a lost job does not want it started again.
-        Queue().remove(job)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
         """torchrun."""

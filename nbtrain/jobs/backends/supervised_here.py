@@ -4,6 +4,7 @@ A supervisor is a detached process. It is reached by signals to its identity (pi
 job.json, so that a recycled pid never gets one; from another machine by control/ask.json.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from nbtrain.base.workspace import display, workspace
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.base import CAPABILITIES, Backend
 from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.phases import stop_patience_seconds
 from nbtrain.monitor.logs import SUPERVISOR
@@ -81,7 +83,14 @@ class SupervisedHere(Backend):
         if self.status(job)[0] == LOST:
             # --now ends a run too whose configuration cannot be read.
             seconds = 0.0 if now else stop_patience_seconds(job.run, load_resolved(job.run.config_yaml))
-            self.end_ranks(job, seconds)
+            # Whoever ends a lost job does not want it started again. Its ticket may lie on another machine,
+            # which finds this request; and what deletes a run on a full disk must not fail.
+            with contextlib.suppress(OSError):
+                Ask.put(job.control_ask, "stop")
+            try:
+                self.end_ranks(job, seconds)
+            finally:
+                Queue().remove(job)
             return
         record = JobRecord.read(job.job_json)
         deadline = time.monotonic() + self.end_seconds

@@ -25,6 +25,7 @@ from pathlib import Path
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import JobError, RecordError, SubmitError
 from nbtrain.base.jobstate import LOST, read_state
+from nbtrain.base.node_records import STOPS, Ask
 from nbtrain.base.records import JobRecord, ProcessIdentity, Record, boot_id
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, queue_folder
@@ -183,11 +184,14 @@ class Queue:
 
 
 def meaningless(ticket: Ticket) -> bool:
-    """Whether the job of a dead supervisor has ended, is paused, was deleted or has a successor."""
+    """Whether the job of a dead supervisor has ended, pauses, was cancelled or deleted, or has a successor."""
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:
         return True
     try:
+        # Who cancels it may be on another machine, where this ticket is not.
+        if (ask := Ask.read(ticket.job.control_ask)) and ask.action in STOPS:
+            return True
         return JobRecord.read(ticket.job.job_json) is None or read_state(ticket.job, time.time())[0] != LOST
     except RecordError:
         return True

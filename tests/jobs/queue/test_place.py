@@ -19,9 +19,10 @@ from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
-from nbtrain.jobs.control import asked_priority
-from nbtrain.jobs.machine import usable_cores
-from nbtrain.jobs.queue import after_boot, restart
+from nbtrain.jobs.backends.hosts import backend as hosts_backend
+from nbtrain.jobs.control import asked_priority, cancel
+from nbtrain.jobs.machine import Gpu, usable_cores
+from nbtrain.jobs.queue import after_boot, needs, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of, warnings_here
@@ -372,6 +373,30 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     assert (len(resumed), holders.queue.tickets()) == (2, [])
     holders.start("near", hold_seconds=0.01, **gpu)
     wait_until(lambda: "near + 0" in holders.said(), "its GPU is free", 60)
+
+
+@pytest.mark.parametrize("backend", ["local", "hosts"])
+def test_a_lost_job_that_is_cancelled_is_not_started_again(holders, backend, monkeypatch):
+    """After a boot; of local from a second machine that has another queue, of hosts with one out of reach."""
+    far = {"backend.kind": "hosts", "backend.hosts.hosts": ["127.0.0.1"]} if backend == "hosts" else {}
+    job, gone = holders.job("one", 1.0, backend), ProcessIdentity(os.getpid(), 1, "another boot")
+    files.write_text(job.run.config_yaml, to_yaml(holders.config("one", **far)))
+    replace(JobRecord.read(job.job_json), state="RUNNING", supervisor=gone).write(job.job_json)
+    holders.queue.write(Ticket(job.job_id, str(job.run.path), "one", ["cpu-0"], 1, 0, 1.0, gone, "before"))
+    if backend == "hosts":
+        monkeypatch.setattr(hosts_backend, "end_lost", lambda *asked: ["an answer"])
+        monkeypatch.setattr(hosts_backend, "why", lambda answer: "127.0.0.1: does not answer")
+        with pytest.raises(JobError, match=r"is LOST, and what it may have left is not ended: 127\.0\.0\.1"):
+            cancel(job)
+        assert holders.queue.tickets() == []
+    else:
+        with monkeypatch.context() as second_machine:
+            second_machine.setenv("NBTRAIN_QUEUE", "queue of the second machine")
+            assert cancel(job, now=True)[0] == "LOST"
+        assert len(holders.queue.tickets()) == 1
+    monkeypatch.setattr(restart, "start_again", lambda ticket: pytest.fail("started again"))
+    restart.restart(holders.queue, everything=True, say=lambda line: None)
+    assert holders.queue.tickets() == []
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
         if chosen is None:
             return [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
         return _names(chosen.split(","), gpus) if gpus else []
-    allowed = _names(listed, gpus)
+    # A GPU that is gone must not hide the ones after it in a list of what may be used.
+    allowed = dict.fromkeys(name for entry in listed for name in _names([entry], gpus))
     return [name for name in allowed if chosen is None or name in _names(chosen.split(","), gpus)]
 
 
@@ -74,8 +75,15 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
 
 
 def _names(entries: list[str], gpus: tuple[Any, ...]) -> list[str]:
-    named = [(entry.strip(), named_gpu(entry.strip(), gpus)) for entry in entries]
-    return list(dict.fromkeys(gpu.uuid or entry if gpu else entry for entry, gpu in named if entry))
+    """Without GPUs that the driver does not have: CUDA hides such an entry and all after it."""
+    names = []
+    for entry in (one.strip() for one in entries):
+        gpu = named_gpu(entry, gpus)
+        if gpu is None and gpus:
+            break
+        if entry:
+            names.append(gpu.uuid or entry if gpu else entry)
+    return list(dict.fromkeys(names))
 
 
 def core_numbers(queue: Queue) -> list[int]:

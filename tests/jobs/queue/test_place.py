@@ -440,6 +440,25 @@ def test_devices_json_that_is_none(holders):
     )
 
 
+@pytest.mark.parametrize(
+    ("visible", "listed", "slots"),
+    [
+        ("0,1,2,3", None, ["gpu-GPU-a", "gpu-GPU-b"]),
+        ("1,5,0", None, ["gpu-GPU-b"]),
+        ("GPU-x,0", None, []),
+        (None, ["7", "1", "GPU-b", "0"], ["gpu-GPU-b", "gpu-GPU-a"]),
+        ("1,2", ["0", "1", "2"], ["gpu-GPU-b"]),
+    ],
+)
+def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, visible, listed, slots):
+    """In CUDA_VISIBLE_DEVICES they hide what follows, as with CUDA; in devices.json they are passed over."""
+    monkeypatch.setattr(needs, "driver_gpus", lambda: (Gpu("G", 1, "GPU-a"), Gpu("G", 1, "GPU-b")))
+    holders.machine(**({"gpus": listed} if listed else {}))
+    environment = {"backend.env": {"CUDA_VISIBLE_DEVICES": visible}} if visible else {}
+    config = holders.config("one", **{"resources.device": "gpu", **environment})
+    assert needs_of(config, holders.queue) == (slots, 1)
+
+
 @pytest.mark.slow
 def test_the_command_line(holders, wait_until, cause_of, capsys):
     """It lists as text and JSON, changes a place, and says what is missing in a request."""

@@ -184,7 +184,7 @@ class Queue:
 
 
 def meaningless(ticket: Ticket) -> bool:
-    """Whether the job of a dead supervisor has ended, pauses, was cancelled or deleted, or has a successor."""
+    """Whether a dead supervisor's job has ended, is paused, was cancelled or deleted, or has a successor."""
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:
         return True

@@ -20,6 +20,8 @@ TYPE_WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
     str: "text (with papermill: -r name value)",
+    list: """a list, e.g. ["a", "b"] (with papermill: -y '{name: ["a", "b"]}')""",
+    dict: """a mapping, e.g. {"a": "b"} (with papermill: -y '{name: {"a": "b"}}')""",
 }
 
 
@@ -53,7 +55,7 @@ def check_parameters() -> None:
 
 
 def annotated_types(source: str) -> dict[str, type]:
-    """{name: type} of a cell's annotated assignments, for bool, int, float and str."""
+    """{name: type} of a cell's annotated assignments, of the types of TYPE_WORDS."""
     plain = {kind.__name__: kind for kind in TYPE_WORDS}
     return {
         node.target.id: plain[node.annotation.id]

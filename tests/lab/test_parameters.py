@@ -62,11 +62,25 @@ def test_a_source_as_overrides():
         ("run = 125", "parameter run = 125: must be text (with papermill: -r name value)."),
         ("rate = 1", None),
         ("steps = 1.5", "parameter steps = 1.5: must be a whole number."),
+        ("prompts = ['Return']", None),
+        (
+            "prompts = 'Return'",
+            """parameter prompts = 'Return': must be a list, e.g. ["a", "b"] """
+            """(with papermill: -y '{name: ["a", "b"]}').""",
+        ),
+        (
+            "tasks = ['lambada']",
+            """parameter tasks = ['lambada']: must be a mapping, e.g. {"a": "b"} """
+            """(with papermill: -y '{name: {"a": "b"}}').""",
+        ),
     ],
 )
 def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
-    """A word in place of true or false would count as true, so it is an error."""
-    own = 'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3'
+    """A word in place of true or false would count as true, and in place of a list as its letters."""
+    own = (
+        'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3\n'
+        'prompts: list = ["a"]\ntasks: dict = {}'
+    )
     namespace = {}
     exec(f"{own}\n{injected}", namespace)
     shell = SimpleNamespace(user_ns={**namespace, "In": ["", own, f"# Parameters\n{injected}"]})

@@ -2,9 +2,10 @@
 
 import html
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from nbtrain.api.arguments import wait_wanted
+from nbtrain.base.errors import SubmitError
 from nbtrain.config.placeholders import MARK, placeholders_of
 from nbtrain.config.schema import RunConfig
 
@@ -19,6 +20,9 @@ class NotLaunched:
     run if it has them; `request` is what would be sent to Slurm or Kubernetes, or started on hosts; "" on
     this machine.
     """
+
+    is_launched = False
+    """A Run says True: then it can be asked for texts."""
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
@@ -52,6 +56,10 @@ class NotLaunched:
         if self.request:
             parts.append(f"<p>{self._heading}:</p>{_block(self.request, 'pre')}")
         return "".join(parts)
+
+    def wait(self, timeout_seconds: float | None = None) -> NoReturn:
+        """There is nothing to wait for, and what is to come after it cannot: raises SubmitError, with why."""
+        raise SubmitError(str(self))
 
     def wait_if(self, wait: str) -> None:
         """Nothing to wait for."""

@@ -48,9 +48,10 @@ class Run:
     Everything is read from output/<run>/ at the moment of asking; a Run object keeps nothing open.
     """
 
+    is_launched = True  # a NotLaunched, which nb.launch returns for what it cannot start, says False
+
     def __init__(self, directory: RunDir):
-        self.directory = directory
-        self._stopped = ""
+        self.directory, self._stopped = directory, ""
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.state})"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nbtrain.api.not_launched import NotLaunched
+from nbtrain.api.run import Run
 from nbtrain.api.verbs import launch, load
-from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
 from nbtrain.dataset.files import DatasetFiles
@@ -367,18 +369,33 @@ def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, cap
     directory.init_from_json.write_text(json.dumps(start))
     calls = []
     fake = SimpleNamespace(
-        open_run=lambda config: SimpleNamespace(directory=directory),
-        generate=lambda model, prompts, step=None, **how: calls.append((model, step)) or "a text",
+        generate=lambda model, prompts, step=None, **how: calls.append((model, step)) or "a text"
     )
     (cell,) = [
         cell for cell in sources_of(ROOT / "notebooks" / "08_finetune.ipynb") if "init_from_json" in cell
     ]
-    names = {"nb": fake, "job": "job", "prompts": ["a"], "max_new_tokens": 3}
+    job = Run(directory)
+    names = {"nb": fake, "job": job, "prompts": ["a"], "max_new_tokens": 3}
     exec(cell, {**names, "config": SimpleNamespace(init_from="base")})
-    assert calls == asked
+    assert calls == [(job if model == "job" else model, step) for model, step in asked]
     assert capsys.readouterr().out == (
         "" if "step" in start else "base is no run: there is no text from before\n"
     ) + "a text\n" * len(asked)
+
+
+def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
+    """08 says why, and asks no model. A base that cannot be trained ends it, before its data is prepared."""
+    cells = json.loads((ROOT / "notebooks" / "08_finetune.ipynb").read_text())["cells"]
+    _, _, base, _, _, *rest = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    config = load("gpt-tiny-instructions")
+    refused = NotLaunched(config, ["8 GPUs are needed."], "nbtrain submit x")
+    fake = SimpleNamespace(load=load, launch=lambda run: refused, runs=list)
+    names = {"nb": fake, "config": config, "wait": "yes", "chat": "Hi", "base": "gpt-tiny"}
+    exec("\n".join(rest), {**names, "max_new_tokens": 3})
+    why = "gpt-tiny-instructions was not launched: this machine does not suffice.\n  - 8 GPUs are needed.\n"
+    assert capsys.readouterr().out.startswith(why)
+    with pytest.raises(SubmitError, match=f"^{re.escape(why)}"):
+        exec(base, names)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Deleting a run with all its files: what speaks against it, what would go, and how it goes.
 
-    refused      an active job; a folder outside of the output root, or reached by a link; unless `force`: a
-                 run with a file that another run or a run YAML names, or with a damaged job.json
+    refused      an active job; a folder outside of the output root, or reached by a link; a folder from which
+                 this user may remove nothing; unless `force`: a run with a file that another run or a run
+                 YAML names, with a damaged job.json, or of whose LOST job something could not be ended
     deleted      everything in the run directory; of a link in it the link alone, never what it points to
 
 The folder gets another name first, so that half of a run is never listed as one. Datasets and tokenizers are
@@ -10,22 +11,28 @@ shared by runs and stay.
 
 import contextlib
 import glob
+import logging
 import os
+import shlex
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base import amounts, last_words
-from nbtrain.base.errors import ConfigError, JobError, RecordError
+from nbtrain.base import amounts, files, last_words
+from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.jobs.backends.base import backend_of_job, status_of
+from nbtrain.jobs.control import by_its_owner
 from nbtrain.jobs.supervisor import processes
+
+logger = logging.getLogger(__name__)
 
 # Of links, so many are named.
 SHOWN_LINKS = 5
@@ -50,22 +57,27 @@ class Deletion:
         return "\n".join([*lines, *shown, *([f"  and {more} more links"] if more > 0 else [])])
 
 
+@by_its_owner
 def survey(run: RunDir, force: bool = False) -> Deletion:
     """What delete() would remove. Raises JobError with what speaks against it."""
     _refuse_place(run)
     _refuse_active(run, force)
-    if not force:
-        _refuse_referred(run)
     size, links = 0, []
-    for folder, names, entries in os.walk(run.path):
+    for folder, names, entries in os.walk(run.path, onerror=_refuse_unreadable):
+        # To rename a run takes no right on its folder: it would be no run any more, and nothing of it gone.
+        if (names or entries) and not os.access(folder, os.W_OK | os.X_OK):
+            raise _closed(Path(folder))
         for path in (Path(folder) / name for name in (*names, *entries)):
             found = path.lstat()
-            size += found.st_size if not path.is_dir() else 0
-            if path.is_symlink():
+            size += found.st_size if not stat.S_ISDIR(found.st_mode) else 0
+            if stat.S_ISLNK(found.st_mode):
                 links.append(f"{path.relative_to(run.path)} -> {path.readlink()}")
+    if not force:
+        _refuse_referred(run)
     return Deletion(run, size, len(run.checkpoint_steps()), len(run.job_ids()), tuple(sorted(links)))
 
 
+@by_its_owner
 def delete(run: RunDir, force: bool = False) -> Deletion:
     """Remove the run directory; what a LOST job left running is ended first.
 
@@ -78,7 +90,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
         _refuse_active(run, force)
         for job_id in run.job_ids():
             with contextlib.suppress(RecordError):
-                _let_go(run.job(job_id), newest=job_id == run.job_ids()[-1])
+                _let_go(run.job(job_id), newest=job_id == run.job_ids()[-1], force=force)
         processes.end_marked(run.job_ids(), 0.0)
         doomed = run.path.with_name(f".{run.name}.{os.urandom(4).hex()}.deleted")
         try:
@@ -114,11 +126,40 @@ def _refuse_place(run: RunDir) -> None:
         raise JobError(f"{where}: there is no run to delete. `nbtrain runs` lists the runs.")
 
 
-def _let_go(job: JobDir, newest: bool) -> None:
-    """End what belongs to a job and lies outside of the run directory. Raises RecordError."""
+def _refuse_unreadable(error: OSError) -> None:
+    if isinstance(error, PermissionError):
+        raise _closed(Path(error.filename)) from error
+
+
+def _closed(folder: Path) -> JobError:
+    """Of a folder from which this user may remove nothing."""
+    uid = folder.stat().st_uid
+    owner = files.user_name(uid)
+    fix = f"Ask {owner}, or use that account."
+    if uid == os.geteuid():
+        fix = f"Make it writable: `chmod u+rwx {shlex.quote(str(folder))}`."
+    return JobError(
+        f"{display(folder)} belongs to {owner}, and this user may remove nothing from it. "
+        f"Nothing was deleted. {fix}"
+    )
+
+
+def _let_go(job: JobDir, newest: bool, force: bool) -> None:
+    """End what belongs to a job and lies outside of the run directory. Raises RecordError and JobError."""
     if newest:
         # A supervisor outlives its last word by the notification that it sends.
-        backend_of_job(job).finish(job, True)
+        try:
+            backend_of_job(job).finish(job, True)
+        except RecordError:
+            raise
+        except NbtrainError as error:
+            # Machines may be gone for good, and so may the configuration that says how to reach them.
+            words = str(error).rstrip(".")
+            if not force:
+                raise JobError(
+                    f"{words}. `nbtrain delete --force {job.run.name}` deletes the run without that."
+                ) from error
+            logger.warning("%s: deleted all the same: %s.", job.run.name, words)
     if record := JobRecord.read(job.job_json):
         last_words.forget(record)
 

@@ -1,5 +1,6 @@
 """Deleting a run: what goes, what stays, and what is refused; no job is started."""
 
+import dataclasses
 import os
 import time
 
@@ -63,6 +64,54 @@ def test_what_lies_elsewhere_is_refused(run, workspace):
     with pytest.raises(JobError, match=r"^output/run: there is no run to delete\."):
         delete(run)
     assert (elsewhere / "run.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode", "words"),
+    [
+        (".", 0o755, "run belongs to root, and this user may remove nothing from it. Nothing was deleted."),
+        ("model", 0o755, "run/model belongs to root, and this user may remove nothing from it. Nothing was"),
+        ("jobs", 0o700, "run: the run belongs to root, and this user may not act on it: Permission denied."),
+        ("model", 0o700, "run/model belongs to root, and this user may remove nothing from it. Nothing was"),
+        (".", 0o700, "run: the run belongs to root, and this user may not act on it: Permission denied."),
+    ],
+)
+def test_a_run_of_another_user_stays(open_output, another_user, run, closed, mode, words):
+    """In an output root of a group anybody could rename it, and then remove nothing of it."""
+    for folder in (open_output, run.path, *(path for path in run.path.rglob("*") if path.is_dir())):
+        folder.chmod(0o777)
+    (run.path / closed).chmod(mode)
+    with another_user(), pytest.raises(JobError) as refused:
+        delete(run)
+    assert words in str(refused.value) and str(refused.value).endswith("Ask root, or use that account.")
+    assert os.listdir(open_output) == ["run"]
+
+
+def test_an_own_folder_that_is_closed_to_writing_is_named_with_its_fix(open_output, another_user, run):
+    for path in (open_output, run.path, *run.path.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    run.checkpoint(8).chmod(0o555)
+    with another_user(), pytest.raises(JobError) as refused:
+        delete(run)
+    assert str(refused.value).endswith(
+        f"/run/model/global_step8 belongs to {files.user_name(65534)}, and this user may remove nothing "
+        f"from it. Nothing was deleted. Make it writable: `chmod u+rwx {run.checkpoint(8)}`."
+    )
+    assert run.exists()
+
+
+def test_what_a_lost_job_left_on_machines_that_are_gone_is_passed_over_by_force_alone(run, caplog):
+    """The words name the way out; so do those about a configuration that is gone."""
+    job = run.newest_job()
+    record = JobRecord.read(job.job_json)
+    record.state, record.backend = "RUNNING", "hosts"
+    record.supervisor = dataclasses.replace(ProcessIdentity.of(os.getpid()), start_ticks=1)
+    record.write(job.job_json)
+    with pytest.raises(JobError, match=r"config\.yaml.*`nbtrain delete --force run` deletes the run without"):
+        delete(run)
+    assert run.exists()
+    delete(run, force=True)
+    assert not run.path.exists() and "run: deleted all the same: " in caplog.text
 
 
 def test_an_active_run_is_refused(run):

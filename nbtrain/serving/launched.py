@@ -22,6 +22,10 @@ from nbtrain.serving.tokens import new_token
 
 MODULE = "nbtrain.serving"
 END_SECONDS = 60.0
+MOST_CHARS = 200
+"""Of an answer that is quoted."""
+# The server is on this machine: a proxy of the environment neither reaches it nor may see its token.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server:
@@ -127,10 +131,10 @@ class Server:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), headers)
         try:
-            return urllib.request.urlopen(request)
+            return _OPENER.open(request)
         except urllib.error.HTTPError as error:
             with error:
-                raise NbtrainError(json.loads(error.read())["error"]["message"]) from None
+                raise NbtrainError(_said_by(error)) from None
         except urllib.error.URLError as error:
             raise NbtrainError(f"{self.url} does not answer: {error.reason}.") from None
 
@@ -161,3 +165,12 @@ class Server:
         if not self.is_running:
             return html.escape("the server has ended")
         return html_table(("", ""), self._facts())
+
+
+def _said_by(error: urllib.error.HTTPError) -> str:
+    """The server's own words; of an answer that has none, its status and its beginning."""
+    text = error.read().decode(errors="replace")
+    try:
+        return json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"{error.url}: answered with status {error.code}: {text[:MOST_CHARS].strip()}"

@@ -6,6 +6,7 @@ import itertools
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
 from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
 from nbtrain.serving.engine_process import EngineProcess, Loading
+from nbtrain.serving.launched import Server
 from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.models import Models, Served
 from nbtrain.serving.openai_answers import Form, Piece
@@ -453,6 +455,38 @@ def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
     assert kept._engine_of(loading) is old
     trained("second")
     assert kept._engine_of(loading) is not old
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers with the body of a request, or with no JSON."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200 if self.path == "/v1/completions" else 500)
+        self.end_headers()
+        self.wfile.write(body if self.path == "/v1/completions" else b"Internal Server Error\n")
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_a_notebooks_server_is_asked_without_a_proxy(monkeypatch):
+    """An image of a company sets one; it cannot reach this machine, and would see the token."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with HTTPServer(("127.0.0.1", 0), Answers) as answers:
+        url = f"http://127.0.0.1:{answers.server_port}"
+        launched = Server.__new__(Server)
+        launched.url, launched.token = url, "token"
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(answers.serve_forever, 0.01)
+            try:
+                assert launched.post("/completions", {"prompt": "a"}) == {"prompt": "a"}
+                with pytest.raises(NbtrainError) as refused:
+                    launched.post("/other", {})
+            finally:
+                answers.shutdown()
+    assert str(refused.value) == f"{url}/v1/other: answered with status 500: Internal Server Error"
 
 
 def test_a_socket_in_use_is_named():

@@ -351,7 +351,7 @@ class Run:
 
     def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
         """The configuration of this run under a new name, to be submitted as a run of its own."""
-        from nbtrain.jobs.submit import clone
+        from nbtrain.jobs.clone import clone
 
         return clone(self.directory, name, overrides)
 

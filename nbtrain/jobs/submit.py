@@ -17,7 +17,6 @@ others return it, even if it has ended meanwhile.
 """
 
 import logging
-import os
 import shlex
 import time
 from collections.abc import Callable
@@ -53,7 +52,6 @@ from nbtrain.jobs.preflight import preflight, preflight_in_allocation
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.jobs.queue.needs import warnings_here
 from nbtrain.jobs.refusals import (
-    HARMLESS_ENTRIES,
     active_job,
     more_to_train,
     refuse_finished,
@@ -65,7 +63,6 @@ from nbtrain.jobs.refusals import (
     refuse_paused,
     refuse_without_whole_checkpoint,
 )
-from nbtrain.monitor.notes import own_labels_of
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
@@ -190,38 +187,6 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     return load(config, {"mode": "full"})
 
 
-def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
-    """A new run directory `name` with the configuration of `run` and `overrides`; nothing is started.
-
-    It trains from the beginning, and has the labels that `run` has now; its run.json names `run` as parent.
-    Returns the configuration, to be submitted. Raises SubmitError if the name is taken, ConfigError if the
-    overrides break a rule.
-    """
-    refuse_foreign(run)
-    if not run.exists():
-        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
-    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
-    config = load(load(before, overrides, check=False), {"name": name})
-    if config.mode == "eval":
-        # Of the last job, not of the run: there is nothing yet to evaluate.
-        config = load(config, {"mode": "full"})
-    target = RunDir.named(name)
-    _refuse_taken(target)
-    identity = run.record() or {}
-    _make_folder(target)
-    with target.locked():
-        # Another clone may have been quicker.
-        _refuse_taken(target)
-        write_identity(target, identity.get("run_id"))
-        files.write_text(target.config_yaml, to_yaml(config))
-    return config
-
-
-def _refuse_taken(target: RunDir) -> None:
-    if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
-        raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")
-
-
 def _joined(run: RunDir, config: RunConfig, anew: bool = False) -> JobDir | None:
     """The run's active job, with a warning for every change that it does not get; None if none is active.
 
@@ -264,6 +229,9 @@ def _after_pause(job: JobDir, config: RunConfig, anew: bool) -> JobDir | None:
     _refuse(job.run, config)
     if not anew:
         refuse_paused(job.run, config)
+    # All that can be known speaks before the paused job is ended for a new one.
+    refuse_other_data(job.run, config)
+    refuse_obstacles(config, preflight(config))
     said = f"resumed with other settings while it was paused: {'; '.join(map(str, changes))}"
     EventWriter(job, "submit").write("state", f"{said}. This job ends, and a new one follows")
     cancel(job)
@@ -317,7 +285,7 @@ def _launch(
     plan = make_plan(config)
     if config.backend.kind == "local" and not config.backend.share_devices:
         Queue().make()
-    _make_folder(run)
+    make_folder(run)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         with run.locked(blocking=False) as taken:
@@ -351,7 +319,8 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
     refuse_less_than_done(run, config)
 
 
-def _make_folder(run: RunDir) -> None:
+def make_folder(run: RunDir) -> None:
+    """The run directory. Raises SubmitError."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -443,8 +412,13 @@ def _write_job(
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:
-        raise SubmitError(
-            f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
-            "change the permissions, or set NBTRAIN_OUTPUT to another folder."
-        ) from error
+        raise unwritable(run, error) from error
     return job
+
+
+def unwritable(run: RunDir, error: OSError) -> SubmitError:
+    """Of a run directory that takes no more."""
+    return SubmitError(
+        f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
+        "change the permissions, or set NBTRAIN_OUTPUT to another folder."
+    )

@@ -1,5 +1,6 @@
 """What submit, resume and clone find under the output root, and what they do; no process is started."""
 
+import errno
 import os
 import re
 import shlex
@@ -23,11 +24,12 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
+from nbtrain.jobs.clone import clone
 from nbtrain.jobs.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.obstacle import mistake, shortage
 from nbtrain.jobs.refusals import refuse_foreign
-from nbtrain.jobs.submit import clone, resume, submit
+from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.lines import progress_line
 from nbtrain.monitor.notes import change_notes
@@ -704,6 +706,25 @@ def test_clone_makes_a_run_with_a_parent(tiny):
         clone(job.run, "Not A Name")
 
 
+def test_a_clone_that_the_disk_does_not_take_leaves_its_name_free(tiny, monkeypatch):
+    run, write = submit(tiny()).run, files.write_text
+
+    def full(path, content):
+        if path.name == "config.yaml":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_text", full)
+        with pytest.raises(SubmitError) as refused:
+            clone(run, "sibling")
+    assert str(refused.value) == (
+        "output/sibling cannot be written: No space left on device. Nothing was started. Free space or "
+        "change the permissions, or set NBTRAIN_OUTPUT to another folder."
+    )
+    assert clone(run, "sibling").name == "sibling"
+
+
 def test_a_clone_has_the_labels_that_are_shown(tiny):
     """Those of the submission with the changes made since then; what the clone is given comes first."""
     given = {
@@ -824,6 +845,22 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
     assert "its job is paused, and what is submitted has other settings" in capsys.readouterr().err
     assert asked_pause(job) and job.run.job_ids() == [job.job_id]
     assert submit(tiny()).job_id == job.job_id and not asked_pause(job)
+
+
+def test_a_paused_job_is_not_ended_for_one_that_could_not_start(tiny, monkeypatch):
+    """What speaks against the new job is found before the paused one is cancelled for it."""
+    ask_pause(job := submit(tiny()), True)
+    found = [mistake("./typo.sh is no program.", "Correct notify.command.")]
+    monkeypatch.setattr("nbtrain.jobs.submit.preflight", lambda config: found)
+    monkeypatch.setattr("nbtrain.jobs.submit.cancel", lambda job: pytest.fail("it was cancelled"))
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run, {"logging.log_interval_steps": 7})
+    assert str(refused.value) == (
+        "tiny cannot start here:\n  ./typo.sh is no program. Correct notify.command.\n"
+        "Nothing was started and nothing written."
+    )
+    assert asked_pause(job) and JobRecord.read(job.job_json).state == "RUNNING"
+    assert not [event for event in read_events(job) if "while it was paused" in event["message"]]
 
 
 def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):

@@ -211,7 +211,7 @@ def _draft(request: Request, anywhere: bool) -> Draft:
 
 
 def _as_clone(draft: Draft) -> None:
-    """A clone has a name of its own, the first that is free, and trains, as jobs.submit.clone has it."""
+    """A clone has a name of its own, the first that is free, and trains, as jobs/clone.py has it."""
     if not draft.clone_of:
         return
     if "name" not in draft.changes:

@@ -89,7 +89,8 @@ class CloneHandler(ActionHandler):
 
 
 def _clone(run: RunDir, name: str, overrides: Any, start: bool) -> str | None:
-    from nbtrain.jobs.submit import clone, submit
+    from nbtrain.jobs.clone import clone
+    from nbtrain.jobs.submit import submit
 
     config = clone(run, name, overrides)
     return submit(config).job_id if start else None

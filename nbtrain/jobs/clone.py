@@ -1,0 +1,53 @@
+"""A run directory with the configuration of another run: run.json and config.yaml, and nothing is started."""
+
+import contextlib
+import os
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.rundir import RunDir, runs_like
+from nbtrain.base.workspace import display
+from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.refusals import HARMLESS_ENTRIES, refuse_foreign
+from nbtrain.jobs.submit import make_folder, unwritable, write_identity
+from nbtrain.monitor.notes import own_labels_of
+
+
+def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
+    """A new run directory `name` with the configuration of `run` and `overrides`; nothing is started.
+
+    It trains from the beginning, and has the labels that `run` has now; its run.json names `run` as parent.
+    Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk takes no
+    more, ConfigError if the overrides break a rule.
+    """
+    refuse_foreign(run)
+    if not run.exists():
+        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
+    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
+    config = load(load(before, overrides, check=False), {"name": name})
+    if config.mode == "eval":
+        # Of the last job, not of the run: there is nothing yet to evaluate.
+        config = load(config, {"mode": "full"})
+    target = RunDir.named(name)
+    _refuse_taken(target)
+    identity = run.record() or {}
+    make_folder(target)
+    with target.locked():
+        # Another clone may have been quicker.
+        _refuse_taken(target)
+        try:
+            write_identity(target, identity.get("run_id"))
+            files.write_text(target.config_yaml, to_yaml(config))
+        except OSError as error:
+            # Half of a clone would hold the name.
+            for path in (target.run_json, target.config_yaml):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise unwritable(target, error) from error
+    return config
+
+
+def _refuse_taken(target: RunDir) -> None:
+    if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
+        raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")

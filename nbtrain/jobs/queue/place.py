@@ -9,11 +9,13 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 
 from nbtrain.base import amounts, nvml
 from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import CANCELLED, QUEUED
 from nbtrain.base.records import ProcessIdentity
+from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control import asked_pause, asked_priority
 from nbtrain.jobs.environment import HELD_CORES, HELD_GPUS, variables_to_keep
@@ -22,6 +24,7 @@ from nbtrain.jobs.queue.listing import waiting_before, waiting_words
 from nbtrain.jobs.queue.needs import gpus_of_hosts_job, needs_of
 from nbtrain.jobs.supervisor import processes
 from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.reserve import FULL
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, PAUSE, Asked
 from nbtrain.jobs.supervisor.verdict import Verdict
 
@@ -42,6 +45,7 @@ class Place:
         self._shares = False
         self._queued_at = journal.record.created_at
         self._first = False
+        self._ticket_written = False
         self._priority = asked_priority(journal.job)
         """What `nbtrain queue` gave the run's job before, or the ticket had at a pause."""
 
@@ -50,7 +54,7 @@ class Place:
         if self._locks or self._shares:
             return None
         self._config = config
-        self._join()
+        self._make_ticket()
         since, journal = time.monotonic(), self._journal
         waited = False
         while (words := self._take()) is not None:
@@ -95,8 +99,7 @@ class Place:
         if asked_pause(self._journal.job):
             asked.leave(PAUSE)
 
-    def _join(self) -> None:
-        """Write the ticket; an older job of the run that was lost needs none any more."""
+    def _make_ticket(self) -> None:
         job, record = self._journal.job, self._journal.record
         supervisor = ProcessIdentity.of(os.getpid())
         assert supervisor is not None
@@ -114,36 +117,33 @@ class Place:
             python=sys.executable,
             variables=variables_to_keep(),
         )
-        with self._queue.locked():
-            for other in self._queue.tickets():
-                if other.run == self._ticket.run and other.job_id != job.job_id:
-                    self._queue.remove(other.job)
-            self._queue.write(self._ticket)
+        self._ticket_written = False
+
+    def _join(self) -> None:
+        """Write the ticket; an older job of the run that was lost needs none any more."""
+        for other in self._queue.tickets():
+            if other.run == self._ticket.run and other.job_id != self._ticket.job_id:
+                self._queue.remove(other.job)
+        self._queue.write(self._ticket)
+        self._ticket_written = True
 
     def _take(self) -> str | None:
         """Take the devices if it is this job's turn: None; else what it waits for, in words."""
-        with self._queue.locked():
-            # Somebody may have changed its priority, or removed the whole folder's contents.
-            try:
-                self._ticket = self._queue.ticket(self._journal.job) or self._ticket
-            except RecordError:
-                self._queue.write(self._ticket)
-            mine = self._ticket
-            tickets = self._queue.tickets()
-            before = waiting_before(mine, tickets)
-            self._first = not before
-            free = {} if mine.at_once else self._free(tickets)
-            if not mine.at_once and (before or len(free) < mine.count):
-                for descriptor in free.values():
-                    os.close(descriptor)
-                return waiting_words(mine, tickets, before, len(free))
-            self._shares = mine.at_once
-            chosen = sorted(free, key=_memory_used)[: mine.count]
-            for slot in free.keys() - set(chosen):
-                os.close(free[slot])
-            self._locks = {slot: free[slot] for slot in mine.slots if slot in chosen}
-            mine.holds = list(self._locks)
-            self._queue.write(mine)
+        free: dict[str, int] = {}
+        try:
+            with self._queue.locked():
+                try:
+                    words = self._choose(free)
+                finally:
+                    for slot in free.keys() - self._locks.keys():
+                        os.close(free[slot])
+        except OSError as error:
+            # A home folder may be full while runs lie elsewhere: it may have waited for days.
+            if error.errno not in FULL:
+                raise
+            return f"waits for room on the disk of the queue ({display(self._queue.path)}: {error.strerror})"
+        if words is not None:
+            return words
         gpus = [slot.removeprefix("gpu-") for slot in self._locks if slot.startswith("gpu-")]
         if gpus:
             os.environ[HELD_GPUS] = ",".join(gpus)
@@ -151,8 +151,31 @@ class Place:
             os.environ[HELD_CORES] = str(len(self._locks))
         return None
 
-    def _free(self, tickets: list[Ticket]) -> dict[str, int]:
-        """{slot: descriptor} of all free devices that the job may have; they are held from here on."""
+    def _choose(self, free: dict[str, int]) -> str | None:
+        """_take(), under the queue's lock; `free` gets all free devices, which the caller closes."""
+        if not self._ticket_written:
+            self._join()
+        # Somebody may have changed its priority, or removed the whole folder's contents.
+        try:
+            self._ticket = self._queue.ticket(self._journal.job) or self._ticket
+        except RecordError:
+            self._queue.write(self._ticket)
+        mine = self._ticket
+        tickets = self._queue.tickets()
+        before = waiting_before(mine, tickets)
+        self._first = not before
+        if not mine.at_once:
+            self._lock_free(tickets, free)
+            if before or len(free) < mine.count:
+                return waiting_words(mine, tickets, before, len(free))
+        chosen = sorted(free, key=_memory_used)[: mine.count]
+        locks = {slot: free[slot] for slot in mine.slots if slot in chosen}
+        self._queue.write(replace(mine, holds=list(locks)))
+        self._locks, self._shares = locks, mine.at_once
+        return None
+
+    def _lock_free(self, tickets: list[Ticket], free: dict[str, int]) -> None:
+        """Hold all free devices that the job may have: {slot: descriptor}."""
         left: set[str] = set()
         for other in tickets:
             if other.holds and not other.supervisor.alive():
@@ -161,12 +184,11 @@ class Place:
                     left.update(other.holds)
                 else:
                     other.holds = []
-                    self._queue.write(other)
-        found = {}
+                    with contextlib.suppress(OSError):  # of a full disk: its slots tell the same
+                        self._queue.write(other)
         for slot in self._ticket.slots:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:
-                found[slot] = descriptor
-        return found
+                free[slot] = descriptor
 
 
 def place_of(journal: Journal, config: RunConfig) -> Place | None:

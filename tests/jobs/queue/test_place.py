@@ -1,5 +1,6 @@
 """Places in the queue: who gets which devices, and when. The supervisors are real processes without ranks."""
 
+import errno
 import json
 import os
 import re
@@ -22,13 +23,14 @@ from nbtrain.jobs import submit
 from nbtrain.jobs.backends.hosts import backend as hosts_backend
 from nbtrain.jobs.control import asked_priority, cancel
 from nbtrain.jobs.machine import Gpu, usable_cores
-from nbtrain.jobs.queue import after_boot, needs, restart
+from nbtrain.jobs.queue import after_boot, needs, place, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
 from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
 from nbtrain.jobs.queue.needs import needs_of, warnings_here
 from nbtrain.jobs.queue.place import place_of
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
+from nbtrain.jobs.supervisor.signals import Asked
 from nbtrain.planner import plan
 
 
@@ -373,6 +375,32 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     assert (len(resumed), holders.queue.tickets()) == (2, [])
     holders.start("near", hold_seconds=0.01, **gpu)
     wait_until(lambda: "near + 0" in holders.said(), "its GPU is free", 60)
+
+
+def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
+    """When the ticket is written, a device is locked or noted as held: all that it locked is free again."""
+    full = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    journal, said = Journal(holders.job("one")), []
+    write, lock_slot = Queue.write, Queue.lock_slot
+    set_cause = journal.set_cause
+    monkeypatch.setattr(journal, "set_cause", lambda words: (said.append(words), set_cause(words)))
+    troubles = {"write": iter((full, None, full)), "lock": iter((None, full))}
+
+    def fails(what, act):
+        if trouble := next(troubles[what], None):
+            raise trouble
+        return act()
+
+    monkeypatch.setattr(Queue, "write", lambda *given: fails("write", lambda: write(*given)))
+    monkeypatch.setattr(Queue, "lock_slot", lambda *given: fails("lock", lambda: lock_slot(*given)))
+    monkeypatch.setattr(place, "LATER_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(place, "LOOK_SECONDS", 0.01)
+    mine = place_of(journal, config := holders.config("one"))
+    assert mine.wait(Asked(), config) is None
+    assert said == ["waits for room on the disk of the queue (queue: Disk quota exceeded)"] * 3
+    assert (cause_of(journal.job), holders.queue.ticket(journal.job).holds) == (said[0], ["cpu-0", "cpu-1"])
+    mine.give_up()
+    assert (holders.queue.tickets(), "NBTRAIN_CORES" in os.environ) == ([], False)
 
 
 @pytest.mark.parametrize("backend", ["local", "hosts"])

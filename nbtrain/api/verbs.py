@@ -177,7 +177,7 @@ def submit(
     """
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.refusals import refuse_finished, trained_changes
+    from nbtrain.jobs.refusals import finished_config, refuse_finished, trained_changes
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -195,7 +195,8 @@ def submit(
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
-            if not trained_changes(existing.config, config):
+            trained_with = (existing.config, finished_config(directory))
+            if any(before and not trained_changes(before, config) for before in trained_with):
                 return existing
             refuse_finished(directory, config)
         if existing.state in jobstate.ACTIVE:

@@ -12,7 +12,7 @@ from nbtrain.base.locks import LOCK_FILE
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
 from nbtrain.base.workspace import display
-from nbtrain.config.load import load_resolved
+from nbtrain.config.load import load, load_resolved
 from nbtrain.config.resume import is_bound, within
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
@@ -75,13 +75,22 @@ def active_job(run: RunDir) -> JobDir | None:
     return newest if newest and newest.job_json.exists() and status_of(newest)[0] in ACTIVE else None
 
 
-def refuse_finished(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the run has been trained to its end and `config` asks for that again."""
+def finished_config(run: RunDir) -> RunConfig | None:
+    """With what the run was trained to its end, evaluated since or not; None if it was not."""
     newest = run.newest_job()
     if newest is None or status_of(newest)[0] != SUCCEEDED:
-        return
+        return None
     before = load_resolved(run.config_yaml)
-    if before.mode != "full" or config.mode == "eval":
+    if before.mode == "eval" and (newest_checkpoint_step(run) or 0) >= before.train_steps:
+        # The mode was that of one job.
+        before = load(before, {"mode": "full"}, check=False)
+    return before if before.mode == "full" else None
+
+
+def refuse_finished(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError if the run has been trained to its end and `config` asks for that again."""
+    before = finished_config(run)
+    if before is None or config.mode == "eval":
         return
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "

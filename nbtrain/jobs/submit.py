@@ -152,6 +152,11 @@ def resume(
     before = load_resolved(run.config_yaml)
     given = override_layer(overrides).value
     config = load(before, given)
+    if given.get("name", run.name) != run.name:
+        raise ConfigError(
+            f"{config.where('name')}: a run keeps its name on resume, and this one is {run.name}. `nbtrain "
+            f"clone {run.name} {config.name}` makes a new run of it, which trains from the beginning."
+        )
     if active := _joined(run, config, anew=True):
         return active
     if "mode" not in given and before.mode != "full":

@@ -399,6 +399,44 @@ def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
     assert (load_resolved(run.config_yaml).mode, load_resolved(run.config_yaml).train_steps) == ("full", 12)
 
 
+def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
+    """Submitted again it is refused, or opened by a notebook; evaluated again it may be."""
+    run = trained_then_evaluated(tiny, 10)
+    before = run.job_ids()
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny(**{"model.seed": 7}))
+    assert str(refused.value) == (
+        "output/tiny: this run has succeeded (10 steps). To train on: `nbtrain resume tiny "
+        "batch.train_tokens=2560`, without model.seed, which cannot change on resume. To train again under "
+        "another name: `nbtrain clone tiny NEWNAME model.seed=7`.\n"
+        "What is submitted differs from what was trained:\n  model.seed: 1234 -> 7  (override model.seed=7)"
+    )
+    for mode in ("full", "eval"):
+        assert nb.submit(tiny(mode=mode), finished="open").job.job_id == before[-1]
+    assert run.job_ids() == before
+    assert submit(tiny(mode="eval")).job_id not in before
+
+
+def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
+    run = trained_then_evaluated(tiny, 4)
+    submit(tiny())
+    assert load_resolved(run.config_yaml).mode == "full"
+
+
+def test_a_run_keeps_its_name_on_resume(tiny):
+    """Under another one `nbtrain cancel` would not find it; its own name may be given."""
+    job = submit(tiny())
+    end(job, "CANCELLED")
+    with pytest.raises(ConfigError) as refused:
+        resume(job.run, ["name=other", "batch.train_tokens=2560"])
+    assert str(refused.value) == (
+        "override name=other: a run keeps its name on resume, and this one is tiny. `nbtrain clone tiny "
+        "other` makes a new run of it, which trains from the beginning."
+    )
+    assert job.run.job_ids() == [job.job_id]
+    assert resume(job.run, ["name=tiny"]).job_id != job.job_id
+
+
 def test_a_clone_of_an_evaluated_run_trains(tiny):
     assert clone(trained_then_evaluated(tiny, 4), "twice").mode == "full"
 

@@ -158,7 +158,6 @@ def test_a_field_with_a_flag_is_no_comment():
         "resources.gpu_type",
         "resources.cpus_per_node",
         "resources.memory_per_node_bytes",
-        "resources.image",
     ]
 
 

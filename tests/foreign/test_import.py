@@ -44,12 +44,13 @@ def import_flags(
 
 @pytest.mark.parametrize("name", NINE)
 def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
-    """Equal but for the name, which upstream gives to every layout of a size, and for GPU and text, which it
-    names nowhere in the file."""
+    """Equal but for the name, which upstream gives to every layout of a size, for GPU and text, which it
+    names nowhere in the file, and for its image, which has no nbtrain in it."""
     found = import_files([write(tmp_path, name)], [WIKI])
     expected = load(name)
     allowed = {"resources.gpu_type": (None, expected.resources.gpu_type)}
     allowed["data.sources"] = ([], expected.model_dump()["data"]["sources"])
+    allowed["resources.image"] = (found.config.resources.image, None)
     if name != "gpt-125m":
         allowed["name"] = (found.config.name, name)
     assert differences(found.config, expected) == allowed

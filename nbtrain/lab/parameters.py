@@ -7,12 +7,11 @@ default run. `nb.check_parameters()` in a notebook makes it an error, however th
 import ast
 import difflib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.load import Overrides
-from nbtrain.config.yaml_source import parse_value
+from nbtrain.config.load import Overrides, flatten, override_layer
 
 INJECTED_MARK = "# Parameters"
 TYPE_WORDS: dict[type, str] = {
@@ -94,7 +93,8 @@ def _statements(source: str) -> list[ast.stmt]:
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """Overrides that also set data.sources to one entry, and the name of the dataset and its tokenizer.
 
-    Raises ConfigError for a source without a name: the run's own dataset would be asked for with other text.
+    Raises ConfigError for a source without a name: the run's own dataset would be asked for with other text;
+    and, as nb.load does, for overrides or a source that cannot be read.
     """
     if source and not dataset:
         raise ConfigError(
@@ -104,7 +104,11 @@ def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:
         added |= {"data.name": dataset, "tokenizer.name": dataset}
+    further = [f"{key}={value}" for key, value in added.items()]
+    read = dict(flatten(override_layer(further).value))
+    if isinstance(overrides, Iterator):
+        overrides = list(overrides)
+    override_layer(overrides)
     if isinstance(overrides, Mapping):
-        return {**overrides, **{key: parse_value(value) for key, value in added.items()}}
-    words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides or ())
-    return [*words, *(f"{key}={value}" for key, value in added.items())]
+        return {**overrides, **read}
+    return [*(shlex.split(overrides) if isinstance(overrides, str) else overrides or ()), *further]

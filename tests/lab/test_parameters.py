@@ -6,6 +6,7 @@ import IPython
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
 from nbtrain.lab.parameters import assigned_names, check_parameters, with_source
 
 OWN = 'run: str = "gpt-tiny"  # a name\noverrides: str = ""'
@@ -52,6 +53,31 @@ def test_a_source_as_overrides():
         "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: "
         'set dataset, e.g. "my-text".'
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source", "message"),
+    [
+        ("name=it's", "", 'overrides "name=it\'s": cannot be split into key=value: No closing quotation.'),
+        ("name", "", "override 'name': must be key=value, e.g. batch.micro_batch_size=4."),
+        (5, "", "overrides 5 (int): overrides must be "),
+        ({"name": "x"}, "{kind: [", "override 'data.sources=[{kind: []': not YAML: "),
+    ],
+)
+def test_what_cannot_be_read_beside_a_source_is_refused_as_without_one(overrides, source, message):
+    """No traceback, whether a person typed the overrides or a notebook made them."""
+    with pytest.raises(ConfigError) as caught:
+        with_source(overrides, source, "mine")
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("overrides", [{"name": "x"}, "name=x", ["name=x"], iter(["name=x"]), None])
+def test_overrides_in_every_form_take_a_source(overrides):
+    """The source, its name, and what the overrides say."""
+    found = load("gpt-tiny", with_source(overrides, "{kind: wiki, language: simple}", "mine"), check=False)
+    assert found.name == ("gpt-tiny" if overrides is None else "x")
+    assert (found.data.name, found.tokenizer.name) == ("mine", "mine")
+    assert [source.kind for source in found.data.sources] == ["wiki"]
 
 
 @pytest.mark.parametrize(

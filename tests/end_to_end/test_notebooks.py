@@ -136,6 +136,16 @@ def test_words_of_a_command_line_become_what_the_notebook_wants():
     }
 
 
+def test_overrides_that_notebook_01_prints_load():
+    """Those by which the notebooks after it take its text."""
+    (words,) = re.findall(
+        r"`('data\.sources=[^`]*)`", sources_of(ROOT / "notebooks/01_prepare_data.ipynb")[0]
+    )
+    config = load("gpt-tiny", words.replace("NAME", "mine"))
+    assert [source.language for source in config.data.sources] == ["simple"]
+    assert (config.data.name, config.tokenizer.name) == ("mine", "mine")
+
+
 # --- running them -------------------------------------------------------------------------------------------
 
 

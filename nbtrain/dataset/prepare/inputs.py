@@ -115,11 +115,11 @@ def check_same_inputs(
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())
         return renewed, "same settings; file times differ, the text is the same"
-    changes = _changed_sources(corpus, then, now)
+    found = _changed_sources(corpus, then, now)
     if same_sizes and config.data.extra_json_keys:
-        changes += ". The texts of data.extra_json_keys cannot be compared: no hash of them is kept"
+        found += ". The texts of data.extra_json_keys cannot be compared: no hash of them is kept"
     raise DataError(
-        f"{display(dataset.directory)}: the sources have changed since it was made: {changes}. Runs may "
+        f"{display(dataset.directory)}: the sources have changed since it was made: {found}. Runs may "
         f"refer to it: give data.name another value, or {FORCE}."
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.workspace import data_home, output_root
 
 GIB = 1 << 30
@@ -100,7 +101,7 @@ def known_bad_findings() -> list[Finding]:
 
 
 def device_finding(gpus: int) -> Finding:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if gpus:
         return Finding("ok", "devices", f"{gpus} NVIDIA GPU(s), {cores} cores")
     text = f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}"

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import data_home, display, resolve
 from nbtrain.config.backend_section import without_slurm_conf
@@ -29,7 +30,7 @@ from nbtrain.config.rules.data import is_loopback
 from nbtrain.config.workers_section import WorkersConfig
 from nbtrain.corpus.dask_pool import DaskPool
 from nbtrain.corpus.optional import optional
-from nbtrain.corpus.workers import ATTEMPTS, Workers, available_cores
+from nbtrain.corpus.workers import ATTEMPTS, Workers
 
 CONNECT_SECONDS = 30
 # A worker that is silent for so long is lost; a part takes seconds, and its worker's other thread answers.
@@ -208,7 +209,7 @@ class DaskCluster:
         known = set(SpecCluster._instances)
         try:
             return LocalCluster(
-                n_workers=self.config.num_workers or available_cores(),
+                n_workers=self.config.num_workers or usable_cores(),
                 threads_per_worker=1,
                 host="127.0.0.1",
                 protocol="tls://",

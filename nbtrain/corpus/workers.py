@@ -7,7 +7,6 @@ cluster (dask_pool.py).
 """
 
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -64,11 +63,6 @@ class Executor(ABC):
 
 Workers = Callable[[Make], Executor] | None
 """What starts an executor for a `make`; None: this process does it all, without any other."""
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def ordered_map(

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.machine import usable_cores, visible_gpus
+from nbtrain.jobs.machine import visible_gpus
 from nbtrain.planner.calibration import Calibration, machine_key, write_calibration
 from nbtrain.planner.calibration_view import lines, picture
 

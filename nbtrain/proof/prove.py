@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from nbtrain.base import files
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.jobstate import SUCCEEDED
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import data_home, display
@@ -25,7 +26,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control import wait
 from nbtrain.jobs.environment import package_version, rank_variables
-from nbtrain.jobs.machine import usable_cores
 from nbtrain.jobs.preflight_tools import has_compiler
 from nbtrain.jobs.submit import submit
 from nbtrain.proof.folder import abandon, alone, end_job, new_job, renew, write_prompts

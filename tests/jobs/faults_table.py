@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.cgroup import cgroup_file
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import Heartbeat, JobRecord
@@ -29,7 +30,6 @@ from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, to_yaml
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control
-from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.submit import resume, submit
 from tests.parity.sources import FAULTS as EVIDENCE
 from tests.parity.sources import stamp

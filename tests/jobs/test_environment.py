@@ -4,9 +4,10 @@ import os
 
 import pytest
 
+from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs import environment, machine
-from nbtrain.jobs.machine import Gpu, oom_kills, this_machine, visible_gpus
+from nbtrain.jobs.machine import Gpu, this_machine, visible_gpus
 
 
 @pytest.fixture
@@ -127,13 +128,12 @@ def test_visible_gpus_follow_cuda(monkeypatch):
     assert names("") == names("-1") == []
 
 
-def test_cgroup_files_of_both_versions(tmp_path, monkeypatch):
-    """The kernel's out-of-memory counter is read if the cgroup shows one, and None is not zero."""
-    counter = tmp_path / "memory.events"
-    counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
-    monkeypatch.setattr(machine, "cgroup_file", lambda *names: counter)
-    assert oom_kills() == 2
-    counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    assert oom_kills() == 1
-    monkeypatch.setattr(machine, "cgroup_file", lambda *names: None)
-    assert oom_kills() is None
+def test_the_memory_is_that_of_the_least_limit(monkeypatch):
+    """What is left of any group's limit is all that is available; without a limit it is the machine's."""
+    monkeypatch.setattr(machine, "memory_groups", list)
+    whole = this_machine().memory_bytes
+    groups = [MemoryGroup(4 << 20, 1 << 20, None), MemoryGroup(8 << 20, 6 << 20, None)]
+    monkeypatch.setattr(machine, "memory_groups", lambda: groups)
+    assert (this_machine().memory_bytes, this_machine().memory_available_bytes) == (4 << 20, 2 << 20)
+    monkeypatch.setattr(machine, "memory_groups", lambda: [MemoryGroup(2 * whole, None, None)])
+    assert this_machine().memory_bytes == whole

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.cgroup import cgroup_file
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
-from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.supervisor.reserve import RESERVED_BYTES, Reserve
 
 pytestmark = pytest.mark.root

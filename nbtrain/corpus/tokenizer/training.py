@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nbtrain.base import amounts
+from nbtrain.base.cgroup import memory_groups, text_of
 from nbtrain.base.errors import DataError
 from nbtrain.corpus import characters
 from nbtrain.corpus.optional import optional
@@ -140,7 +141,6 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
 
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 # (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident
 # memory, 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at
 # 100 MB; 388 languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0:
@@ -203,34 +203,12 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """Memory this process may still take, of the machine and of its control group; None: no known limit."""
-    found = []
-    fields = _key_values(MEMINFO)
-    if "MemAvailable:" in fields:
-        found.append(fields["MemAvailable:"] * 1024)
-    for limit, usage, stat in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        most, used = _number(CGROUP / limit), _number(CGROUP / usage)
-        if most is not None and used is not None:
-            # Cached file pages are given back when memory is short.
-            cached = _key_values(CGROUP / stat).get("inactive_file", 0)
-            found.append(max(0, most - used + cached))
+    """Memory this process may still take, of the machine and of its control groups; None: no known limit."""
+    free = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
+    found = [int(free[1]) * 1024] if free else []
+    found += [
+        max(0, group.limit_bytes - group.in_use_bytes)
+        for group in memory_groups()
+        if group.in_use_bytes is not None
+    ]
     return min(found, default=None)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max"
-        return None
-
-
-def _key_values(path: Path) -> dict[str, int]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    entries = [line.split() for line in lines]
-    return {words[0]: int(words[1]) for words in entries if len(words) > 1 and words[1].isdigit()}

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.asked import place
-from nbtrain.corpus.workers import Workers, available_cores
+from nbtrain.corpus.workers import Workers
 
 if TYPE_CHECKING:
     from nbtrain.corpus.dask_cluster import DaskCluster
@@ -59,4 +60,4 @@ class ChosenWorkers:
         if data.num_prepare_workers:
             return local(data.num_prepare_workers)
         least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
-        return local(available_cores()) if total_bytes is None or total_bytes >= least else None
+        return local(usable_cores()) if total_bytes is None or total_bytes >= least else None

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.jobs.machine import cgroup_cpu_seconds, cgroup_memory_in_use, this_machine
+from nbtrain.base.cgroup import cpu_seconds
+from nbtrain.jobs.machine import memory_in_use_of_group, this_machine
 
 INFINIBAND = Path("/sys/class/infiniband")
 # The ports count words of four bytes.
@@ -15,7 +16,7 @@ RDMA_WORD_BYTES = 4
 def node_counters() -> dict[str, float]:
     """{name: value}, of what can be read here: seconds of CPU, bytes and operations since boot."""
     found: dict[str, float] = {"memory_bytes": float(memory_in_use())}
-    cpu = cgroup_cpu_seconds()
+    cpu = cpu_seconds()
     if cpu is None:
         times = psutil.cpu_times()
         cpu = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
@@ -34,7 +35,7 @@ def node_counters() -> dict[str, float]:
 
 def memory_in_use() -> int:
     """Without what the kernel gives back on demand; of the pod, if a pod's limit holds here."""
-    held = cgroup_memory_in_use()
+    held = memory_in_use_of_group()
     if held is not None:
         return held
     memory = psutil.virtual_memory()

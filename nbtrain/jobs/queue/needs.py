@@ -10,13 +10,14 @@ import os
 from typing import Any
 
 from nbtrain.base import amounts, files, nvml
+from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.environment import CUDA_DEVICES, threads_per_rank
-from nbtrain.jobs.machine import driver_gpus, named_gpu, this_machine, usable_cores
+from nbtrain.jobs.machine import driver_gpus, named_gpu, this_machine
 from nbtrain.jobs.node.place import is_this_machine
 from nbtrain.jobs.queue.folder import Queue
 from nbtrain.planner.findings import Finding, finding_of

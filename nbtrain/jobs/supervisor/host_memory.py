@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.jobs.machine import cgroup_bytes, oom_kills, oom_kills_in
+from nbtrain.base.cgroup import memory_groups, oom_kills, oom_kills_in
 
 KERNEL_LOG = Path("/dev/kmsg")
 # The kernel's log counts processes as the first pid namespace does, whose number this is (PROC_PID_INIT_INO).
@@ -31,19 +31,20 @@ class HostMemory:
     machine_oom_kills: int | None = None
     """Processes of the whole machine that it has ended, in other containers too."""
     limit_bytes: int | None = None
-    """Of this cgroup."""
+    """The least of this cgroup and those above it."""
     peak_bytes: int | None = None
-    """The most that this cgroup has used since it was made."""
+    """The most that the cgroup with that limit has used since it was made."""
     killed: frozenset[tuple[int, int]] = frozenset()
     """Of the kernel's log: (number of the entry, process that the out-of-memory killer has ended)."""
 
     @classmethod
     def now(cls) -> "HostMemory":
+        least = next(iter(memory_groups()), None)
         return cls(
             oom_kills(),
             oom_kills_in(Path("/proc/vmstat")),
-            cgroup_bytes("memory.max", "memory.limit_in_bytes"),
-            cgroup_bytes("memory.peak", "memory.max_usage_in_bytes"),
+            least.limit_bytes if least else None,
+            least.peak_bytes if least else None,
             killed_processes(),
         )
 

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
@@ -237,21 +238,15 @@ def test_check_memory(monkeypatch):
 
 
 def test_available_memory(monkeypatch, tmp_path):
-    """The least of the machine and both kinds of control group; cached pages are free, "max" is no limit."""
-    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
+    """The least of the machine and of all control groups with a limit; None if nothing is known."""
+    meminfo, groups = tmp_path / "meminfo", []
     monkeypatch.setattr(training, "MEMINFO", meminfo)
-    monkeypatch.setattr(training, "CGROUP", group)
+    monkeypatch.setattr(training, "memory_groups", lambda: groups)
     assert training.available_memory_bytes() is None
     meminfo.write_text("MemTotal:  900 kB\nMemAvailable:  800 kB\n")
+    groups.append(MemoryGroup(1000, None, None))
     assert training.available_memory_bytes() == 800 * 1024
-    group.mkdir()
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("500\n")
-    assert training.available_memory_bytes() == 800 * 1024
-    (group / "memory.max").write_text("1000\n")
-    (group / "memory.stat").write_text("anon 300\ninactive_file 200\n")
+    groups.append(MemoryGroup(1000, 300, None))
     assert training.available_memory_bytes() == 700
-    (group / "memory").mkdir()
-    (group / "memory" / "memory.limit_in_bytes").write_text("400\n")
-    (group / "memory" / "memory.usage_in_bytes").write_text("500\n")
+    groups.append(MemoryGroup(400, 500, None))
     assert training.available_memory_bytes() == 0

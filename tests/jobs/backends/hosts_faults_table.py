@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.cgroup import cgroup_file
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import read_events
@@ -32,7 +33,6 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control import cancel
-from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.submit import resume
 from tests.clusters.hosts import NAMES, HostPair, missing
 from tests.jobs.backends import fault_tables

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base import cgroup
 from nbtrain.jobs import machine
 from nbtrain.jobs.node.node_counters import node_counters
 
@@ -25,14 +26,15 @@ V1 = {
 
 
 def group(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in files.items():
-        (folder / name).write_text(f"{text}\n")
-
-    def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
-        path = folder / (v2_name if "cpu.max" in files else v1_name)
-        return path if path.is_file() else None
-
-    monkeypatch.setattr(machine, "cgroup_file", cgroup_file)
+    """A container whose mount shows its own group at the root."""
+    own = "0::/\n" if "cpu.max" in files else "3:cpu:/\n2:cpuacct:/\n1:memory:/\n"
+    (folder / "own").write_text(own)
+    for line in own.splitlines():
+        for name, text in files.items():
+            (path := folder / line.split(":")[1] / name).parent.mkdir(exist_ok=True)
+            path.write_text(f"{text}\n")
+    monkeypatch.setattr(cgroup, "MOUNT", folder)
+    monkeypatch.setattr(cgroup, "OWN", folder / "own")
     # The machine itself has more than any container of this test.
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: type("", (), {"total": 1 << 40})())
 
@@ -43,13 +45,13 @@ def test_a_container_with_limits_is_the_node(
 ) -> None:
     """Seconds of CPU, and memory without pages of files that the kernel gives back on demand."""
     group(tmp_path, files, monkeypatch)
-    assert machine.cgroup_cpu_seconds() == 7.5
-    assert machine.cgroup_memory_in_use() == 2 << 30
+    assert cgroup.cpu_seconds() == 7.5
+    assert machine.memory_in_use_of_group() == 2 << 30
     counters = node_counters()
     assert (counters["cpu_seconds"], counters["memory_bytes"]) == (7.5, float(2 << 30))
 
 
 def test_without_limits_the_machine_is_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group(tmp_path, V2 | {"cpu.max": "max 100000", "memory.max": "max"}, monkeypatch)
-    assert machine.cgroup_cpu_seconds() is None
-    assert machine.cgroup_memory_in_use() is None
+    assert cgroup.cpu_seconds() is None
+    assert machine.memory_in_use_of_group() is None

@@ -1,0 +1,128 @@
+"""What the control groups of this process allow and have used: CPU and host memory, by versions 1 and 2.
+
+A limit of a group holds for all groups below it, so those above this process's own count too: a Slurm job or
+a user's slice has the limit, and the group below it that its processes are in says "max".
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+MOUNT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+# Version 1 reports "no limit" as a number near 2**63.
+NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A group that limits host memory; None: the kernel does not show it."""
+
+    limit_bytes: int
+    in_use_bytes: int | None
+    """Without idle pages of files, which the kernel gives back on demand."""
+    peak_bytes: int | None
+    """The most that it has used since it was made, pages of files included."""
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the CPU quota of its groups rounded up."""
+    cores = len(os.sched_getaffinity(0))
+    quota = min((quota for quota, _ in _quotas()), default=None)
+    return max(1, min(cores, int(-(-quota // 1)))) if quota else cores
+
+
+def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
+    """The files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
+    for line in text_of(OWN).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            roots, name = (MOUNT, MOUNT / "unified"), v2_name
+        elif controller in controllers.split(","):
+            roots, name = (MOUNT / controllers, MOUNT / controller), v1_name
+        else:
+            continue
+        own = PurePosixPath(path.lstrip("/"))
+        # Inside a container the mount often shows the group itself at its root, and `path` leads elsewhere.
+        levels = [PurePosixPath()] if ".." in own.parts else [own, *own.parents]
+        for root in roots:
+            if found := [file for level in levels if (file := root / level / name).is_file()]:
+                return found
+    return []
+
+
+def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
+    """The first of group_files(): of this process's own group, if the controller is on in it."""
+    return next(iter(group_files(controller, v2_name, v1_name)), None)
+
+
+def memory_groups() -> list[MemoryGroup]:
+    """Those of this process's groups that have a limit, the least limit first."""
+    groups = []
+    for path in group_files("memory", "memory.max", "memory.limit_in_bytes"):
+        limit = _number(path)
+        if limit is None or limit >= NO_LIMIT:
+            continue
+        new = path.name == "memory.max"
+        held = _number(path.with_name("memory.current" if new else "memory.usage_in_bytes"))
+        peak = _number(path.with_name("memory.peak" if new else "memory.max_usage_in_bytes"))
+        # Version 1 counts the group alone in the first of two lines, and with the groups below it in total_.
+        idle = re.findall(
+            r"^(?:total_)?inactive_file (\d+)$", text_of(path.with_name("memory.stat")), flags=re.M
+        )
+        in_use = None if held is None else max(0, held - int(idle[-1] if idle else 0))
+        groups.append(MemoryGroup(limit, in_use, peak))
+    return sorted(groups, key=lambda group: group.limit_bytes)
+
+
+def cpu_seconds() -> float | None:
+    """Seconds of CPU of the group with the least CPU quota; None if no group has one."""
+    if not (quotas := _quotas()):
+        return None
+    _, path = min(quotas)
+    if path.name == "cpu.max":
+        found = re.search(r"^usage_usec (\d+)$", text_of(path.with_name("cpu.stat")), flags=re.M)
+        return int(found[1]) / 1e6 if found else None
+    # Version 1 may count in another hierarchy, which has the same groups as a rule.
+    level = group_files("cpu", "", path.name).index(path)
+    used = [_number(file) for file in group_files("cpuacct", "", "cpuacct.usage")]
+    nanoseconds = used[min(level, len(used) - 1)] if used else None
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel's out-of-memory killer has ended in this group, or None if unreadable."""
+    return oom_kills_in(cgroup_file("memory", "memory.events", "memory.oom_control"))
+
+
+def oom_kills_in(path: Path | None) -> int | None:
+    """The counter `oom_kill` of a kernel's file, or None if unreadable."""
+    counter = re.search(r"^oom_kill (\d+)$", text_of(path), flags=re.M)
+    return int(counter[1]) if counter else None
+
+
+def text_of(path: Path | None) -> str:
+    """The contents of a kernel's file; "" if it cannot be read."""
+    try:
+        return path.read_text() if path else ""
+    except OSError:
+        return ""
+
+
+def _quotas() -> list[tuple[float, Path]]:
+    """(cores, file) of each group with a CPU quota."""
+    found = []
+    for path in group_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        words = text_of(path).split()
+        if path.name == "cpu.cfs_quota_us":
+            words += text_of(path.with_name("cpu.cfs_period_us")).split()
+        if len(words) == 2 and words[0] != "max" and int(words[0]) > 0:
+            found.append((int(words[0]) / int(words[1]), path))
+    return found
+
+
+def _number(path: Path) -> int | None:
+    """None for "max" too."""
+    text = text_of(path).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,34 @@
+"""How many processes prepare data: as many as are asked for, else as many as there are cores to use."""
+
+import pytest
+
+from nbtrain.base import cgroup
+from nbtrain.dataset.prepare.workers import PARALLEL_FROM_BYTES, PARALLEL_FROM_BYTES_WHEN_SLOW, ChosenWorkers
+
+
+@pytest.fixture
+def container(tmp_path, monkeypatch):
+    """Four cores of a node of 128, by a CPU quota: the affinity says nothing of it."""
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("400000 100000\n")
+    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(128)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "is_slow", "processes"),
+    [
+        (0, None, False, 4),
+        (0, PARALLEL_FROM_BYTES, False, 4),
+        (0, PARALLEL_FROM_BYTES - 1, False, None),
+        (0, PARALLEL_FROM_BYTES_WHEN_SLOW, True, 4),
+        (7, 1, False, 7),
+        (1, None, True, None),
+    ],
+)
+def test_processes_that_prepare(container, make_config, asked, size, is_slow, processes):
+    with ChosenWorkers(make_config(data={"num_prepare_workers": asked})) as chosen:
+        workers = chosen.choose(size, is_slow, container)
+    assert (workers and workers.args) == (processes and (processes,))

@@ -47,6 +47,7 @@ ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
 """There is a supervisor, or there is to be one."""
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
+CUT_OFF = "the submission was cut off before job.json was written"
 # A supervisor that has not written job.json after this long never started.
 QUEUED_GRACE_SECONDS = 30.0
 # A supervisor renews the time stamp of its job.json this often.
@@ -184,7 +185,7 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
     if record is None:
         if job.path.is_dir() and now - job.path.stat().st_mtime < QUEUED_GRACE_SECONDS:
             return None, QUEUED, "it is being submitted"
-        return None, LOST, "the submission was cut off before job.json was written"
+        return None, LOST, CUT_OFF
     if record.backend in ENGINES:
         # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.
         from nbtrain.base.node_records import EngineWord

@@ -11,7 +11,17 @@ from typing import Any, TypeVar, cast
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_saved_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, FAILED, QUEUED, SUCCEEDED, SUSPENDED, at_rest
+from nbtrain.base.jobstate import (
+    ACTIVE,
+    CUT_OFF,
+    ENGINES,
+    FAILED,
+    LOST,
+    QUEUED,
+    SUCCEEDED,
+    SUSPENDED,
+    at_rest,
+)
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
@@ -28,6 +38,8 @@ SLOW_POLL_SECONDS = 1.0
 UNHEARD_SECONDS = 60.0
 # What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
 SUPERVISOR_SECONDS = 60.0
+# Of one submission: git, the driver and a busy disk are asked meanwhile.
+SUBMISSION_SECONDS = 60.0
 # An operator takes a second or two to say that it holds a job without ranks.
 ENGINE_SECONDS = 15.0
 # From a supervisor's last look at the pause until it has given its allocation back, on a network disk.
@@ -67,6 +79,8 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
 
     Raises JobError if the job is still there after `wait_seconds`.
     """
+    if _cut_off_unwritten(job, wait_seconds):
+        return LOST, CUT_OFF
     backend, began = backend_of_job(job), time.monotonic()
     end_cut_off(job)
     state, cause = backend.status(job)
@@ -162,6 +176,25 @@ def end_cut_off(job: JobDir) -> bool:
         record.mark("ended_at")
         record.write(job.job_json)
     return True
+
+
+def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
+    """Whether the submission was cut off before job.json; one that still writes is waited for.
+
+    submit() holds the run's lock meanwhile. Raises JobError if it is not done in time.
+    """
+    began = time.monotonic()
+    while not job.job_json.exists():
+        with job.run.locked(blocking=False) as taken:
+            # It may have come to its end between the two looks.
+            if taken and not job.job_json.exists():
+                return True
+        if time.monotonic() - began >= (SUBMISSION_SECONDS if wait_seconds is None else wait_seconds):
+            raise JobError(
+                f"{display(job.run.path)}: job {job.job_id} is being submitted by another process; try again."
+            )
+        time.sleep(POLL_SECONDS)
+    return False
 
 
 def advice_to_resume(run: RunDir) -> str:

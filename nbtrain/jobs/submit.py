@@ -18,6 +18,7 @@ others return it, even if it has ended meanwhile.
 
 import logging
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -356,6 +357,7 @@ def _write_job(
 ) -> JobDir:
     """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     changes = refuse_other_training(run, config)
+    job: JobDir | None = None
     try:
         run_id = write_identity(run, parent, **({"run_id": started[1]} if started else {}))
         files.write_text(run.config_yaml, to_yaml(config))
@@ -417,6 +419,9 @@ def _write_job(
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:
+        if job and not started:
+            # Half of a job would count as one that is being submitted, for a while.
+            shutil.rmtree(job.path, ignore_errors=True)
         raise unwritable(run, error) from error
     return job
 

@@ -136,6 +136,21 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
     assert processes.marked_pids([job.job_id]) == []
 
 
+def test_a_job_without_job_json_was_cut_off_or_is_being_submitted(job, monkeypatch):
+    """LOST if nobody holds the run; while somebody writes it is waited for, then refused in words."""
+    record = JobRecord.read(job.job_json)
+    job.job_json.unlink()
+    assert control.cancel(job) == ("LOST", "the submission was cut off before job.json was written")
+    with job.run.locked():
+        with pytest.raises(JobError) as refused:
+            control.cancel(job, wait_seconds=0)
+        assert str(refused.value) == (
+            f"output/run: job {job.job_id} is being submitted by another process; try again."
+        )
+        monkeypatch.setattr(control.time, "sleep", lambda seconds: record.write(job.job_json))
+        assert control.cancel(job, now=True)[1].startswith("its supervisor (pid ")
+
+
 def test_a_pid_that_was_given_away_is_not_signalled(job):
     """The record names this process's pid with another start time: a signal would end the test."""
     with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):

@@ -500,6 +500,20 @@ def test_data_made_anew_is_refused(tiny):
     assert resume(job.run).job_id != job.job_id
 
 
+def test_a_submission_that_the_disk_does_not_take_leaves_no_job(tiny, monkeypatch):
+    """Its folder would count as a job that is being submitted, which nothing could cancel or delete."""
+
+    def full(record, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(JobRecord, "write", full)
+    with pytest.raises(
+        SubmitError, match=r"^output/tiny cannot be written: No space left on device\. Nothing"
+    ):
+        submit(tiny())
+    assert RunDir.named("tiny").job_ids() == []
+
+
 def test_a_lost_run_is_resumed(tiny):
     """A job whose supervisor is gone counts as ended."""
     job = submit(tiny())

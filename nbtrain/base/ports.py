@@ -1,6 +1,7 @@
 """A TCP port of this machine to listen on in a moment."""
 
 import errno
+import os
 import random
 import socket
 import time
@@ -11,7 +12,10 @@ TRIES = 100
 # torchrun imports torch before it listens, which a cold disk makes long.
 CLAIM_SECONDS = 120.0
 
-_claims: list[tuple[float, socket.socket]] = []
+# (when, descriptor)
+_claims: list[tuple[float, int]] = []
+# A child may close what it inherits, and use the numbers again.
+os.register_at_fork(after_in_child=_claims.clear)
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
@@ -45,14 +49,13 @@ def _claim(port: int) -> bool:
     for claimed_at, claim in list(_claims):
         if now - claimed_at > CLAIM_SECONDS:
             _claims.remove((claimed_at, claim))
-            claim.close()
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claim.bind(f"\0nbtrain-port-{port}")
-    except OSError as error:
-        claim.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
-    _claims.append((now, claim))
+            os.close(claim)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        try:
+            made.bind(f"\0nbtrain-port-{port}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        _claims.append((now, made.detach()))
     return True

@@ -1403,7 +1403,11 @@ BROKEN = {
     ),
     "pods whose run directory ends with them": (
         "gpt-125m",
-        ["backend.kubernetes.workspace_path=/work", "backend.kind=kubernetes"],
+        [
+            "backend.kubernetes.workspace_path=/work",
+            "backend.kind=kubernetes",
+            "resources.image=registry.example.com/nbtrain:0.1.0",
+        ],
         "@: backend.kubernetes.workspace_path = /work\n"
         "  must lie on a volume of mounts: without one the run directory ends with its pod.",
     ),

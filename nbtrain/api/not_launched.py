@@ -58,7 +58,7 @@ class NotLaunched:
         return "".join(parts)
 
     def wait(self, timeout_seconds: float | None = None) -> NoReturn:
-        """There is nothing to wait for, and what is to come after it cannot: raises SubmitError, with why."""
+        """Raises SubmitError with the reason: nothing was launched that could be waited for."""
         raise SubmitError(str(self))
 
     def wait_if(self, wait: str) -> None:

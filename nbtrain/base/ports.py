@@ -12,7 +12,7 @@ TRIES = 100
 # torchrun imports torch before it listens, which a cold disk makes long.
 CLAIM_SECONDS = 120.0
 
-# (when, descriptor)
+# (when it was made, its descriptor)
 _claims: list[tuple[float, int]] = []
 # A child may close what it inherits, and use the numbers again.
 os.register_at_fork(after_in_child=_claims.clear)

@@ -61,7 +61,7 @@ def why_not(config: "RunConfig") -> str:
     from nbtrain.jobs.preflight import preflight
 
     found = "".join(f"\n  - {problem}" for problem in preflight(config))
-    return f"{config.name} was not launched, so that there is nothing to watch or to generate from.{found}"
+    return f"{config.name} was not launched, so there is nothing to watch or to generate from.{found}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Verbs about runs, from submit to profile."""
 
 import argparse
+import contextlib
 import json
 import sys
 from itertools import islice
@@ -122,8 +123,6 @@ def submit(options: argparse.Namespace) -> int:
 
 def queue(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
-    from nbtrain.jobs.queue.folder import Queue
-    from nbtrain.jobs.queue.restart import restart
 
     if options.run:
         if options.priority is None and not options.now:
@@ -131,10 +130,9 @@ def queue(options: argparse.Namespace) -> None:
         run_of(options).queue(options.priority, options.now)
     elif options.priority is not None or options.now:
         raise ConfigError("--priority and --now need a RUN: `nbtrain queue RUN --priority 5`.")
-    if options.restart:
-        words = sys.stderr if options.json else sys.stdout
-        restart(Queue(), everything=True, say=lambda said: print(said, file=words))
-    entries = api.queue()
+    # JSON stands alone on stdout: what is started again is said elsewhere.
+    with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        entries = api.queue(restart=options.restart)
     print(json.dumps(entries.to_dicts(), indent=2) if options.json else entries)
 
 

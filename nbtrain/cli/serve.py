@@ -120,7 +120,7 @@ def _add_serve(under: Any) -> None:
     one.add_argument("--port", type=int, default=plain.port, help=f"default {plain.port}; 0 takes a free one")
     text = "a Unix socket instead: who may enter its folder needs no token"
     one.add_argument("--uds", metavar="PATH", help=text)
-    text = "end when the process that has started the server does, as Jupyter's proxy needs it"
+    text = "end with the process that started the server, as Jupyter's proxy needs it"
     one.add_argument("--end-with-parent", action="store_true", help=text)
     text = "that holds the token; default: $NBTRAIN_SERVE_TOKEN, else a new one, which is shown"
     one.add_argument("--token-file", metavar="FILE", help=text)

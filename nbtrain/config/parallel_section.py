@@ -30,8 +30,8 @@ class LossScaleConfig(ConfigModel):
     loss_scale_window: PositiveSteps = 500
     """Steps without overflow after which the dynamic loss scale doubles."""
     hysteresis: PositiveSmallCount = 2
-    """The dynamic loss scale halves at the overflow of this number, in a row or not, and at each later one.
-    The count begins again when the scale doubles."""
+    """Overflows, in a row or not, until the dynamic loss scale halves; each one after that halves it again.
+    The count begins anew when the scale doubles."""
     min_loss_scale: Annotated[int, Field(ge=1, le=2**MOST_SCALE_POWER)] = 1
     """The dynamic loss scale never falls below this; DeepSpeed wants a whole number."""
 

@@ -108,7 +108,7 @@ def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     read = dict(flatten(override_layer(further).value))
     if isinstance(overrides, Iterator):
         overrides = list(overrides)
-    override_layer(overrides)
+    override_layer(overrides)  # for its errors
     if isinstance(overrides, Mapping):
         return {**overrides, **read}
     return [*(shlex.split(overrides) if isinstance(overrides, str) else overrides or ()), *further]

@@ -501,7 +501,7 @@ def test_a_demo_that_launches_nothing_says_why(workspace, monkeypatch, capsys):
     asked = ["resources.device=gpu", "batch.micro_batch_size=1", *(f"{size}=64" for size in sizes)]
     assert cli.main(["demo", "gpt-tiny", *asked]) == 6
     said = capsys.readouterr().err
-    assert "SubmitError: gpt-tiny was not launched, so that there is nothing to watch or to generate " in said
+    assert "SubmitError: gpt-tiny was not launched, so there is nothing to watch or to generate " in said
     assert "the run needs 64 GPUs" in said and "no run directory" not in said
     assert said.endswith("\nThe executed notebook: output/gpt-tiny/notebooks/03_launch.ipynb\n")
 

@@ -135,7 +135,6 @@ def run_everywhere(
                 call,
                 input=text,
                 capture_output=True,
-                text=True,
                 # A host says what it likes at log-in, in any encoding.
                 encoding="utf-8",
                 errors="replace",

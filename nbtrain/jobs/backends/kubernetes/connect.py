@@ -70,7 +70,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
         # The client takes any YAML for a table of the right form.
         marked = isinstance(error, (yaml.YAMLError, UnicodeDecodeError))
-        said = " ".join(str(error).split()) if marked else "it has not the form of one"
+        said = " ".join(str(error).split()) if marked else "it does not have the form of one"
         raise JobError(
             f"{files}: cannot be read as a kubeconfig: {said}. Correct it, or set KUBECONFIG to another file."
         ) from None

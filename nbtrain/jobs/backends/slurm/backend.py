@@ -209,7 +209,7 @@ class SlurmBackend(RemoteBackend):
     def obstacles(self, config: RunConfig) -> Iterator[Obstacle]:
         """Slurm answers, has the partition, and could start the job if all its nodes were up and idle."""
         try:
-            # -a: partitions are hidden, too, that a user's jobs may go to; sbatch itself refuses the others.
+            # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses those that are closed.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."

@@ -60,7 +60,6 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
             [program, *arguments[1:]],
             cwd=folder,
             capture_output=True,
-            text=True,
             # Comments of jobs may hold anything.
             encoding="utf-8",
             errors="replace",

@@ -215,7 +215,7 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
             "while scanning for the next token found character '\\t' that cannot start any token in "
             '"{file}", line 2, column 1',
         ),
-        (b"<html>502 Bad Gateway</html>\n", "it has not the form of one"),
+        (b"<html>502 Bad Gateway</html>\n", "it does not have the form of one"),
         (b"clusters: [\xff]\n", "'utf-8' codec can't decode byte 0xff in position 11: invalid start byte"),
     ],
 )

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +43,6 @@ ORDER = [
     "api",
     "cli",
 ]
-# Folders of files that are made from others.
-BUILT = {"__pycache__", "_bundled", "prebuilt", "static"}
 GPU_SIDE = ("parallel", "model", "checkpoint", "train", "inference")
 NOTEBOOK_BOXES = {
     "config",
@@ -234,49 +231,12 @@ def test_the_table_is_that_of_the_architecture():
     assert written == {box: ours for box, (ours, _) in ALLOWED.items()}
 
 
-def test_the_map_is_the_tree():
-    """ARCHITECTURE.md's map lists each file of nbtrain once under its folder, and no other.
-
-    A line that begins with more than two blanks goes on with the entry above it.
-    """
-    written: dict[str, set[str]] = {}
-    for line in architecture("Map").splitlines():
-        if line.startswith("nbtrain/"):
-            folder = written.setdefault(line.split()[0], set())
-        elif re.match(r"  \S", line):
-            name = line.split()[0]
-            assert name not in folder, f"{name} is listed twice"
-            folder.add(name)
-    tree: dict[str, set[str]] = {"nbtrain/__init__.py": set()}
-    for path in PACKAGE.rglob("*"):
-        place = path.relative_to(REPOSITORY)
-        skipped = path.name in ("__init__.py", "py.typed") or BUILT & set(place.parts)
-        if path.is_file() and not skipped:
-            tree.setdefault(f"{place.parent.as_posix()}/", set()).add(path.name)
-    assert written == tree
-
-
 def test_the_files_to_open_are_there():
     """Every path in "To change X, open Y" exists."""
     rows = [line.split(" | ") for line in architecture("To change X, open Y").splitlines()[4:]]
     named = [path for row in rows for path in re.findall(r"`((?:nbtrain|tests|docs)/[^`]*)`", row[1])]
     assert len(rows) >= 25 and all(len(row) == 2 for row in rows if row[0])
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
-
-
-def test_no_file_and_no_folder_outgrows_its_room():
-    """A file holds one noun in at most 450 lines; no top folder holds over 17 % of the code."""
-    lines = {
-        path: len(path.read_text(encoding="utf-8").splitlines())
-        for path in PACKAGE.rglob("*")
-        if path.suffix in (".py", ".js", ".ts", ".html") and not BUILT & set(path.parts)
-    }
-    assert {str(path): count for path, count in lines.items() if count > 450} == {}
-    shares: Counter[str] = Counter()
-    for path, count in lines.items():
-        shares[path.relative_to(PACKAGE).parts[0]] += count
-    total = sum(lines.values())
-    assert {folder: count / total for folder, count in shares.items() if count > 0.17 * total} == {}
 
 
 def test_nobody_imports_across_a_wall():

@@ -53,20 +53,20 @@ docs: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/train_cpu.py
 
-# Every layout against one process, interrupted and reshaped: docs/parity.md. Goes on where it was stopped.
+# Every layout against one process, interrupted and reshaped: docs/evidence/parity.md. Goes on where it was stopped.
 parity: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity.matrix $(PARITY_ARGS)
 
-# What is too long for `make test`, part by part; goes on where it was stopped: docs/soak.md.
+# What is too long for `make test`, part by part; goes on where it was stopped: docs/evidence/soak.md.
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-# What only a GPU can show, step by step; goes on where it was stopped: docs/gpu.md. Needs no network: without the
+# What only a GPU can show, step by step; goes on where it was stopped: docs/evidence/gpu.md. Needs no network: without the
 # environment it takes $(PYTHON), and GPU_ARGS="--wheels DIR" gives it the packages that are missing.
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu $(GPU_ARGS)
 
-# Each fault suffered by a real run: docs/faults.md. Some need root.
+# Each fault suffered by a real run: docs/evidence/faults-local.md. Some need root.
 faults: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.jobs.faults_table $(FAULTS_ARGS)
 

@@ -1,4 +1,4 @@
-"""`make soak`: what is too long for `make test`, in parts; docs/soak.md says what passed, and on what code.
+"""`make soak`: what is too long for `make test`, in parts; writes docs/evidence/soak.md, the results.
 
     python -m tests.soak [--only demo fuzz] [--list]
 
@@ -23,7 +23,7 @@ from tests.fuzzing import FACTOR_VARIABLE
 from tests.parity.sources import FAULTS, PARITY, Evidence, staleness, stamp
 
 REPOSITORY = Path(__file__).parents[1]
-PAGE = REPOSITORY / "docs" / "soak.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "soak.md"
 LOGS = REPOSITORY / "build" / "soak"
 FUZZ_FACTOR = 50
 # Most parts take a few minutes; a hanging one must not keep the rest from being run.
@@ -241,7 +241,7 @@ PARTS = (
     ),
     Part(
         "slurm",
-        "a real Slurm: time limits, nodes and controller lost, suspended, cancelled, put back (docs/jobs.md)",
+        "a real Slurm: time limits, lost nodes, a lost controller, suspended, cancelled (faults-slurm.md)",
         ("-m", "tests.jobs.backends.slurm.faults_table"),
         _evidence(
             (
@@ -261,7 +261,7 @@ PARTS = (
     ),
     Part(
         "hosts",
-        "two hosts by ssh: one lost, a pulled cable, a hang, refused starts, both launchers (docs/jobs.md)",
+        "two hosts by ssh: one lost, a pulled cable, hangs, refused starts, launchers (faults-hosts.md)",
         ("-m", "tests.jobs.backends.hosts_faults_table"),
         _evidence(
             (
@@ -319,7 +319,7 @@ PARTS = (
     ),
     Part(
         "kubernetes",
-        "pods evicted, lost, out of memory, held; a silent API server; refused starts (docs/jobs.md)",
+        "pods evicted, lost, out of memory, held; a silent API server; refused starts (faults-kubernetes.md)",
         ("-m", "tests.jobs.backends.kubernetes.faults_table"),
         _evidence(
             (
@@ -558,9 +558,8 @@ def page_text(results: Mapping[str, Result]) -> str:
     lines = []
     for part in PARTS:
         if part.has_page:
-            lines.append(
-                f"| `{part.name}` | {part.shows} | docs/{part.evidence.page.name} | | its own stamp |"
-            )
+            page = part.evidence.page.name
+            lines.append(f"| `{part.name}` | {part.shows} | [{page}]({page}) | | its own stamp |")
         elif found := results.get(part.name):
             row = (f"`{part.name}`", part.shows, found.words, f"{found.minutes:.1f}", found.stamp)
             lines.append(f"| {' | '.join(row)} |")

@@ -114,12 +114,12 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def bundled(part: str) -> Path:
-    """notebooks, examples/megatron-gpt or docs as shipped: in the wheel, or beside the package in a clone.
+    """Return where notebooks, examples/megatron-gpt, docs or README.md is: in the wheel, or in a clone.
 
     Raises ConfigError if an installation carries neither.
     """
     for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
-        if candidate.is_dir():
+        if candidate.exists():
             return candidate
     raise ConfigError(f"this installation of nbtrain has no {part}; install the wheel or use a clone.")
 

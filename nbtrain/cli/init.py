@@ -1,23 +1,61 @@
-"""`nbtrain init DIR`: notebooks, example YAMLs and documentation, copied out of the installed package."""
+"""`nbtrain init DIR`: notebooks, example YAMLs, documentation and README, copied out of the package."""
 
+import re
 import shutil
 from pathlib import Path
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import bundled
 
+# Parts of docs/ that a workspace does not need: measurements, pictures and the site's configuration. The wheel
+# is built without them (pyproject.toml), and a workspace made from a clone is the same.
+LEFT_OUT = ("evidence", "pictures", "conf.py")
+# [text](target), ![text](target), and the elements that a README has for pictures of two themes.
+LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+PICTURE = re.compile(r"<picture>.*?</picture>\n*|<img\b[^>]*>\n*", re.DOTALL)
+PICTURE_FILE = re.compile(r'(?:src|srcset)="([^"]+)"')
+
 
 def copy_workspace(folder: Path) -> list[Path]:
-    """Copy notebooks/, examples/megatron-gpt/ and docs/ to `folder`; the paths written.
+    """Copy notebooks/, examples/megatron-gpt/, docs/ and README.md to `folder`; return the paths written.
 
     Raises ConfigError if notebooks/ or examples/megatron-gpt/ exists: files of the user are never
-    overwritten. A folder docs/ that exists is the user's own, and left as it is.
+    overwritten. A folder docs/ or a README.md that exists is the user's own, and left as it is.
     """
     copies = {part: folder / part for part in ("notebooks", "examples/megatron-gpt")}
     if existing := next((copy for copy in copies.values() if copy.exists()), None):
         raise ConfigError(f"{existing} already exists; choose another folder, or move it away.")
-    if not (folder / "docs").exists():
-        copies["docs"] = folder / "docs"  # which the examples' README, the notebooks and messages name
+    # The examples' README, the notebooks and messages name pages of docs/.
+    copies |= {part: folder / part for part in ("docs", "README.md") if not (folder / part).exists()}
     for part, copy in copies.items():
-        shutil.copytree(bundled(part), copy, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_*"))
+        source = bundled(part)
+        if source.is_dir():
+            left_out = LEFT_OUT if part == "docs" else ()
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_*", *left_out))
+        else:
+            shutil.copyfile(source, copy)
+    for copy in copies.values():
+        for page in copy.rglob("*.md") if copy.is_dir() else [copy]:
+            text = page.read_text(encoding="utf-8")
+            if (fewer := without_dead_links(text, page.parent)) != text:
+                files.write_text(page, fewer)
     return list(copies.values())
+
+
+def without_dead_links(text: str, folder: Path) -> str:
+    """Replace links to missing files by their text, and drop missing pictures; `folder` is the page's."""
+
+    def exists(target: str) -> bool:
+        path = target.partition("#")[0]
+        return not path or ":" in path or (folder / path).exists()
+
+    def picture(match: re.Match) -> str:
+        return match[0] if all(map(exists, PICTURE_FILE.findall(match[0]))) else ""
+
+    def link(match: re.Match) -> str:
+        if exists(match[2]):
+            return match[0]
+        return "" if match[0].startswith("!") else match[1]
+
+    return LINK.sub(link, PICTURE.sub(picture, text))

@@ -31,7 +31,7 @@ LEAST_GAIN = 0.02
 HEADS = ("", "change", "settings", "why", "then")
 # What a plan may be wrong by without being called wrong: the factor of its memory is kept within.
 _MOST_FACTOR = 3.0
-# docs/plan-accuracy.md: memory within 10 % in most cases.
+# docs/evidence/plan-accuracy.md: memory within 10 % in most cases.
 ROOM_FRACTION = 0.95
 
 

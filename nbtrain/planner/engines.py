@@ -1,9 +1,9 @@
 """Training programs, and how each spends time: constants of a program, never of one run or published case.
 
 A run of this project has the engine "nbtrain". The others are for published runs and for plans of what a user
-brings from another program. How the constants were found: docs/plan-accuracy.md. They were fitted to the
-training half of the published runs (tests/benchmarks/published.py says which sources that is), each within
-the bounds that the program's own documentation sets.
+brings from another program. docs/evidence/plan-accuracy.md says how the constants were found. They were
+fitted to the training half of the published runs (tests/benchmarks/published.py says which sources that is),
+each within the bounds that the program's own documentation sets.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,8 @@ _DEEPSPEED_COLLECTIVES = 6
 
 _ALL = (
     # traffic: 125M takes 0.344 s a step on one H200, where torch's own choice for attention is cuDNN
-    # (docs/benchmarks.md). What hides behind what is the upstream example's until several GPUs are measured.
+    # (docs/evidence/benchmarks.md). What hides behind what is the upstream example's until several GPUs are
+    # measured.
     Engine(
         "nbtrain", "nbtrain (DeepSpeed)", traffic=7.0, flash_generation=3, hidden_data=0.5, zero_share=0.25,
         hidden_zero3=0.5, zero3_collectives=_DEEPSPEED_COLLECTIVES,

@@ -1,4 +1,4 @@
-"""The plan against 216 published runs: writes docs/plan-accuracy.md and its picture.
+"""The plan against 216 published runs: writes docs/evidence/plan-accuracy.md and its picture.
 
     python tests/benchmarks/plan_cases.py [--cases CASES.json] [--out docs]
 
@@ -28,7 +28,7 @@ from tests.benchmarks.plan_speed import Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 WIDTH = 120
 
 INTRODUCTION = """\

@@ -9,8 +9,8 @@ with ZeRO 3 and full recomputation. Each is trained as a user trains it, under t
 contenders of a model are started once and stopped (SIGSTOP); a round lets each run alone for some seconds, in
 turn, so that a slow minute of the machine falls on all. A run's figure is the median over the rounds of the
 median time between its finished steps. Asserts nothing; prints the table, and with --write puts it into
-docs/plan-accuracy.md. Wants a quiet machine. --clock cpu is for trials on a busy one: CPU seconds of the
-slowest rank against a calibration by CPU time; what ranks wait for is then in neither.
+docs/evidence/plan-accuracy.md. Wants a quiet machine. --clock cpu is for trials on a busy one: CPU seconds of
+the slowest rank against a calibration by CPU time; what ranks wait for is then in neither.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "plan-accuracy.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "plan-accuracy.md"
 BEGIN, END = "<!-- CPU: written by tests/benchmarks/plan_cpu.py -->", "<!-- CPU ends -->"
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -268,7 +268,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/plan-accuracy.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/evidence/plan-accuracy.md"
+    )
     options = parser.parse_args()
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "train")]
     # Whoever ends the contest ends the contenders, stopped ones too.

@@ -1,4 +1,4 @@
-"""Rules that would recognise the run that ended of fragmentation alone: a part of docs/plan-accuracy.md.
+"""Rules that would recognise the run that ended of fragmentation alone, for docs/evidence/plan-accuracy.md.
 
 None is adopted. The section says why, with the verdicts that each one would give; nothing of it is in a plan.
 """

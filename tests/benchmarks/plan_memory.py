@@ -1,4 +1,4 @@
-"""The plan's memory against published peaks, and whether a run fitted: a part of docs/plan-accuracy.md.
+"""The plan's memory against published peaks, and whether a run fitted, for docs/evidence/plan-accuracy.md.
 
 Rules for what sources leave open, for a program or a source, never for a case:
 

@@ -147,7 +147,7 @@ def share_met(of: list[Row]) -> str:
 
 
 def section(cases: Iterable[Published]) -> list[str]:
-    """Lines of docs/plan-accuracy.md on speed."""
+    """Lines of docs/evidence/plan-accuracy.md on speed."""
     every = rows(cases)
     counted = [row for row in every if not row.in_series]
     series = [row for row in every if row.in_series]

@@ -1,4 +1,4 @@
-"""Two sections of docs/plan-accuracy.md: the upstream example's times, and a published LoRA run.
+"""Two sections of docs/evidence/plan-accuracy.md: the upstream example's times, and a published LoRA run.
 
 The published LoRA run: Falcon 180B on 8 A100-80GB with DeepSpeed's ZeRO 3, adapters and flash attention, 15
 thousand instructions in 3 epochs, batch 64, sequences of 2048: 153 minutes.

@@ -1,8 +1,8 @@
-"""Two recipes on equal text with equally many parameters: GPT-3's and the modern one (docs/recipes.md).
+"""GPT-3's recipe and the modern one on equal text with equally many parameters: docs/evidence/recipes.md.
 
     nice -n 15 python -m tests.benchmarks.recipes [--size tiny 14m] [--folder build/recipes] [--text FILE]
     python -m tests.benchmarks.recipes --device gpu --precision bf16 --jobs 14     all runs on one GPU
-    python -m tests.benchmarks.recipes --page      docs/recipes.{json,md,png} out of the records
+    python -m tests.benchmarks.recipes --page      docs/evidence/recipes.{json,md,png} out of the records
     python -m tests.benchmarks.recipes --speed     CPU seconds a token of both, alternating
 
 Each arm is trained at four learning rates with one seed, at more of them as long as the best one is the
@@ -98,7 +98,7 @@ RESOURCES = {"cpu": "device: cpu, cpus_per_node: 1", "gpu": "device: gpu, gpus_p
 SIZES = {
     # gpt3-tiny, and its text.
     "tiny": Size(4, 256, 4, 256, 8, 1024, 1_966_080, 704, _RATES, 8_000_000),
-    # That of docs/benchmarks.md.
+    # That of docs/evidence/benchmarks.md.
     "14m": Size(6, 384, 6, 512, 8, 8192, 9_830_400, 1056, _RATES_14M, 32_000_000, "970,20,10", True),
 }
 ARMS = ("gpt3", "modern")
@@ -359,7 +359,7 @@ def main() -> None:
     if options.page:
         from tests.benchmarks import recipes_page
 
-        recipes_page.write(bench, REPOSITORY / "docs")
+        recipes_page.write(bench, REPOSITORY / "docs" / "evidence")
         return
     for size in options.size:
         if not options.prepared:

@@ -1,4 +1,4 @@
-"""docs/recipes.{json,md,png} out of the records of tests/benchmarks/recipes.py."""
+"""docs/evidence/recipes.{json,md,png} out of the records of tests/benchmarks/recipes.py."""
 
 import itertools
 import json

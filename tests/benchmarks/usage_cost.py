@@ -18,7 +18,7 @@ LOOKS = 100
 
 
 def measure(ranks: int, processes_per_rank: int) -> str:
-    """A row of the table in docs/jobs.md."""
+    """A row of the table in docs/evidence/benchmarks.md."""
     started = [
         subprocess.Popen(
             ["sleep", "600"], env={"PATH": os.environ["PATH"], "NBTRAIN_JOB": JOB, "RANK": str(rank)}

@@ -303,20 +303,25 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
 
 
 def test_init_brings_the_pages_that_its_files_link_to(tmp_path):
-    """All of them. A folder docs/ that is there is the user's own."""
+    """All of them, and README; links to what a workspace lacks are plain text. The user's files are kept."""
     assert cli.main(["init", str(tmp_path / "new")]) == 0
-    missing = {
-        link
-        for folder in ("docs", "examples", "notebooks")
-        for page in (tmp_path / "new" / folder).rglob("*")
-        if page.suffix in (".md", ".ipynb")
-        for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists()
-    }
-    assert missing == set()
     (tmp_path / "old" / "docs").mkdir(parents=True)
+    (tmp_path / "old" / "README.md").write_text("mine")
     assert cli.main(["init", str(tmp_path / "old")]) == 0
+    for workspace in (tmp_path / "new", tmp_path / "old"):
+        pages = [page for page in workspace.rglob("*") if page.suffix in (".md", ".ipynb")]
+        missing = {
+            link
+            for page in pages
+            for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+            if not (page.parent / link).exists() and (page.suffix == ".md" or workspace.name == "new")
+        }
+        assert missing == set()
+    index = (tmp_path / "new" / "docs" / "README.md").read_text()
+    assert "| What is proven, and how |" in index and "[README](../README.md)" in index
+    assert not (tmp_path / "new" / "docs" / "evidence").exists()
     assert [page.name for page in (tmp_path / "old" / "docs").iterdir()] == ["run.schema.json"]
+    assert (tmp_path / "old" / "README.md").read_text() == "mine"
 
 
 @pytest.mark.slow

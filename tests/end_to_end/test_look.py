@@ -1,6 +1,6 @@
 """Every place of the user interface, at three widths, light and dark: pictures, and what axe-core finds.
 
-docs/ui-checklist.md says what each picture has to show.
+docs/evidence/ui-checklist.md says what each picture has to show.
 
 The pictures lie in build/ui/ (NBTRAIN_SCREENSHOTS=DIR for another folder).
 """

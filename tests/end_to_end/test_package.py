@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.cli.init import LEFT_OUT
+
 ROOT = Path(__file__).parent.parent.parent
 GIVEN = ("torch", "deepspeed", "ipywidgets", "jupyterlab", "tensorboard", "matplotlib", "papermill")
 
@@ -72,6 +74,10 @@ def test_a_wheel_carries_everything(tmp_path):
     nbtrain("init", "mine")
     shipped = {path.name for path in (tmp_path / "mine" / "notebooks").glob("*.ipynb")}
     assert shipped == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert (tmp_path / "mine" / "docs" / "config.md").is_file()
+    # What init leaves out of a clone is not in the wheel either.
+    assert not [name for name in names if "/docs/evidence/" in name or name.endswith(".png")]
+    shipped = {path.name for path in (tmp_path / "mine" / "docs").iterdir()}
+    assert shipped == {path.name for path in (ROOT / "docs").iterdir()} - set(LEFT_OUT)
+    assert (tmp_path / "mine" / "README.md").is_file()
     trained = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
     assert "every field and every rule holds" in nbtrain("check", str(trained))

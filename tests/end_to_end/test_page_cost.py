@@ -1,7 +1,7 @@
 """What the page costs in a real browser: 1,000 runs, a run of a million scalar points, minutes of polling.
 
-Nothing asserts on time: the figures are printed (pytest -s) and are in docs/server.md. What is asserted is
-that neither the document nor the heap grows.
+Nothing asserts on time: the figures are printed (pytest -s) and are in docs/evidence/server.md. What is
+asserted is that neither the document nor the heap grows.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`make gpu`: what no CPU can show, step by step, on whatever GPUs there are; docs/gpu.md says what came out.
+"""`make gpu`: what no CPU can show, step by step, on whatever GPUs there are; writes docs/evidence/gpu.md.
 
     python -m tests.gpu [--only memory parity] [--minutes 9] [--wheels DIR] [--copy-to DIR] [--again]
     python -m tests.gpu --list                 what is to be run; runs nothing
@@ -33,7 +33,7 @@ from tests.gpu import machine, page
 from tests.gpu.cases import POISONED_EXIT, read_rows
 from tests.gpu.machine import REPOSITORY, Machine
 from tests.gpu.page import Results, Row, key_of
-from tests.gpu.steps import BY_NAME, STEPS, Step
+from tests.gpu.steps import BY_NAME, PAGE, STEPS, Step
 
 WORK = REPOSITORY / "build" / "gpu"
 POLL_SECONDS = 0.2
@@ -262,12 +262,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say what is to be run, and why; run nothing")
     parser.add_argument("--again", action="store_true", help="try also what has passed")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels that are installed without a network")
-    parser.add_argument("--to", type=Path, default=REPOSITORY / "docs", help="folder of gpu.md and gpu.json")
+    parser.add_argument("--to", type=Path, default=PAGE.parent, help="folder of gpu.md and gpu.json")
     parser.add_argument("--copy-to", type=Path, help="a folder that gets gpu.md, gpu.json and the logs too")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU; needs --to")
     options = parser.parse_args(arguments)
-    if options.smoke and options.to == REPOSITORY / "docs":
-        parser.error("--smoke needs --to: what a CPU finds is no result for docs/gpu.md")
+    if options.smoke and options.to == PAGE.parent:
+        parser.error("--smoke needs --to: what a CPU finds is no result for docs/evidence/gpu.md")
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: must be more than 0")
     return options

@@ -1,4 +1,4 @@
-"""docs/gpu.json, what every case has found, by kind of machine; and docs/gpu.md, which is written from it."""
+"""docs/evidence/gpu.json, what every case has found on each kind of machine, and gpu.md, written from it."""
 
 import functools
 import json

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.parity.sources import Evidence
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "gpu.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "gpu.md"
 TRAINER = ("nbtrain.train.__main__",)
 TRAINED = ("tests/gpu/cases.py", "tests/gpu/trained.py", "tests/train/launch.py")
 
@@ -21,7 +21,7 @@ class Step:
     name: str
     shows: str
     columns: tuple[str, ...]
-    """Of its table in docs/gpu.md, between the case and its result: keys of a finding's values."""
+    """Of its table in docs/evidence/gpu.md, between the case and its result: keys of a finding's values."""
     minutes: float
     """After which it is stopped; its next call goes on with the cases that are left."""
     evidence: Evidence

@@ -72,9 +72,9 @@ def test_every_case_is_written_down_whatever_its_process_does(call):
     assert words["killed"].startswith("the process ended with signal 9 (SIGKILL)")
     assert words["poisoned"].startswith("RuntimeError: CUDA error: an illegal memory access")
     assert "| good | 7 | passed: 2 / 3 |" in call.page
-    assert "| impossible |  | not possible: no disk in docs/gpu.md |" in call.page
+    assert "| impossible |  | not possible: no disk in docs/evidence/gpu.md |" in call.page
     assert "| `made-step` | made cases | **FAILED**: 1 passed, 3 failed, 1 not possible" in call.page
-    assert "no disk in docs/gpu.md" in words["impossible"]
+    assert "no disk in docs/evidence/gpu.md" in words["impossible"]
     # Tried again: what failed, and nothing else.
     call.try_("good raises impossible")
     assert call.ran == ["raises"]
@@ -136,7 +136,7 @@ def test_a_step_that_cannot_start_says_so(call, monkeypatch):
 
 
 def test_the_committed_page_is_what_its_figures_make():
-    """docs/gpu.md is written by the tool alone, and no step is on it that is gone."""
+    """docs/evidence/gpu.md is written by the tool alone, and no step is on it that is gone."""
     results = page.read(PAGE.with_name("gpu.json"))
     assert PAGE.read_text() == page.text(results)
     assert {step for found in results.values() for step in found.rows} <= {step.name for step in STEPS}
@@ -160,7 +160,7 @@ def test_the_arguments(capsys):
     for wrong, message in {
         "--only nothing": "invalid choice: 'nothing'",
         "--minutes 0": "--minutes 0: must be more than 0",
-        "--smoke": "--smoke needs --to: what a CPU finds is no result for docs/gpu.md",
+        "--smoke": "--smoke needs --to: what a CPU finds is no result for docs/evidence/gpu.md",
     }.items():
         with pytest.raises(SystemExit):
             gpu.parse(wrong.split())

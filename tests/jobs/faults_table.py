@@ -1,4 +1,4 @@
-"""Makes each fault happen to a tiny run of two CPU processes and writes the table of docs/faults.md.
+"""Makes each fault happen to a tiny run of two CPU processes; writes docs/evidence/faults-local.md.
 
     python -m tests.jobs.faults_table [NAME ...]       only these faults; the other rows stay
 

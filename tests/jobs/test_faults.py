@@ -5,7 +5,7 @@
     attempt 2   rank 1 dies at step 14, and one device is left
     attempt 3   one rank with twice the micro batches: the same steps
 
-Each other fault by itself: faults_table.py, which writes docs/faults.md.
+Each other fault by itself: faults_table.py, which writes docs/evidence/faults-local.md.
 """
 
 import re
@@ -139,7 +139,7 @@ def test_one_device_takes_over_the_whole_batch(suffered):
 
 
 def test_the_document_has_a_row_for_every_fault():
-    """docs/faults.md is written by faults_table.py: none is missing, none is of a fault that is gone."""
+    """docs/evidence/faults-local.md misses no fault, and no row of it is of a fault that is gone."""
     table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")]
     assert rows[2:] == [fault.title for fault in FAULTS.values()]

@@ -1,4 +1,4 @@
-"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks; writes docs/parity.md.
+"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks; writes docs/evidence/parity.md.
 
     python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
                                   [--match fp16]

@@ -1,4 +1,4 @@
-"""docs/parity.md: the tables of what `make parity` has found."""
+"""docs/evidence/parity.md: the tables of what `make parity` has found."""
 
 import textwrap
 from collections.abc import Iterable, Sequence

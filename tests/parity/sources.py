@@ -37,7 +37,7 @@ class Evidence:
 
 
 PARITY = Evidence(
-    REPOSITORY / "docs" / "parity.md",
+    REPOSITORY / "docs" / "evidence" / "parity.md",
     "make parity",
     ("nbtrain.train.__main__", "nbtrain.checkpoint.store"),
     (
@@ -53,7 +53,7 @@ PARITY = Evidence(
     ),
 )
 FAULTS = Evidence(
-    REPOSITORY / "docs" / "faults.md",
+    REPOSITORY / "docs" / "evidence" / "faults-local.md",
     "make faults",
     ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.supervisor.rank_wrapper"),
     ("tests/jobs/faults_table.py",),
@@ -154,7 +154,7 @@ def stamp(evidence: Evidence = PARITY) -> str:
 
 def staleness(evidence: Evidence = PARITY) -> str:
     """Why the page's figures are not of these sources; "" if they are."""
-    name = f"docs/{evidence.page.name}"
+    name = f"docs/evidence/{evidence.page.name}"
     if not evidence.page.exists():
         return f"{name} is not there: `{evidence.command}` writes it"
     found = re.search(r"^Sources: .*$", evidence.page.read_text(), re.MULTILINE)

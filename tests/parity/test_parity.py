@@ -1,7 +1,7 @@
 """Every way of cutting the work follows the fp32 curve of one process: a cover of what goes together.
 
-The whole product is `make parity`'s (matrix.py, docs/parity.md). Here every two choices that go together meet
-in one case at least (pairwise.py), and a few layouts of their own stand beside.
+The whole product is `make parity`'s (matrix.py, docs/evidence/parity.md). Here every two choices that go
+together meet in one case at least (pairwise.py), and a few layouts of their own stand beside.
 
 Same initial weights, same samples in each step, no dropout (ranks draw different numbers); the other side is
 plain torch, without DeepSpeed and without nbtrain's model (plain_gpt.py, oracle.py). Compared at every step:

@@ -48,7 +48,7 @@ def test_published_times_come_out(name, published):
 
 
 def test_the_measured_step_comes_out():
-    """125M on one H200: 0.344 s a step of 64 sequences (docs/benchmarks.md); within 10 %."""
+    """125M on one H200: 0.344 s a step of 64 sequences (docs/evidence/benchmarks.md); within 10 %."""
     overrides = {
         "batch": {"micro_batch_size": 16, "global_batch_size": 64},
         "model": {"hidden_dropout": 0.0, "attention_dropout": 0.0},

@@ -69,8 +69,8 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     ],
 )
 def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
-    """docs/benchmarks.md: gpt3-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine
-    counts."""
+    """docs/evidence/benchmarks.md: gpt3-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this
+    machine counts."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     config = load("gpt3-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second

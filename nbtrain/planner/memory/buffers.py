@@ -44,12 +44,12 @@ CPU_RUNTIME_BYTES = 434 * 2**20
 # Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
 # Of all that torch has allocated: free memory between blocks that it cannot give back on a full device.
-# Fitted to whether the runs of the training half fitted (docs/plan-accuracy.md); fragmentation alone has
-# ended one of the other half, with 58.8 of 80 GB allocated.
+# Fitted to whether the runs of the training half fitted (docs/evidence/plan-accuracy.md); fragmentation alone
+# has ended one of the other half, with 58.8 of 80 GB allocated.
 RESERVE_FRACTION = 0.05
 # Fragmentation of what torch reserves without expandable segments, on average of eight models that were
 # fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused for it: of the runs that fitted
-# one in ten would be (docs/plan-accuracy.md). A plan that it would fill names the fix, which is free.
+# one in ten would be (docs/evidence/plan-accuracy.md). A plan that it would fill names the fix: it is free.
 AVERAGE_FRAGMENTATION = 0.15
 # Queries that nbtrain's own kernel attends to at one time (model/attention.py).
 CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
@@ -60,7 +60,7 @@ SPARE_FRACTION = 0.05
 # V100, of 141 GiB 139.8 on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
 USABLE_FRACTION = 0.99
 # Free blocks that it holds while there is room, the reserve included: fitted to published peaks of whole
-# devices in the training half (docs/plan-accuracy.md).
+# devices in the training half (docs/evidence/plan-accuracy.md).
 FREE_FRACTION = 0.14
 
 

@@ -8,7 +8,7 @@ Where a number comes from stands in `source`: "read" in the program's code or do
 read there once, and not looked up again), "assumed", or "fitted" to published peaks of the training half of
 the sources (tests/benchmarks/published.py). Fitted are the bytes of one logit of Megatron Core (7), nanotron
 (12) and torchtitan of 2024 with torch.compile (11). All were chosen with all published cases in view
-(docs/plan-accuracy.md).
+(docs/evidence/plan-accuracy.md).
 """
 
 from dataclasses import dataclass, replace

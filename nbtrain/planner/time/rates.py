@@ -6,8 +6,8 @@ everything that it does not measure keeps the value of `rates_of_device`.
 
 Sources of the shares. Matrix products: the reachable peaks of stas00/ml-engineering (A100 87 %, H100 80 %,
 B200 78 % for the best sizes) are upper bounds; what training sustains is fitted to the training half of the
-published runs (docs/plan-accuracy.md). Links: A100's NVLink 78 % and PCIe 88 % of one way, several machines
-73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
+published runs (docs/evidence/plan-accuracy.md). Links: A100's NVLink 78 % and PCIe 88 % of one way, several
+machines 73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""What the fault tables of docs/jobs.md share: a scene in which a run suffers a fault, the rows, the runner.
+"""What the fault tables of the backends share: a scene in which a run suffers a fault, the rows, the runner.
 
-    tables = Tables("tests.jobs.backends...", FAULTS, ...); sys.exit(tables.main(sys.argv[1:]))
+    tables = Tables("faults-hosts.md", "tests.jobs...", FAULTS, ...); sys.exit(tables.main(sys.argv[1:]))
 
 Each fault is made in a process of its own, several at once, for most of the time they wait. It says how the
 job must end; one that ends otherwise is reported as failed, and its rows stay as they were.
@@ -36,7 +36,7 @@ from nbtrain.jobs.submit import submit
 from tests.jobs.conftest import FAKE_RANK, TINY
 
 REPOSITORY = Path(__file__).parents[3]
-DOCUMENT = REPOSITORY / "docs" / "jobs.md"
+EVIDENCE = REPOSITORY / "docs" / "evidence"
 END = "<!-- end -->"
 PATIENCE_SECONDS = 900.0
 STEP_SECONDS = 0.2
@@ -183,8 +183,10 @@ def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
 
 @dataclass(frozen=True)
 class Tables:
-    """Two tables of docs/jobs.md, and the faults that their rows tell of."""
+    """The two tables of a page of docs/evidence, and the faults of their rows."""
 
+    page: str
+    """Name of the page in docs/evidence."""
     module: str
     """Of the faults, as `python -m` takes it."""
     faults: Mapping[str, Fault]
@@ -292,14 +294,15 @@ class Tables:
             engine = [self.engine_head] if self.engine_head else []
             heads = ["fault", "ranks of the first attempt", "torchrun of node 0, 1", *engine]
             heads.append("state, exit code of `submit --wait`")
-        text = DOCUMENT.read_text()
+        document = EVIDENCE / self.page
+        text = document.read_text()
         head, _, rest = text.partition(begin)
         table, _, tail = rest.partition(END)
         known = {line.split(" | ")[0]: line for line in table.splitlines() if line.startswith("| ")}
         lines = [rows.get(name) or known.get(f"| {one.title}", "") for name, one in self.faults.items()]
         body = "\n".join(line for line in lines if line)
         rule = " --- |" * len(heads)
-        files.write_text(DOCUMENT, f"{head}{begin}\n| {' | '.join(heads)} |\n|{rule}\n{body}\n{END}{tail}")
+        files.write_text(document, f"{head}{begin}\n| {' | '.join(heads)} |\n|{rule}\n{body}\n{END}{tail}")
 
 
 def _code(code: int | None, number: int | None) -> str:

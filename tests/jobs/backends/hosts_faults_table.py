@@ -1,4 +1,4 @@
-"""Makes each fault happen to a run of 2 x 2 ranks on two hosts by ssh, and writes the tables of docs/jobs.md.
+"""Makes each fault happen to a run of 2 x 2 ranks on two hosts by ssh; writes docs/evidence/faults-hosts.md.
 
     python -m tests.jobs.backends.hosts_faults_table [NAME ...]     only these faults; the other rows stay
 
@@ -510,7 +510,9 @@ def plain(text: str) -> str:
     return plain_times(re.sub(r"\(pid \d+\)", "(pid 1234)", text))
 
 
-TABLES = Tables("tests.jobs.backends.hosts_faults_table", FAULTS, on_two_hosts, missing, plain=plain)
+TABLES = Tables(
+    "faults-hosts.md", "tests.jobs.backends.hosts_faults_table", FAULTS, on_two_hosts, missing, plain=plain
+)
 
 if __name__ == "__main__":
     sys.exit(TABLES.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Makes each fault happen to a run of 2 x 2 ranks in two pods, and writes the tables of docs/jobs.md.
+"""Makes each fault happen to a run of 2 x 2 ranks in two pods; writes docs/evidence/faults-kubernetes.md.
 
     python -m tests.jobs.backends.kubernetes.faults_table [NAME ...]    only these faults; the other rows stay
 
@@ -334,6 +334,7 @@ def plain(text: str) -> str:
 
 
 TABLES = Tables(
+    "faults-kubernetes.md",
     "tests.jobs.backends.kubernetes.faults_table",
     FAULTS,
     on_a_cluster,

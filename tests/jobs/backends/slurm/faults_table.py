@@ -1,4 +1,4 @@
-"""Makes each fault happen to a run of 2 x 2 ranks on a real Slurm, and writes the tables of docs/jobs.md.
+"""Makes each fault happen to a run of 2 x 2 ranks on a real Slurm; writes docs/evidence/faults-slurm.md.
 
     python -m tests.jobs.backends.slurm.faults_table [NAME ...]     only these faults; the other rows stay
 
@@ -434,6 +434,7 @@ def plain(text: str) -> str:
 
 
 TABLES = Tables(
+    "faults-slurm.md",
     "tests.jobs.backends.slurm.faults_table",
     FAULTS,
     on_a_cluster,

@@ -1,4 +1,4 @@
-"""docs/checkpoints.md: its code computes our loss from a checkpoint's files, and its names are the files'."""
+"""docs/checkpoint-files.md: its code computes our loss from a checkpoint, and its names are the files'."""
 
 import re
 import tarfile
@@ -17,7 +17,7 @@ from nbtrain.model.names import is_adapter
 from nbtrain.parallel.tensor import partition_dim
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+PAGE = (TESTS.parent / "docs" / "checkpoint-files.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -8,8 +8,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import bundled
 
-# Parts of docs/ that a workspace does not need: measurements, pictures and the site's configuration. The wheel
-# is built without them (pyproject.toml), and a workspace made from a clone is the same.
+# Parts of docs/ that a workspace does not need: measurements, pictures and the site's configuration. The
+# wheel is built without them (pyproject.toml), and a workspace made from a clone is the same.
 LEFT_OUT = ("evidence", "pictures", "conf.py")
 # [text](target), ![text](target), and the elements that a README has for pictures of two themes.
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")

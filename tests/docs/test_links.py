@@ -38,7 +38,7 @@ def links(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Anchors of the headings as code hosts make them: lower case, hyphens, no punctuation, -1 for a second."""
+    """Anchors of headings as code hosts make them: lower case, hyphens, no punctuation, -1 for a second."""
     found: dict[str, int] = {}
     names = set()
     for heading in HEADING.findall(prose(path)):

@@ -2,6 +2,7 @@
 
     NbtrainError
       ConfigError        change the run YAML or the override
+        ContextLengthError   shorten the prompt, or ask for less text
       DataError          repair or prepare the data
       CheckpointError    choose another checkpoint, or free space
       RecordError        restore or remove a damaged file of a run
@@ -40,6 +41,23 @@ class ConfigError(NbtrainError):
     """A run YAML, an override or a parameter is not acceptable."""
 
     exit_code = 2
+
+
+class ContextLengthError(ConfigError):
+    """A prompt and the new tokens asked for are more than the model has positions."""
+
+    def __init__(self, message: str, positions: int = 0, prompt_tokens: int = 0, max_new_tokens: int = 0):
+        super().__init__(message)
+        self.positions, self.prompt_tokens, self.max_new_tokens = positions, prompt_tokens, max_new_tokens
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of the message, for programs that word it for their own clients."""
+        return {
+            "positions": self.positions,
+            "prompt_tokens": self.prompt_tokens,
+            "max_new_tokens": self.max_new_tokens,
+        }
 
 
 class DataError(NbtrainError):

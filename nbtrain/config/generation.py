@@ -36,7 +36,8 @@ class Generation:
     top_k: int = 40
     """Choose among so many of the likeliest tokens; 0 does not cut."""
     top_p: float = 1.0
-    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut."""
+    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut, 0 takes
+    the likeliest (greedy)."""
     min_p: float = 0.0
     """Then among those with at least this share of the likeliest one's (arXiv:2407.01082); 0 does not cut."""
     repetition_penalty: float = 1.0
@@ -76,7 +77,7 @@ class Generation:
         yield "max_new_tokens", 0 <= self.max_new_tokens <= MOST_NEW_TOKENS, f"from 0 to {MOST_NEW_TOKENS:,}"
         yield "temperature", 0 <= self.temperature < float("inf"), "at least 0 (0 is greedy)"
         yield "top_k", self.top_k >= 0, "at least 0 (0 does not cut)"
-        yield "top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 does not cut)"
+        yield "top_p", 0 <= self.top_p <= 1, "from 0 to 1 (1 does not cut, 0 is greedy)"
         yield "min_p", 0 <= self.min_p <= 1, "from 0 to 1 (0 does not cut)"
         yield "repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 does nothing)"
         for name in ("presence_penalty", "frequency_penalty"):
@@ -104,6 +105,11 @@ class Generation:
                 raise ConfigError(
                     f"{name} does not go with num_beams = {self.num_beams}: leave out one of both."
                 )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the likeliest one, and nothing is drawn."""
+        return self.temperature == 0 or self.top_p == 0 or self.top_k == 1
 
     @property
     def is_penalized(self) -> bool:

@@ -48,7 +48,10 @@ class Request:
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
         """The prompt as an echo shows it: {"text", "tokens", "first", ["offsets"]}; those with logprobs."""
         text, first = self.text_prompt(tokenizer.eod_id), shown(tokenizer.bytes_of(self.prompt[0]))
-        found: Event = {"text": tokenizer.decode(text), "tokens": self.prompt, "first": first}
+        # New text begins with the character that the prompt's last tokens leave unfinished.
+        is_continued = self.generation.max_new_tokens > 0
+        written = tokenizer.decode_finished(text)[0] if is_continued else tokenizer.decode(text)
+        found: Event = {"text": written, "tokens": self.prompt, "first": first}
         if not self.wants_prompt:
             return found
         # Tokens before the text take no place in it. A part of a character is at the place of the whole one.
@@ -80,7 +83,9 @@ class Choice:
         self.random = random.Random(None if seed is None else f"{seed}/{index}")
         self._stream = TextStream(tokenizer, text_prompt)
         self._stops = StopStrings(request.generation.stop)
-        self._given_chars = self._seen_chars = 0
+        self._given_chars = 0
+        self._seen_chars = self._stream.prompt_chars
+        """Characters of the prompt and of the new text, also of what the stop strings hold back."""
         self._new_ids: list[int] = []
         self._logprobs: list[Event] = []
         self._counts: Counter[int] = Counter()
@@ -131,7 +136,7 @@ class Choice:
         generation = self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
             event = self.end(STOP)
-            return event if logprob is None else {**event, "end_logprob": logprob["logprob"]}
+            return event if logprob is None else {**event, "end_logprob": self._placed(logprob)}
         self.tokens.append(token)
         self.pending = [token]
         self.request.new_tokens += 1
@@ -141,7 +146,7 @@ class Choice:
                 self._present = torch.cat([self._present, self._present.new_tensor([token])])
             self._counts[token] += 1
         if logprob is not None:
-            self._logprobs.append({**logprob, "offset": self._seen_chars})
+            self._logprobs.append(self._placed(logprob))
         piece = self._stream.add(token)
         self._seen_chars += len(piece)
         text = self._stops.add(piece)
@@ -150,6 +155,10 @@ class Choice:
         if self.num_new >= generation.max_new_tokens:
             return self._ended(LENGTH, text + self._stops.rest())
         return self._event(text) if text else None
+
+    def _placed(self, logprob: Event) -> Event:
+        """A token's entry, with the place in the text where the token begins."""
+        return {**logprob, "offset": self._seen_chars}
 
     def end(self, reason: str) -> Event:
         """The event of an end without a further token."""

@@ -11,9 +11,11 @@ moves into its slot. A prompt that begins as another slot does starts with a cop
 and the next question of a conversation, read only what is new.
 
 Events: {"id", "index", "text", "tokens", ["logprobs"]} of new text; with "finish_reason", "new_tokens" and,
-if one of end_ids ended it, "end_logprob" at the end of a text; {"id", "prompt"} first if the prompt is asked
-for; {"id", "end": True, "prompt_tokens", "new_tokens"} once all texts of a request have ended. Of texts that
-are scored (scored.py): {"id", "index", "logprobs", "greedy"} for each continuation, then the end.
+if one of end_ids ended it, the entry of that token as "end_logprob" at the end of a text; {"id", "prompt"}
+first if the prompt is asked for; {"id", "end": True, "prompt_tokens", "new_tokens"} once all texts of a
+request have ended. An entry (logprobs.py) has an "offset" too: the place in prompt and new text where its
+token begins. Of texts that are scored (scored.py): {"id", "index", "logprobs", "greedy"} for each
+continuation, then the end.
 """
 
 from collections import deque
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 
 from nbtrain.base.amounts import counted
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, ContextLengthError
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference import sampling
 from nbtrain.inference.beams import Beams
@@ -146,9 +148,12 @@ class Engine:
         slides = request.slides and generation.num_beams == 1 and not request.wants_prompt
         if not slides and len(prompt) + generation.max_new_tokens > limit:
             room = f" or ask for at most {limit - len(prompt):,}" if len(prompt) < limit else ""
-            raise ConfigError(
+            raise ContextLengthError(
                 f"the prompt has {counted(len(prompt), 'token')}, and {generation.max_new_tokens:,} more are "
-                f"asked for: the model has {limit:,} positions. Shorten the prompt{room}."
+                f"asked for: the model has {limit:,} positions. Shorten the prompt{room}.",
+                limit,
+                len(prompt),
+                generation.max_new_tokens,
             )
 
     def _check_tokens(self, prompt: list[int]) -> None:
@@ -328,7 +333,7 @@ class Engine:
         for rows in groups.values():
             generation = choices[rows[0]].request.generation
             drawn = None
-            if generation.temperature > 0:
+            if not generation.is_greedy:
                 drawn = torch.tensor([choices[row].random.random() for row in rows], dtype=torch.float64)
             whole = len(rows) == len(choices)
             chosen = sampling.choose(logits if whole else logits[rows], generation, drawn)

@@ -17,7 +17,8 @@ On stdout, in lines too:
     {"kind": "ready", "step", "dtype", "tensor_parallel_size", "max_batch", "positions", "vocab_size", "eod"}
     {"kind": "events", "events": [...], "running", "waiting"}
                                                             {"id", "accepted"} or, of a request that is
-                                                            refused, {"id", "error", "message"}; then those of
+                                                            refused, {"id", "error", "message"} (with the
+                                                            numbers of a ContextLengthError); then those of
                                                             engine.py, of one step
     {"kind": "error", "error", "message"}                   an NbtrainError's class and message; the end
 
@@ -36,7 +37,7 @@ import orjson
 import torch
 
 from nbtrain.base.amounts import counted
-from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -179,7 +180,9 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
                     engine.add(request_of(command, engine.tokenizer, engine.runner.positions))
                 taken.append({"id": command["id"], "accepted": True})
             except NbtrainError as error:
-                taken.append({"id": command["id"], "error": type(error).__name__, "message": str(error)})
+                numbers = error.counts if isinstance(error, ContextLengthError) else {}
+                refusal = {"error": type(error).__name__, "message": str(error), **numbers}
+                taken.append({"id": command["id"], **refusal})
                 break
         # A step may take a second: what is taken or refused is said before it.
         for next_events in (taken.copy, engine.step):

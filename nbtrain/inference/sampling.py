@@ -24,8 +24,8 @@ def how(generation: Generation) -> tuple[float, int, float, float]:
 
 
 def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | None) -> torch.Tensor:
-    """Token ids [r] for logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless the temperature is 0."""
-    if generation.temperature == 0 or drawn is None:
+    """Token ids [r] for logits [r, v]; drawn [r]: uniform in [0, 1), fp64, unless the choice is greedy."""
+    if generation.is_greedy or drawn is None:
         return logits.argmax(-1)
     probabilities, ids = distribution(logits, generation)
     reached = probabilities.double().cumsum(-1)

@@ -19,6 +19,8 @@ class TextStream:
         self._before = list(prompt)
         self._new: list[int] = []
         self._shown = tokenizer.decode_finished(self._before)[0]
+        self.prompt_chars = len(self._shown)
+        """Characters of the prompt's text: the place where the new text begins."""
 
     def add(self, token: int) -> str:
         """The text that `token` finishes; "" while bytes of its character are missing."""

@@ -33,7 +33,7 @@ from nbtrain.serving.models import Models, Served
 from nbtrain.serving.openai_answers import Form, Usage, pieces_of, streamed_answer, whole_answer
 from nbtrain.serving.openai_requests import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from nbtrain.serving.options import ServeOptions
-from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.refusals import Refusal, unknown_model
 from nbtrain.serving.tokens import TokenRequired
 
 PAGE = Path(__file__).with_name("page.html")
@@ -102,7 +102,7 @@ class Routes:
         name = request.path_params["name"]
         names = await asyncio.to_thread(self.models.names)
         if name not in names:
-            raise Refusal(404, f"model {name!r} is not served here.", "model", "model_not_found")
+            raise unknown_model(name, f"Models that are served here: {', '.join(names) or 'none'}.")
         return JSONAnswer(self._described(name, names[name]))
 
     def _described(self, name: str, step: int) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Routes:
     ) -> Response:
         """The answer to requests for texts, whole or as a stream."""
         started, n, usage = time.monotonic(), asked.n or 1, Usage()
-        answer = served.dispatcher.submit(commands)
+        answer = served.dispatcher.submit(commands, form.is_chat)
 
         def first_text() -> None:
             self.metrics.first_text.observe(time.monotonic() - started)
@@ -227,7 +227,10 @@ class Routes:
         most = self.options.max_new_tokens
         if count is not None and most is not None and count > most:
             raise Refusal(
-                400, f"{name} = {count} must be at most {most}, the server's limit.", name, "invalid_value"
+                400,
+                f"{name} is too large: {count}. This server supports at most {most} completion tokens.",
+                name,
+                "invalid_value",
             )
         return count
 
@@ -235,7 +238,12 @@ class Routes:
         """The body. Raises Refusal for one that is too large, too slow or no JSON."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in JSON_TYPES:
-            raise Refusal(415, f"the content type is {kind or 'not given'}: must be application/json.")
+            raise Refusal(
+                415,
+                f"Unsupported content type: '{kind}'. This API method only accepts 'application/json' "
+                "requests.",
+                code="unsupported_content_type",
+            )
         most, body = self.options.max_body_bytes, bytearray()
         declared = request.headers.get("content-length", "")
         too_large = Refusal(
@@ -254,7 +262,7 @@ class Routes:
         try:
             return orjson.loads(bytes(body))
         except orjson.JSONDecodeError as error:
-            raise Refusal(400, f"the body is no JSON: {error}.", code="invalid_json") from None
+            raise Refusal(400, f"We could not parse the JSON body of your request: {error}.") from None
 
 
 async def _until_over(events: AsyncIterator[bytes], limit: asyncio.TimerHandle) -> AsyncIterator[bytes]:
@@ -273,10 +281,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return Refusal(404, f"no such route: {request.method} {request.url.path}.").response()
+        return Refusal(404, f"Invalid URL ({request.method} {request.url.path})").response()
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        return Refusal(405, f"{request.method} is not for {request.url.path}: {allowed} is.").response()
+        words = f"Not allowed to {request.method} on {request.url.path}: use {allowed}."
+        return Refusal(405, words, code="method_not_supported").response()
     return Refusal(error.status_code, str(error.detail)).response()
 
 

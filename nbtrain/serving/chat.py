@@ -24,7 +24,7 @@ from nbtrain.corpus.sources.chat import ASSISTANT, ROLES, answering_role, known_
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
 from nbtrain.corpus.sources.instructions import joined
 from nbtrain.corpus.sources.templates import ALPACA_WITHOUT_INPUT, Template
-from nbtrain.corpus.tokenizer.beginning import own_token
+from nbtrain.corpus.tokenizer.beginning import own_token, special_tokens
 from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
@@ -84,8 +84,9 @@ class RunTemplate:
             role = self._names.get(given["role"], given["role"])
             if role not in self._roles:
                 known = ", ".join(self._roles)
+                where = f"messages[{number}].role"
                 raise Refusal(
-                    400, f"messages[{number}].role = {given['role']!r} must be one of {known}.", "messages"
+                    400, f"{where} = {given['role']!r} must be one of {known}.", where, "invalid_value"
                 )
             message, is_learnt = {**given, "role": role}, role in self._learnt
             pieces += [(self._header.render(message), False), (self._body.render(message), is_learnt)]
@@ -111,6 +112,7 @@ class AlpacaTemplate:
                 400,
                 "this run was trained on single instructions: send one message, of the role user.",
                 "messages",
+                "invalid_value",
             )
         return ChatPrompt([self._template.render({"instruction": messages[0]["content"], "input": ""})])
 
@@ -126,9 +128,8 @@ class JinjaTemplate:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ConfigError(f"{where}: is no Jinja template ({error}).") from None
-        self._eod_token = eod_token
-        # Of a tokenizer that was taken over from a model's folder; one that was trained here has none.
-        self._bos_token = own_token(tokenizer / KEPT, "bos_token") or ""
+        # Those of a tokenizer that came with a model's folder; one that was trained here has its end alone.
+        self._named = {"bos_token": "", **special_tokens(tokenizer / KEPT), "eos_token": eod_token}
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
@@ -139,12 +140,13 @@ class JinjaTemplate:
             return self._template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                bos_token=self._bos_token,
-                eos_token=self._eod_token,
                 tools=None,
+                documents=None,
+                **self._named,
             )
         except Exception as error:  # whatever the template's own code raises
-            raise Refusal(400, f"the chat template refuses these messages: {error}", "messages") from None
+            words = f"the chat template refuses these messages: {error}"
+            raise Refusal(400, words, "messages", "invalid_value") from None
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         text = self.text(messages)

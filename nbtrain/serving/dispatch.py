@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from nbtrain.base.errors import ConfigError, NbtrainError
+from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError, named_error
 from nbtrain.serving.engine_process import EngineProcess, Event, Loading
 from nbtrain.serving.metrics import Metrics
-from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.refusals import Refusal, too_long
 
 MOST_EVENTS = 256
 # What the last event of a text has beside it.
@@ -28,8 +28,8 @@ ENDING = "the server is shutting down."
 class Answer:
     """The events of one HTTP request, which may be several requests to the engine."""
 
-    def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]]):
-        self._dispatcher = dispatcher
+    def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]], is_chat: bool):
+        self._dispatcher, self._is_chat = dispatcher, is_chat
         self.texts = sum(request["n"] for request in requests)
         self.numbers = {dispatcher.process.new_id(): number for number, request in enumerate(requests)}
         self._running = set(self.numbers)
@@ -70,7 +70,7 @@ class Answer:
         while self._waiting and self._failure is None:
             if refusal := next((event for event in self._events if "error" in event), None):
                 self.cancel()
-                raise refused(refusal)
+                raise refused(refusal, self._is_chat)
             self._there.clear()
             await self._there.wait()
         if self._failure is not None and self._waiting:
@@ -95,7 +95,7 @@ class Answer:
                 event = self._events.popleft()
                 if "error" in event:
                     self.cancel()
-                    raise refused(event)
+                    raise refused(event, self._is_chat)
                 yield self.numbers[event["id"]], event
             if self._failure is not None:
                 self.cancel()
@@ -129,21 +129,22 @@ class Dispatcher:
         """Whether a request is being answered."""
         return bool(self._answers)
 
-    def submit(self, requests: Sequence[Mapping[str, Any]]) -> Answer:
+    def submit(self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False) -> Answer:
         """Send requests to the engine. Raises Refusal if too many wait already, or if it has ended."""
         if self._ended is not None:
             raise self._ended
-        answer = Answer(self, requests)
+        answer = Answer(self, requests, is_chat)
         present = sum(one.texts for one in set(self._answers.values()))
         most = self.process.ready["max_batch"] + self.max_queue
         if answer.texts > most:
-            raise Refusal(400, f"{answer.texts} texts are asked for at once: at most {most} may be.", "n")
+            words = f"{answer.texts} texts are asked for at once: at most {most} may be."
+            raise Refusal(400, words, "n", "invalid_value")
         if present + answer.texts > most:
             raise Refusal(
                 429,
-                f"{present} texts are being made or wait, and {answer.texts} are asked for: at most {most} "
-                "may. Try again later.",
-                code="queue_full",
+                f"Rate limit reached: {present} texts are being made or wait, and {answer.texts} are asked "
+                f"for: at most {most} may. Please try again in 1s.",
+                code="rate_limit_exceeded",
             )
         try:
             for request_id, request in zip(answer.numbers, requests):
@@ -192,12 +193,14 @@ class Dispatcher:
                 answer.put(event)
 
 
-def refused(event: Mapping[str, Any]) -> Refusal:
-    """The answer to a request that the engine has refused."""
-    is_request = event["error"] == ConfigError.__name__
-    return Refusal(
-        400 if is_request else 500, str(event["message"]), code="invalid_value" if is_request else None
-    )
+def refused(event: Mapping[str, Any], is_chat: bool) -> Refusal:
+    """Return the answer to a request that the engine has refused."""
+    error = named_error(event)
+    if isinstance(error, ContextLengthError):
+        return too_long(event["positions"], event["prompt_tokens"], event["max_new_tokens"], is_chat)
+    if isinstance(error, ConfigError):
+        return Refusal(400, str(error), code="invalid_value")
+    return Refusal(500, str(error))
 
 
 def status_of(error: NbtrainError) -> int:

@@ -119,7 +119,7 @@ async def answer_of(
             scores[place] = event.get("score", 0.0)
             _add(event.get("logprobs", ()), segments[place], logprobs[place])
             if "end_logprob" in event:
-                end_logprob.append(event["end_logprob"])
+                end_logprob.append(event["end_logprob"]["logprob"])
     if with_scores and generation.num_beams == 1:
         # As inference/beams.py scores: the end of a document counts.
         scored = logprobs[0] + end_logprob

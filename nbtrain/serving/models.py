@@ -18,7 +18,7 @@ from nbtrain.serving.dispatch import Dispatcher, status_of
 from nbtrain.serving.engine_process import Loading
 from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.options import ServeOptions
-from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.refusals import Refusal, missing_parameter, unknown_model
 
 LOOK_SECONDS = 5.0
 
@@ -81,9 +81,7 @@ class Models:
             if served is None:
                 raise Refusal(503, "the model is being loaded.", code="loading")
             if name is not None and name != served.name:
-                raise Refusal(
-                    404, f"model {name!r} is not served here: {served.name} is.", "model", "model_not_found"
-                )
+                raise unknown_model(name, f"The model that is served here is {served.name}.")
         else:
             served = await self._of_any(name)
         served.used = time.monotonic()
@@ -97,10 +95,8 @@ class Models:
                 name = served.name
             known = self.names()
             if name is None or name not in known:
-                listed = ", ".join(known) or "none has a checkpoint yet"
-                raise Refusal(
-                    404, f"model {name!r} is no run with a checkpoint: {listed}.", "model", "model_not_found"
-                )
+                listed = f"Runs with a checkpoint: {', '.join(known) or 'none yet'}."
+                raise missing_parameter("model", listed) if name is None else unknown_model(name, listed)
             if served is not None:
                 is_it = served.name == name and served.run_id == _run_id(RunDir(output_root() / name))
                 # After a rollback the newest one is an older one.

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.serving.chat import Suffix
@@ -57,12 +57,15 @@ async def pieces_of(
         else:
             index = number * n + one["index"]
             reason = one.get("finish_reason")
+            # Each token that was chosen has its entry, also the one that ends the text.
+            ends = [one["end_logprob"]] if "end_logprob" in one else []
+            logprobs = [*one.get("logprobs", ()), *ends]
             text = endings.setdefault(index, Suffix(suffix)).add(one["text"], reason is not None)
             if not seen:
                 first_text()
             prompt = prompts.get(number) if index not in seen else None
             seen.add(index)
-            yield Piece(index, text, one.get("logprobs", []), reason, prompt)
+            yield Piece(index, text, logprobs, reason, prompt)
 
 
 @dataclass
@@ -74,8 +77,6 @@ class Form:
     wants_logprobs: bool
     id: str = ""
     created: int = 0
-    lengths: dict[int, int] = field(default_factory=dict)
-    """Characters of each choice so far."""
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.is_chat else "cmpl-") + uuid.uuid4().hex
@@ -122,18 +123,25 @@ class Form:
             first = {"token": prompt["first"], "logprob": None, "top": None}
             for entry, offset in zip([first, *prompt["logprobs"]], prompt["offsets"]):
                 _add(found, entry, offset)
-            self.lengths[piece.index] = len(prompt["text"])
-        begin = self.lengths.get(piece.index, 0)
         for entry in piece.logprobs:
-            _add(found, entry, begin + entry["offset"])
+            _add(found, entry, entry["offset"])
         return text, found
 
 
 def _add(found: Object, entry: Mapping[str, Any], offset: int) -> None:
-    top = entry["top"]
+    """Append a token to the lists of a completion's logprobs.
+
+    The token itself is among the likeliest ones, also as one more than were asked for (OpenAI).
+    """
+    top: dict[str, float] | None = None
+    if entry["top"] is not None:
+        top = {}
+        for likely in (*entry["top"], entry):
+            # Two ids may have one text: the likelier one comes first.
+            top.setdefault(likely["token"], likely["logprob"])
     found["tokens"].append(entry["token"])
     found["token_logprobs"].append(entry["logprob"])
-    found["top_logprobs"].append(None if top is None else {one["token"]: one["logprob"] for one in top})
+    found["top_logprobs"].append(top)
     found["text_offset"].append(offset)
 
 

@@ -4,13 +4,15 @@ Besides OpenAI's own, /v1/completions and /v1/chat/completions take vLLM's names
 min_p, repetition_penalty, ignore_eos.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import shortened
 from nbtrain.config.generation import MOST_CHOICES, Generation
-from nbtrain.serving.refusals import Refusal, not_supported
+from nbtrain.serving.refusals import Refusal, missing_parameter, unsupported_parameter, unsupported_value
 
 # Accepted, for they change nothing about the text.
 WITHOUT_EFFECT = frozenset(
@@ -33,6 +35,11 @@ UNIONS = {
     "stop": "must be a text or a list of texts",
 }
 """Fields of several kinds, of which the schema would name but the first."""
+BOUNDS = {
+    "greater_than_equal": ("ge", ("below_min", ">="), "below minimum"),
+    "less_than_equal": ("le", ("above_max", "<="), "above maximum"),
+}
+"""{pydantic's type of error: (the bound's key, (a part of OpenAI's code, sign), OpenAI's words)}."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -112,11 +119,10 @@ class CompletionRequest(Common):
     def check(self) -> None:
         """Refuse what means nothing here."""
         if self.suffix:
-            raise not_supported("suffix", "the model continues text and inserts none")
+            raise unsupported_parameter("suffix", "the model continues text and inserts none")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise not_supported(
-                "best_of", "ask for n texts, or use beam search by `nbtrain generate --num-beams`"
-            )
+            hint = "ask for n texts, or use beam search by `nbtrain generate --num-beams`"
+            raise unsupported_value("best_of", self.best_of, hint)
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or token ids."""
@@ -126,12 +132,7 @@ class CompletionRequest(Common):
             return [self.prompt]  # type: ignore[list-item]
         found = list(self.prompt)
         if not 1 <= len(found) <= MOST_PROMPTS:
-            raise Refusal(
-                400,
-                f"prompt has {len(found)} entries: must be from 1 to {MOST_PROMPTS}.",
-                "prompt",
-                "invalid_value",
-            )
+            raise _wrong_length("prompt", len(found), 1, MOST_PROMPTS)
         return found  # type: ignore[return-value]
 
 
@@ -157,17 +158,16 @@ class ChatMessage(BaseModel):
     def as_text(self, number: int) -> dict[str, str]:
         """{"role", "content"}. Raises Refusal for pictures, sound and calls of tools."""
         if self.tool_calls or self.function_call:
-            raise not_supported(f"messages[{number}].tool_calls", "the model calls no tools")
+            raise unsupported_parameter(f"messages[{number}].tool_calls", "the model calls no tools")
         # OpenAI lets an assistant's message alone have none.
         if self.content is None and self.role != "assistant":
-            where = f"messages[{number}].content"
-            raise Refusal(400, f"{where} is missing: give the text.", "messages", "invalid_value")
+            raise missing_parameter(f"messages[{number}].content", "Give the text.")
         content = self.content or ""
         if not isinstance(content, str):
             for part in content:
                 if part.type != "text":
                     what = f"the model reads text, and no {part.type}"
-                    raise not_supported(f"messages[{number}].content", what)
+                    raise unsupported_value(f"messages[{number}].content", f"'{part.type}'", what)
             content = "".join(part.text for part in content)
         return {"role": self.role, "content": content}
 
@@ -204,17 +204,23 @@ class ChatRequest(Common):
         """Refuse what means nothing here."""
         for name in ("tools", "functions"):
             if getattr(self, name):
-                raise not_supported(name, "the model calls no tools")
-        if self.response_format is not None and self.response_format.type != "text":
-            what = f"{self.response_format.type} cannot be promised; text is what the model writes"
-            raise not_supported("response_format", what)
+                raise unsupported_parameter(name, "the model calls no tools")
+        if self.response_format is not None and (kind := self.response_format.type) != "text":
+            raise Refusal(
+                400,
+                f"Invalid parameter: 'response_format' of type '{shortened(kind)}' is not supported with "
+                "this model: it writes text, of no promised form.",
+                "response_format",
+                "unsupported_value",
+            )
         if (self.modalities and "audio" in self.modalities) or self.audio is not None:
-            raise not_supported("audio", "the model writes text")
+            raise unsupported_parameter("audio", "the model writes text")
         for name in ("prediction", "reasoning_effort", "verbosity", "web_search_options"):
             if getattr(self, name) is not None:
-                raise not_supported(name, "the model has nothing like it")
+                raise unsupported_parameter(name, "the model has nothing like it")
         if self.top_logprobs is not None and not self.logprobs:
-            raise Refusal(400, "top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
+            words = "Invalid value for 'top_logprobs': it is only allowed with 'logprobs' set to true."
+            raise Refusal(400, words, "top_logprobs", "invalid_value")
 
     @property
     def most_tokens(self) -> int | None:
@@ -229,22 +235,70 @@ def _or(value: Any, default: Any) -> Any:
 def read(kind: type[Common], body: Any) -> Any:
     """A request of JSON. Raises Refusal 400, which names the field."""
     if not isinstance(body, dict):
-        raise Refusal(400, "the body must be a JSON object.")
+        raise Refusal(400, "We could not parse the JSON body of your request: it must be a JSON object.")
     body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
     try:
         found = kind.model_validate(body)
     except ValidationError as error:
         # Of a union, each alternative has its own complaint: the first field says enough.
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else None
-        where = ".".join(
-            str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))
-        )
-        if name in UNIONS and first["type"] != "missing":
-            raise Refusal(400, f"{name}: {UNIONS[name]}.", name, "invalid_value") from None
-        if first["type"] == "extra_forbidden":
-            raise not_supported(str(name), "no such field is known here") from None
-        words = first["msg"][0].lower() + first["msg"][1:]
-        raise Refusal(400, f"{where}: {words}.", name, "invalid_value") from None
+        raise _invalid(error.errors(include_url=False)[0]) from None
     found.check()
     return found
+
+
+def _invalid(problem: Any) -> Refusal:
+    """Return the refusal of a field that the schema does not take: pydantic's words as OpenAI's."""
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    places = [str(part) for part in problem["loc"]]
+    param = _param(place for place in places if not place.startswith(("list[", "constrained", "str")))
+    name = places[0] if places else None
+    if kind == "missing":
+        return missing_parameter(param)
+    if kind == "extra_forbidden":
+        return Refusal(400, f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+    if name in UNIONS:
+        if value == []:
+            return _wrong_length(name, 0, 1)
+        return Refusal(400, f"Invalid type for '{name}': {UNIONS[name]}.", name, "invalid_type")
+    if kind in BOUNDS:
+        key, code, words = BOUNDS[kind]
+        sort = "integer" if isinstance(value, int) else "decimal"
+        return Refusal(
+            400,
+            f"Invalid '{param}': {sort} {words} value. Expected a value {code[1]} {context[key]}, but got "
+            f"{shortened(str(value))} instead.",
+            param,
+            f"{sort}_{code[0]}_value",
+        )
+    if kind in ("too_short", "too_long"):
+        return _wrong_length(
+            param, context["actual_length"], context.get("min_length"), context.get("max_length")
+        )
+    if kind == "literal_error":
+        return Refusal(
+            400,
+            f"Invalid value: {shortened(repr(value))}. Supported values are: {context['expected']}.",
+            param,
+            "invalid_value",
+        )
+    words = problem["msg"][0].lower() + problem["msg"][1:]
+    return Refusal(400, f"Invalid type for '{param}': {words}.", param, "invalid_type")
+
+
+def _param(places: Iterable[str]) -> str:
+    """Return the path of a field as OpenAI writes it, such as messages[0].role."""
+    path = ""
+    for place in places:
+        path += f"[{place}]" if place.isdigit() else f".{place}" if path else place
+    return path
+
+
+def _wrong_length(param: str, length: int, least: int | None = None, most: int | None = None) -> Refusal:
+    if length == 0:
+        words = "empty array. Expected an array with minimum length 1, but got an empty array instead."
+        return Refusal(400, f"Invalid '{param}': {words}", param, "empty_array")
+    is_long = most is not None and length > most
+    words = f"array too {'long' if is_long else 'short'}. Expected an array with "
+    words += f"maximum length {most}" if is_long else f"minimum length {least}"
+    code = "array_above_max_length" if is_long else "array_below_min_length"
+    return Refusal(400, f"Invalid '{param}': {words}, but got {length} instead.", param, code)

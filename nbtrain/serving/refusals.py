@@ -1,5 +1,8 @@
 """What a request is refused with: OpenAI's error object, and whether its client should try again.
 
+Clients decide by status, `code` and words, so that these are OpenAI's where OpenAI has them: LiteLLM and
+LangChain shorten a prompt after `context_length_exceeded`, and ask for another key after `invalid_api_key`.
+
 OpenAI's clients send 408, 409, 429 and 5xx three times in all, unless `x-should-retry` says no: an error that
 the same request would meet again must not cost three generations.
 """
@@ -11,9 +14,11 @@ from starlette.responses import Response
 
 from nbtrain.serving.json_response import JSONAnswer
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+# A refusal for a full queue counts requests.
+TYPES = {429: "requests"}
 TRIED_AGAIN = (429, 503)
 RETRY_SECONDS = 1
+TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(Exception):
@@ -26,8 +31,6 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        if self.status == 429:
-            kind = "rate_limit_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
@@ -40,6 +43,60 @@ class Refusal(Exception):
         return JSONAnswer(self.body(), self.status, headers)
 
 
-def not_supported(param: str, what: str) -> Refusal:
-    """For a field of OpenAI's that means nothing here."""
-    return Refusal(400, f"{param} is not supported: {what}.", param, "unsupported_parameter")
+def unsupported_parameter(param: str, reason: str) -> Refusal:
+    """Return the refusal of a field of OpenAI's that means nothing here."""
+    return Refusal(
+        400, f"Unsupported parameter: '{param}' is not supported: {reason}.", param, "unsupported_parameter"
+    )
+
+
+def missing_parameter(param: str, hint: str = "") -> Refusal:
+    """Return the refusal of a request without a field that it needs."""
+    words = f"Missing required parameter: '{param}'."
+    return Refusal(400, f"{words} {hint}".rstrip(), param, "missing_required_parameter")
+
+
+def unsupported_value(param: str, value: object, reason: str) -> Refusal:
+    """Return the refusal of a value that OpenAI's models may have and the model here has not."""
+    return Refusal(
+        400,
+        f"Unsupported value: '{param}' does not support {value} with this model: {reason}.",
+        param,
+        "unsupported_value",
+    )
+
+
+def unknown_model(name: str | None, served: str) -> Refusal:
+    """Return the refusal of a request for a model that is not here; `served` says which ones are."""
+    return Refusal(
+        404,
+        f"The model `{name}` does not exist or you do not have access to it. {served}",
+        "model",
+        "model_not_found",
+    )
+
+
+def too_long(positions: int, prompt_tokens: int, max_new_tokens: int, is_chat: bool) -> Refusal:
+    """Return the refusal of a prompt that leaves no room for the new tokens, in OpenAI's words.
+
+    LiteLLM looks for these words. LangChain looks for the code in the text of the error, which openai 3 makes
+    of the message alone: so the code ends the message.
+    """
+    most = f"This model's maximum context length is {positions} tokens"
+    both = f"you requested {prompt_tokens + max_new_tokens} tokens"
+    if not is_chat:
+        words = (
+            f"{most}, however {both} ({prompt_tokens} in your prompt; {max_new_tokens} for the completion). "
+            "Please reduce your prompt; or completion length."
+        )
+    elif prompt_tokens > positions:
+        words = (
+            f"{most}. However, your messages resulted in {prompt_tokens} tokens. "
+            "Please reduce the length of the messages."
+        )
+    else:
+        words = (
+            f"{most}. However, {both} ({prompt_tokens} in the messages, {max_new_tokens} in the completion). "
+            "Please reduce the length of the messages or completion."
+        )
+    return Refusal(400, f"{words} ({TOO_LONG})", "messages" if is_chat else "prompt", TOO_LONG)

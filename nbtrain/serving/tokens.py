@@ -63,16 +63,21 @@ class TokenRequired:
         self.app, self.token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._brings_token(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        message = "no token, or a wrong one: send the header `Authorization: Bearer TOKEN`."
+        brought = _brought(scope)
+        if any(hmac.compare_digest(token, self.token) for token in brought):
+            await self.app(scope, receive, send)
+            return
+        what = "Incorrect API key provided" if brought else "You didn't provide an API key"
+        message = f"{what}: send the header `Authorization: Bearer TOKEN`, with the token of this server."
         await Refusal(401, message, code="invalid_api_key").response()(scope, receive, send)
 
-    def _brings_token(self, scope: Scope) -> bool:
-        brought = [value for name, value in scope["headers"] if name == b"authorization"]
-        given = [value.partition(b" ")[2].strip() for value in brought]
-        given += [
-            value.encode() for value in parse_qs(scope["query_string"].decode("latin-1")).get("token", ())
-        ]
-        return any(hmac.compare_digest(one, self.token) for one in given)
+
+def _brought(scope: Scope) -> list[bytes]:
+    """Return the tokens that a request brings in its header or address."""
+    headers = [value for name, value in scope["headers"] if name == b"authorization"]
+    query = parse_qs(scope["query_string"].decode("latin-1"))
+    tokens = [value.partition(b" ")[2].strip() for value in headers]
+    return [*tokens, *(value.encode() for value in query.get("token", ()))]

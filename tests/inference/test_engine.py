@@ -160,7 +160,14 @@ def test_the_end_of_a_document_ends_a_text(model, tokenizer, alone):
     assert last["finish_reason"] == "stop" and last["new_tokens"] == count > 0
     with torch.no_grad():
         values = model(torch.tensor([[*PROMPTS[0], *alone[0][:count]]]))[0, -1].log_softmax(-1)
-    assert last["end_logprob"] == pytest.approx(float(values[last_id]), abs=1e-4)
+    entry = last["end_logprob"]
+    assert (entry["id"], entry["logprob"]) == (last_id, pytest.approx(float(values[last_id]), abs=1e-4))
+    # Where it begins, after the text of the prompt and the new one.
+    written = (
+        tokenizer.decode_finished(PROMPTS[0])[0],
+        tokenizer.decode_finished([*PROMPTS[0], *alone[0][:count]])[0],
+    )
+    assert (entry["offset"], found["0", 0][0]["logprobs"][0]["offset"]) == (len(written[1]), len(written[0]))
     assert end == {"id": "0", "end": True, "prompt_tokens": 3, "new_tokens": count}
 
 

@@ -35,6 +35,15 @@ def test_top_k_keeps_k_tokens_in_their_proportions():
     torch.testing.assert_close(shares(top_k=2), torch.cat([LOGITS[0, :2].softmax(-1), torch.zeros(2)]))
 
 
+def test_top_p_0_takes_the_likeliest():
+    """As with OpenAI and transformers; also if it is not the first of two equal ones that is drawn."""
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
+    for changes in ({"top_p": 0.0}, {"top_p": 0.0, "temperature": 2.0, "top_k": 3}, {"top_k": 1}):
+        generation = Generation(**{"temperature": 1.0, "top_k": 0, **changes})
+        drawn = torch.tensor([0.99], dtype=torch.float64)
+        assert generation.is_greedy and choose(logits, generation, drawn).tolist() == [1]
+
+
 def test_top_p_keeps_the_smallest_set_that_reaches_the_share():
     """Shares are 0.644, 0.237, ...: 0.6 needs one token, 0.7 needs two."""
     assert (shares(top_p=0.6) > 0).tolist() == [True, False, False, False]
@@ -114,8 +123,8 @@ def test_penalties():
         ({"temperature": -1.0}, "temperature = -1.0 must be at least 0 (0 is greedy)."),
         ({"temperature": float("nan")}, "temperature = nan must be at least 0 (0 is greedy)."),
         ({"top_k": -1}, "top_k = -1 must be at least 0 (0 does not cut)."),
-        ({"top_p": 0.0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut)."),
-        ({"top_p": 1.5}, "top_p = 1.5 must be above 0 and at most 1 (1 does not cut)."),
+        ({"top_p": -0.5}, "top_p = -0.5 must be from 0 to 1 (1 does not cut, 0 is greedy)."),
+        ({"top_p": 1.5}, "top_p = 1.5 must be from 0 to 1 (1 does not cut, 0 is greedy)."),
         ({"min_p": 2.0}, "min_p = 2.0 must be from 0 to 1 (0 does not cut)."),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0 must be above 0 (1 does nothing)."),
         ({"presence_penalty": 3.0}, "presence_penalty = 3.0 must be from -2 to 2 (0 does nothing)."),

@@ -72,8 +72,9 @@ def test_models(client, served):
     (model,) = client.models.list().data
     assert (model.id, model.owned_by, model.step, model.max_model_len) == ("talks", "nbtrain", 7, 256)
     assert client.models.retrieve("talks").id == "talks"
-    with pytest.raises(openai.NotFoundError, match="model 'other' is not served here"):
+    with pytest.raises(openai.NotFoundError, match="The model `other` does not exist") as error:
         client.models.retrieve("other")
+    assert error.value.code == "model_not_found"
 
 
 def test_a_completion_is_what_the_model_writes(client, reference):
@@ -234,19 +235,16 @@ def test_megatrons_clients(served, reference):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_tokens": 250, "prompt": "a"}, "max_tokens = 250 must be at most 200, the server's limit."),
+        ({"max_tokens": 250, "prompt": "a"}, "This server supports at most 200 completion tokens."),
         (
             {"max_tokens": 200, "prompt": [1] * 100},
-            "the prompt has 100 tokens, and 200 more are asked for: the model has 256 positions",
+            "This model's maximum context length is 256 tokens, however you requested 300 tokens",
         ),
         ({"prompt": [1, 500]}, "token 500 of the prompt must be from 0 to 319."),
         ({"prompt": "a", "temperature": -1}, "temperature = -1.0 must be at least 0"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
-        ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
-        (
-            {"prompt": "a", "extra_body": {"no_such": 1}},
-            "no_such is not supported: no such field is known here",
-        ),
+        ({"prompt": "a", "suffix": "b"}, "'suffix' is not supported"),
+        ({"prompt": "a", "best_of": 3}, "'best_of' does not support 3"),
+        ({"prompt": "a", "extra_body": {"no_such": 1}}, "Unknown parameter: 'no_such'."),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -272,6 +270,14 @@ def test_what_a_chat_cannot_do_is_refused_by_name(client, changes, param):
     assert error.value.param == param
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_past_the_models_positions(client, stream):
+    with pytest.raises(openai.BadRequestError, match="your messages resulted in") as error:
+        messages = [{"role": "user", "content": "word " * 400}]
+        client.chat.completions.create(model="talks", messages=messages, stream=stream)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
+
+
 def test_chat_messages_that_have_no_place(client):
     with pytest.raises(openai.BadRequestError, match=r"messages\[0\].role = 'robot' must be one of system"):
         client.chat.completions.create(model="talks", messages=[{"role": "robot", "content": "Hi"}])
@@ -291,24 +297,25 @@ def test_the_token_is_asked_for(served):
     assert send(served, "/health", token=False) == (200, '{"status":"ok","loaded":true}')
     with (
         openai.OpenAI(base_url=served.server.base_url, api_key="wrong") as client,
-        pytest.raises(openai.AuthenticationError),
+        pytest.raises(openai.AuthenticationError, match="Incorrect API key provided") as error,
     ):
         client.models.list()
+    assert error.value.code == "invalid_api_key"
 
 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"{", 400, "the body is no JSON"),
-        (b"[1]", 400, "the body must be a JSON object."),
-        (b"{}", 400, "prompt: "),
+        (b"{", 400, "could not parse the JSON body"),
+        (b"[1]", 400, "must be a JSON object."),
+        (b"{}", 400, "Missing required parameter: 'prompt'."),
         (b'{"prompt": 5}', 400, "prompt"),
         (b'{"prompt": ""}', 200, "text_completion"),
-        (b'{"prompt": "a", "n": 100}', 400, "n: input should be less than or equal to 64."),
+        (b'{"prompt": "a", "n": 100}', 400, "Expected a value <= 64, but got 100 instead."),
         (b'{"prompt": "a", "stop": ["", "b"]}', 400, "stop = "),
         (b'{"prompt": "a", "logit_bias": {"x": 1}}', 400, "its keys must be token ids"),
-        (b'{"prompt": "a", "temperature": NaN}', 400, "the body is no JSON"),
-        (b"\xff\xfe", 400, "the body is no JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "could not parse the JSON body"),
+        (b"\xff\xfe", 400, "could not parse the JSON body"),
         (b'{"prompt": "' + b"a" * 30_000 + b'"}', 413, "the body is larger than 20,000 bytes"),
     ],
 )

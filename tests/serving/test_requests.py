@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,18 +21,18 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.serving import megatron, models, resident, server
 from nbtrain.serving.app import Routes
 from nbtrain.serving.chat import ChatPrompt
-from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher
+from nbtrain.serving.dispatch import MOST_EVENTS, Answer, Dispatcher, refused
 from nbtrain.serving.engine_process import EngineProcess, Loading
 from nbtrain.serving.launched import Server
 from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.models import Models, Served
-from nbtrain.serving.openai_answers import Form, Piece
+from nbtrain.serving.openai_answers import Form, Piece, Usage, pieces_of, streamed_answer, whole_answer
 from nbtrain.serving.openai_requests import UNIONS, ChatRequest, CompletionRequest, read
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.proxy import models_entry
 from nbtrain.serving.refusals import Refusal
 from nbtrain.serving.server import _socket
-from nbtrain.serving.tokens import VARIABLE, TokenRequired, token_of
+from nbtrain.serving.tokens import VARIABLE, _brought, token_of
 
 
 def test_openais_defaults_and_vllms_names():
@@ -51,38 +52,144 @@ def test_openais_defaults_and_vllms_names():
 
 
 @pytest.mark.parametrize(
-    ("body", "message", "param"),
+    ("body", "message", "param", "code"),
     [
-        ({}, "prompt: field required.", "prompt"),
-        ({"prompt": []}, "prompt has 0 entries: must be from 1 to 128.", "prompt"),
-        ({"prompt": ["a"] * 129}, "prompt has 129 entries: must be from 1 to 128.", "prompt"),
-        ({"prompt": [1, -1]}, f"prompt: {UNIONS['prompt']}.", "prompt"),
-        ({"prompt": {"text": "a"}}, f"prompt: {UNIONS['prompt']}.", "prompt"),
-        ({"prompt": "a", "stop": ["b", 3]}, "stop: must be a text or a list of texts.", "stop"),
-        ({"prompt": "a", "temperature": "1"}, "temperature: input should be a valid number.", "temperature"),
-        ({"prompt": "a", "top_p": 0}, "top_p = 0.0 must be above 0 and at most 1 (1 does not cut).", "top_p"),
+        ({}, "Missing required parameter: 'prompt'.", "prompt", "missing_required_parameter"),
+        ({"prompt": []}, "Invalid 'prompt': empty array.", "prompt", "empty_array"),
+        ({"prompt": ["a"] * 129}, "maximum length 128, but got 129", "prompt", "array_above_max_length"),
+        ({"prompt": [1, -1]}, UNIONS["prompt"], "prompt", "invalid_type"),
+        ({"prompt": {"text": "a"}}, UNIONS["prompt"], "prompt", "invalid_type"),
+        ({"prompt": "a", "stop": ["b", 3]}, "must be a text or a list of texts.", "stop", "invalid_type"),
+        ({"prompt": "a", "temperature": "1"}, "should be a valid number.", "temperature", "invalid_type"),
+        ({"prompt": "a", "top_p": 2}, "top_p = 2.0 must be from 0 to 1", "top_p", "invalid_value"),
+        (
+            {"prompt": "a", "n": 65},
+            "Expected a value <= 64, but got 65 instead.",
+            "n",
+            "integer_above_max_value",
+        ),
+        (
+            {"prompt": "a", "logprobs": -1},
+            "Expected a value >= 0, but got -1 instead.",
+            "logprobs",
+            "integer_below_min_value",
+        ),
         (
             {"prompt": "a", "logit_bias": {"9" * 20: 1}},
             f"logit_bias = (({'9' * 20}, 1.0),) must be of at most 1,024 token ids, each from 0 to "
             "4,294,967,295.",
             "logit_bias",
+            "invalid_value",
         ),
-        ({"prompt": "a", "colour": 1}, "colour is not supported: no such field is known here.", "colour"),
+        ({"prompt": "a", "colour": 1}, "Unknown parameter: 'colour'.", "colour", "unknown_parameter"),
+        ({"prompt": "a", "suffix": "b"}, "'suffix' is not supported", "suffix", "unsupported_parameter"),
+        ({"prompt": "a", "best_of": 3}, "'best_of' does not support 3", "best_of", "unsupported_value"),
     ],
 )
-def test_refusals_name_the_field(body, message, param):
-    with pytest.raises(Refusal) as refused:
+def test_refusals_name_the_field(body, message, param, code):
+    with pytest.raises(Refusal) as refusal:
         asked = read(CompletionRequest, body)
         asked.prompts()
         asked.generation(1)
-    assert (refused.value.status, refused.value.message, refused.value.param) == (400, message, param)
+    found = refusal.value.body()["error"]
+    assert message in found["message"]
+    assert (refusal.value.status, found["param"], found["code"]) == (400, param, code)
+    assert found["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"tools": [{}]}, "tools", "unsupported_parameter"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_value"),
+        ({"modalities": ["smell"]}, "modalities[0]", "invalid_value"),
+    ],
+)
+def test_refusals_of_chats(body, param, code):
+    with pytest.raises(Refusal) as refusal:
+        read(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **body})
+    assert (refusal.value.param, refusal.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_chat", "words"),
+    [
+        (
+            (256, 400, 5),
+            False,
+            "This model's maximum context length is 256 tokens, however you requested 405 tokens (400 in "
+            "your prompt; 5 for the completion).",
+        ),
+        ((256, 400, 1), True, "is 256 tokens. However, your messages resulted in 400 tokens."),
+        (
+            (256, 100, 200),
+            True,
+            "is 256 tokens. However, you requested 300 tokens (100 in the messages, 200 in the completion).",
+        ),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openais_words(numbers, is_chat, words):
+    """LiteLLM looks for `this model's maximum context length is`, LangChain for the code."""
+    counts = dict(zip(("positions", "prompt_tokens", "max_new_tokens"), numbers))
+    refusal = refused({"error": "ContextLengthError", "message": "too long", **counts}, is_chat)
+    found = refusal.body()["error"]
+    assert words in found["message"] and refusal.status == 400
+    assert (found["code"], found["type"]) == ("context_length_exceeded", "invalid_request_error")
+    assert found["param"] == ("messages" if is_chat else "prompt")
+
+
+def entry(token: str, logprob: float, offset: int, *top: tuple[str, float]) -> dict:
+    """A token's entry, as the engine gives it."""
+    likely = [{"token": text, "logprob": value, "bytes": [1]} for text, value in top]
+    return {"token": token, "logprob": logprob, "bytes": [1], "offset": offset, "top": likely}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("is_chat", "echo"), [(False, False), (False, True), (True, False)])
+def test_the_token_that_ends_a_text_has_its_entry(is_stream, is_chat, echo):
+    """lm-eval drops the last entry, and takes it for that of the one new token."""
+    begin = 2 if echo else 0
+
+    async def events():
+        if echo:
+            prompt = {"text": "ab", "first": "a", "tokens": [1, 2], "offsets": [0, 1]}
+            yield 0, {"index": 0, "prompt": prompt}
+            yield 0, {"prompt_logprobs": [entry("b", -0.5, 1, ("b", -0.5))]}
+        yield 0, {"index": 0, "text": "c", "logprobs": [entry("c", -1.0, 2, ("d", -0.25))]}
+        yield 0, {"index": 0, "text": "", "finish_reason": "stop", "end_logprob": entry("<e>", -2.5, 3)}
+        yield 0, {"end": True, "prompt_tokens": 2, "new_tokens": 1}
+
+    async def found() -> list[dict]:
+        form, usage = Form("m", is_chat, wants_logprobs=True), Usage()
+        pieces = pieces_of(events(), 1, usage, lambda: None)
+        if not is_stream:
+            return (await whole_answer(form, pieces, usage))["choices"]
+        lines = [line async for line in streamed_answer(form, pieces, usage, 1, with_usage=False)]
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines if b"[DONE]" not in line]
+        return [choice for chunk in chunks for choice in chunk["choices"]]
+
+    logprobs = [choice["logprobs"] for choice in asyncio.run(found()) if choice["logprobs"]]
+    if is_chat:
+        entries = [one for part in logprobs for one in part["content"]]
+        assert [one["token"] for one in entries] == ["c", "<e>"] and entries[1]["logprob"] == -2.5
+        return
+    joined = {key: [one for part in logprobs for one in part[key]] for key in logprobs[0]}
+    assert joined["tokens"] == ["a", "b", "c", "<e>"][2 - begin :]
+    assert joined["token_logprobs"] == [None, -0.5, -1.0, -2.5][2 - begin :]
+    # Where each begins in prompt and text together, also without the echo.
+    assert joined["text_offset"] == [0, 1, 2, 3][2 - begin :]
+    # The token itself is one of the likeliest, or comes after them; also if none is asked for.
+    assert joined["top_logprobs"][begin:] == [{"d": -0.25, "c": -1.0}, {"<e>": -2.5}]
 
 
 def test_which_prompts_the_tokenizer_begins():
     """Texts, to which inference/generate.py does it; not ids, a chat, nor Megatron's without add_BOS."""
     seen: list = []
 
-    def submit(commands: list[dict]) -> None:
+    def submit(commands: list[dict], is_chat: bool = False) -> None:
         seen.append([command["prompt"] for command in commands])
         raise Refusal(429, "full")
 
@@ -118,7 +225,7 @@ def test_a_server_is_not_healthy_while_its_one_model_loads(is_single, status, sa
 
 def test_the_offsets_of_an_echoed_prompt_are_the_engine_s():
     prompt = {"text": "ab", "first": "<s>", "tokens": [1, 2, 3], "offsets": [0, 0, 1]}
-    entries = [{"token": letter, "logprob": -1.0, "top": [], "offset": 0} for letter in "abc"]
+    entries = [{"token": letter, "logprob": -1.0, "top": [], "offset": 2} for letter in "abc"]
     piece = Piece(0, "c", entries[2:], "length", {**prompt, "logprobs": entries[:2]})
     choice = Form("m", is_chat=False, wants_logprobs=True).choice(piece, is_chunk=False)
     assert choice["text"] == "abc"
@@ -133,10 +240,10 @@ def test_a_message_without_its_text_is_refused():
     assert texts == ["", ""]
     for message in ({"role": "user"}, {"role": "system", "content": None}):
         asked = read(ChatRequest, {"messages": [{"role": "user", "content": "a"}, message]})
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(Refusal) as refusal:
             asked.messages[1].as_text(1)
-        assert (refused.value.status, refused.value.param) == (400, "messages")
-        assert refused.value.message == "messages[1].content is missing: give the text."
+        assert (refusal.value.status, refusal.value.param) == (400, "messages[1].content")
+        assert refusal.value.code == "missing_required_parameter"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +284,7 @@ def test_megatrons_beam_of_one():
     async def events():
         entries = [{"token": letter, "logprob": -1.0} for letter in "bc"]
         yield 0, {"index": 0, "text": "bc", "logprobs": entries}
-        yield 0, {"index": 0, "text": "", "finish_reason": "stop", "end_logprob": -2.5}
+        yield 0, {"index": 0, "text": "", "finish_reason": "stop", "end_logprob": {"logprob": -2.5}}
         yield 0, {"end": True}
 
     async def answered() -> dict:
@@ -210,14 +317,13 @@ def test_where_the_token_is_from(tmp_path, monkeypatch):
 
 def test_bytes_that_are_no_text_are_no_token():
     """Neither in a header nor in an address do they end the server's answer."""
-    required = TokenRequired(None, "t" * 20)
     for headers, query in (
         ([(b"authorization", b"Bearer \xff\xfe")], b""),
         ([(b"authorization", b"")], b"token=%ff&token"),
         ([], b"\xff=\xff"),
     ):
-        assert not required._brings_token({"headers": headers, "query_string": query})
-    assert required._brings_token({"headers": [], "query_string": b"token=" + b"t" * 20})
+        assert b"t" * 20 not in _brought({"headers": headers, "query_string": query})
+    assert _brought({"headers": [], "query_string": b"token=" + b"t" * 20}) == [b"t" * 20]
 
 
 def test_options_out_of_range():
@@ -289,9 +395,9 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
 
     async def play() -> None:
         made = dispatcher()
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(Refusal) as refusal:
             made.submit([{"n": 6}])
-        assert (refused.value.status, refused.value.message) == (
+        assert (refusal.value.status, refusal.value.message) == (
             400,
             "6 texts are asked for at once: at most 5 may be.",
         )
@@ -346,9 +452,9 @@ def test_a_refused_request_is_known_before_a_stream_begins(dispatcher):
     async def play() -> None:
         answer = dispatcher().submit([{"n": 1}])
         answer.put({"id": "0", "error": "ConfigError", "message": "no room"})
-        with pytest.raises(Refusal, match="no room") as refused:
+        with pytest.raises(Refusal, match="no room") as refusal:
             await answer.accepted()
-        assert refused.value.status == 400
+        assert refusal.value.status == 400
         taken = dispatcher().submit([{"n": 1}])
         taken.put({"id": "0", "accepted": True})
         await asyncio.wait_for(taken.accepted(), 10)
@@ -482,11 +588,11 @@ def test_a_notebooks_server_is_asked_without_a_proxy(monkeypatch):
             pool.submit(answers.serve_forever, 0.01)
             try:
                 assert launched.post("/completions", {"prompt": "a"}) == {"prompt": "a"}
-                with pytest.raises(NbtrainError) as refused:
+                with pytest.raises(NbtrainError) as refusal:
                     launched.post("/other", {})
             finally:
                 answers.shutdown()
-    assert str(refused.value) == f"{url}/v1/other: answered with status 500: Internal Server Error"
+    assert str(refusal.value) == f"{url}/v1/other: answered with status 500: Internal Server Error"
 
 
 def test_a_socket_in_use_is_named():
@@ -501,9 +607,9 @@ def test_a_socket_in_use_is_named():
 def test_a_unix_socket_replaces_nothing_but_a_dead_one(tmp_path):
     file, dead = tmp_path / "results.json", tmp_path / "socket"
     file.write_text("{}")
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as refusal:
         _socket(ServeOptions(uds=str(file)))
-    assert str(refused.value) == f"--uds {file}: is there and no socket. Give a path at which nothing is."
+    assert str(refusal.value) == f"--uds {file}: is there and no socket. Give a path at which nothing is."
     assert file.read_text() == "{}"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(dead))

@@ -12,6 +12,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 
 SETTINGS = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 SAMPLE = "a"
 
 
@@ -58,14 +59,40 @@ def bos_id(folder: Path, tokenizer: Any) -> int | None:
 
 def own_token(folder: Path, name: str) -> str | None:
     """bos_token or eos_token by a folder's tokenizer_config.json: text, or an object with its content."""
-    token = settings_of(folder).get(name)
+    return _text_of(settings_of(folder).get(name))
+
+
+def special_tokens(folder: Path) -> dict[str, str | list[str]]:
+    """{name: text} of the special tokens that a folder's settings name, as chat templates read them.
+
+    bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list. What
+    special_tokens_map.json alone names counts too, as in transformers.
+    """
+    found: dict[str, str | list[str]] = {}
+    for name in (SPECIAL_TOKENS_MAP, SETTINGS):
+        settings = _object_of(folder, name)
+        extra = settings.get("extra_special_tokens")
+        for key, value in {**settings, **(extra if isinstance(extra, dict) else {})}.items():
+            if (text := _text_of(value)) is not None and key.endswith("_token"):
+                found[key] = text
+        if isinstance(more := settings.get("additional_special_tokens"), list):
+            found["additional_special_tokens"] = [text for one in more if (text := _text_of(one)) is not None]
+    return found
+
+
+def _text_of(token: object) -> str | None:
+    """A token of a settings file: text, or an object with its content."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """A folder's tokenizer_config.json; {} if it has none. Raises RecordError if it is no JSON object."""
-    found = files.read_json(folder / SETTINGS)
+    return _object_of(folder, SETTINGS)
+
+
+def _object_of(folder: Path, name: str) -> dict[str, Any]:
+    found = files.read_json(folder / name)
     if found is not None and not isinstance(found, dict):
-        raise RecordError(f"{folder / SETTINGS}: must be a JSON object, and is {type(found).__name__}.")
+        raise RecordError(f"{folder / name}: must be a JSON object, and is {type(found).__name__}.")
     return found or {}

@@ -13,6 +13,7 @@ from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus.tokenizer.beginning import (
     SETTINGS,
+    SPECIAL_TOKENS_MAP,
     beginning_with,
     ids_before_text,
     ids_before_text_of_two_files,
@@ -43,7 +44,7 @@ KEPT = "as-given"
 KEPT_FILES = (
     ONE_FILE,
     SETTINGS,
-    "special_tokens_map.json",
+    SPECIAL_TOKENS_MAP,
     ADDED_TOKENS,
     "chat_template.jinja",
     "chat_template.json",
@@ -53,7 +54,7 @@ KEPT_FILES = (
 )
 
 # Of these, what does not list the entries.
-LISTS = {ONE_FILE, ADDED_TOKENS, "special_tokens_map.json", "tokenizer.model", *CONTENT_FILES}
+LISTS = {ONE_FILE, ADDED_TOKENS, SPECIAL_TOKENS_MAP, "tokenizer.model", *CONTENT_FILES}
 SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
 OTHER_FORMATS = {

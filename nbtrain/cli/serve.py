@@ -31,7 +31,12 @@ def _add_generate(under: Any) -> None:
         (("-n", "--max-new-tokens"), int, "max_new_tokens", "tokens to add, at most"),
         (("--temperature",), float, "temperature", "0 is greedy"),
         (("--top-k",), int, "top_k", "choose among this many of the likeliest; 0 does not cut"),
-        (("--top-p",), float, "top_p", "among the likeliest that make up this share; 1 does not cut"),
+        (
+            ("--top-p",),
+            float,
+            "top_p",
+            "among the likeliest that make up this share; 1 does not cut, 0 is greedy",
+        ),
         (("--min-p",), float, "min_p", "among those with this share of the likeliest one's; 0 does not cut"),
         (("--repetition-penalty",), float, "repetition_penalty", "against tokens that are there; 1: none"),
         (("--num-beams",), int, "num_beams", "beam search with this many beams; 1 is none"),

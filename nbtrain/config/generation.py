@@ -36,8 +36,8 @@ class Generation:
     top_k: int = 40
     """Choose among so many of the likeliest tokens; 0 does not cut."""
     top_p: float = 1.0
-    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut, 0 takes
-    the likeliest (greedy)."""
+    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut, and 0
+    takes the likeliest one (greedy)."""
     min_p: float = 0.0
     """Then among those with at least this share of the likeliest one's (arXiv:2407.01082); 0 does not cut."""
     repetition_penalty: float = 1.0

@@ -122,6 +122,18 @@ def test_jinja_begins_with_the_imported_tokenizer_s_token(tmp_path, written):
     assert pieces == [*([1] if written else []), TALK[0]["content"] + "<eod>"]
 
 
+def test_jinja_sees_every_special_token_that_the_tokenizer_names(tmp_path):
+    """Of both files, as in transformers; one that no file names is empty."""
+    folder = imported(tmp_path / "mine", {"pad_token": {"content": "<p>"}, "image_token": "<i>"})
+    (folder / KEPT / "special_tokens_map.json").write_bytes(
+        orjson.dumps({"unk_token": "<u>", "pad_token": "<old>"})
+    )
+    template = JinjaTemplate(
+        "{{ pad_token }}{{ unk_token }}{{ image_token }}{{ sep_token }}", folder, "", "f"
+    )
+    assert template.prompt(TALK).pieces == ["<p><u><i>"]
+
+
 def imported(folder, settings: dict, jinja: str | None = None):
     """A tokenizer's folder as it is taken over, with these settings beside it."""
     (folder / KEPT).mkdir(parents=True)

@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 # Python compiles what it imports; pip would compile all of it, a minute of one core.
 PIP    := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab labextension test check format map docs bench parity faults soak gpu clean
+.PHONY: demo lab labextension test check format map docs site bench parity faults soak gpu clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -49,6 +49,11 @@ map:
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python -m nbtrain.cli.reference.pages
+
+# Documentation and executed notebooks as static pages: build/site/html/index.html. In seconds: it runs no notebook.
+# SITE_ARGS="--run 02_plan" runs one first, SITE_ARGS=--run all; the copies stay in build/notebooks.
+site: $(VENV)/.installed-test
+	$(BIN)/python -m tests.site $(SITE_ARGS)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/train_cpu.py

@@ -74,7 +74,14 @@ def _evidence(
     return Evidence(PAGE, "make soak", entry_points, tests, without)
 
 
+def _files(*patterns: str) -> list[str]:
+    """Paths in the repository, sorted."""
+    found = (path for pattern in patterns for path in REPOSITORY.glob(pattern))
+    return sorted(str(path.relative_to(REPOSITORY)) for path in found)
+
+
 EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
+SITE_TEST = "tests/docs/test_site.py"
 DASK_ON_SLURM_TEST = "tests/dataset/prepare/test_dask_on_slurm.py"
 LOAD_TEST = "tests/serving/test_load.py"
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
@@ -414,6 +421,19 @@ PARTS = (
         {"NBTRAIN_REQUIRE_AXE": "1"},
     ),
     Part(
+        "site",
+        "documentation and notebooks as pages: no warning, no request, a search in Chromium from file://",
+        _pytest("--soak", SITE_TEST),
+        _evidence(
+            (),
+            (
+                *(SITE_TEST, "tests/site.py", "tests/docs/pages.py", "docs/conf.py", "README.md"),
+                *_files("docs/*.md", "examples/**/*.md", "notebooks/*.ipynb"),
+            ),
+        ),
+        {"NBTRAIN_REQUIRE_BROWSER": "1"},
+    ),
+    Part(
         "false-words",
         "real jobs stopped, killed, failed, on a full disk: what the browser says of them is what is saved",
         _pytest("--soak", "tests/end_to_end/test_no_false_word.py"),
@@ -450,9 +470,7 @@ PARTS = (
         ("-m", "tests.gpu", "--smoke", "--again", "--to", "build/gpu/smoke"),
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.planner.plan"),
-            tuple(
-                sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/gpu").glob("*.py"))
-            ),
+            tuple(_files("tests/gpu/*.py")),
         ),
     ),
     Part(

@@ -1,0 +1,48 @@
+"""Pages of the repository that people read: their links, headings and code blocks."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+FENCE = re.compile(r"^(`{3,}|~{3,})([^\n`]*)\n(.*?)^\1", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+TARGET = re.compile(r"\]\(([^()\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+
+
+def pages() -> list[Path]:
+    """README and its neighbours, documentation, examples and notebooks."""
+    patterns = ("*.md", "docs/**/*.md", "examples/**/*.md", "notebooks/*.ipynb")
+    return sorted(path for pattern in patterns for path in REPOSITORY.glob(pattern))
+
+
+def markdown(path: Path) -> str:
+    """The text of a page; of a notebook, its text cells."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def links(text: str) -> Iterator[tuple[str, str]]:
+    """(path, anchor) of each link of a Markdown text that is no address of another machine."""
+    for groups in TARGET.findall(CODE.sub("``", FENCE.sub("", text))):
+        target = groups[0] or groups[1]
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of headings as code hosts make them: lower case, hyphens, no punctuation, -1 for a second."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if name in found else name)
+        found[name] = found.get(name, 0) + 1
+    return names

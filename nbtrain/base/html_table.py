@@ -14,6 +14,8 @@ DIM = "opacity:.7"
 CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
 HEAD = f"padding:3px 14px 3px 0;vertical-align:top;font-size:11px;font-weight:500;{DIM}"
 RULE = f"border:0;border-bottom:1px solid {LINE}"
+# A cell of so many characters, such as "74.2 GiB", is not broken over lines.
+SHORT_CHARACTERS = 10
 # JupyterLab paints every second row of a table.
 ROW = "background-color:transparent"
 
@@ -80,6 +82,7 @@ def is_number(cell: str) -> bool:
 
 
 def _cell(row: Sequence[str], at: int, sides: Sequence[str], facts: bool, whole: bool) -> str:
-    unbroken = ";white-space:nowrap" if whole and at < len(row) - 1 else ""
+    is_unbroken = (whole and at < len(row) - 1) or (not facts and len(row[at]) <= SHORT_CHARACTERS)
+    unbroken = ";white-space:nowrap" if is_unbroken else ""
     dim = f";{DIM}" if facts and at == 0 else ""
     return f'<td style="text-align:{sides[at]};{CELL}{unbroken}{dim}">{html.escape(row[at])}</td>'

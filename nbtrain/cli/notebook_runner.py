@@ -1,6 +1,8 @@
 """A notebook with nobody watching: parameters checked, run by papermill, saved as .ipynb and .html."""
 
 import dataclasses
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -24,6 +26,10 @@ KERNEL_START_SECONDS = 600
 KERNEL_STARTS = 3
 STILLBORN = "Kernel died before replying"
 """nbclient's and jupyter_client's words for a kernel that has run nothing."""
+EXPECTED_PICTURE = "expected-picture"
+"""The tag of a cell that pictures the output of the cell above it, for a notebook without outputs."""
+# [words](target) and ![words](target) with a relative target, without what follows a "#".
+RELATIVE_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#])[^)\s#]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,10 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
                 f"  The executed notebook, up to the failure: {display(output)}"
             ) from error
     finally:
-        html = write_html(output) if output.is_file() else output.with_suffix(".html")
+        html = output.with_suffix(".html")
+        if output.is_file():
+            _settle(output, source.parent)
+            html = write_html(output)
     return ExecutedNotebook(output, html, noted_unfinished(nbformat.read(output, as_version=4)))
 
 
@@ -118,6 +127,26 @@ def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
                     f"{source.name}: its kernel died before the first cell, {KERNEL_STARTS} times. What it "
                     f"wrote is above; `{sys.executable} -m ipykernel_launcher` starts one by hand."
                 ) from error
+
+
+def _settle(output: Path, folder: Path) -> None:
+    """Adapt the text of an executed notebook, which was written for `folder`, to its own place.
+
+    Pictures of expected outputs go, because the outputs themselves are there, and relative links are
+    rewritten. A link whose target does not exist is left as it is.
+    """
+    import nbformat
+
+    def moved(link: re.Match[str]) -> str:
+        target = folder / link[0]
+        return os.path.relpath(target, output.parent) if target.exists() else link[0]
+
+    content = nbformat.read(output, as_version=4)
+    content.cells = [cell for cell in content.cells if EXPECTED_PICTURE not in cell.metadata.get("tags", [])]
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            cell.source = RELATIVE_LINK.sub(moved, cell.source)
+    files.write_text(output, nbformat.writes(content))
 
 
 def folder_of(run: Any) -> Path:
@@ -179,17 +208,19 @@ def write_html(notebook: Path) -> Path:
     import nbformat
     from nbconvert import HTMLExporter
 
-    from nbtrain.lab.export import without_widgets
+    from nbtrain.lab.export import without_folded_sources, without_widgets
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = nbformat.read(notebook, as_version=4)
         without_widgets(content)
+        without_folded_sources(content)
         exporter = HTMLExporter()
         # Libraries that nbconvert's page would load from a CDN if its reader had a network.
         exporter.mathjax_url = exporter.require_js_url = ""
         exporter.mermaid_js_url = exporter.mermaid_layout_elk_js_url = ""
-        page, _ = exporter.from_notebook_node(content)
+        exporter.embed_images = True
+        page, _ = exporter.from_notebook_node(content, {"metadata": {"path": str(notebook.parent)}})
     html = notebook.with_suffix(".html")
     files.write_text(html, page)
     return html

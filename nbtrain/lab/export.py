@@ -1,7 +1,8 @@
 """nbconvert's HTML of notebooks that use nbtrain: complete without a network, and asking none.
 
-    the widget of an output with a picture    left out: a widget manager from a CDN would hide the picture
-    require.js, MathJax, Mermaid              not asked for if nothing on the page needs them
+    the widget of an output with a picture    omitted: a widget manager from a CDN would hide the picture
+    require.js, MathJax, Mermaid              not requested if nothing on the page needs them
+    the source of a folded cell               omitted, as JupyterLab shows it; its output stays
 
 `jupyter nbconvert --to html` uses it by lab/jupyter/jupyter_nbconvert_config.json, which the wheel installs;
 JupyterLab's export by the server extension. A notebook that does not import nbtrain is left as it is.
@@ -27,6 +28,7 @@ class OfflinePage(Preprocessor):
         """The notebook and nbconvert's resources, changed in place."""
         if any(cell.cell_type == "code" and USES_NBTRAIN.search(cell.source) for cell in nb.cells):
             without_widgets(nb)
+            without_folded_sources(nb)
             for name in unneeded(nb):
                 resources[name] = ""
         return nb, resources
@@ -40,6 +42,13 @@ def without_widgets(nb: Any) -> None:
             data.pop(WIDGET_MIME, None)
     if not any(WIDGET_MIME in data for data in outputs):
         nb.metadata.pop("widgets", None)
+
+
+def without_folded_sources(nb: Any) -> None:
+    """Have nbconvert omit the source of each cell whose source is folded in JupyterLab."""
+    for cell in nb.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["transient"] = {"remove_source": True}
 
 
 def unneeded(nb: Any) -> list[str]:

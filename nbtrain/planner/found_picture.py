@@ -44,10 +44,11 @@ def draw(result: SearchResult, top: int) -> "Figure":
     memory = result.best.memory.device_bytes
     if memory:
         axes.axvline(memory / GIB, color=RED, linestyle="--", linewidth=1.2)
+        # Above the axes, where no layout is drawn.
         axes.annotate(
-            result.best.memory.device,
+            f"{result.best.memory.device}: {memory / GIB:.1f} GiB",
             (memory / GIB, 1),
-            (-4, -10),
+            (0, 4),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             ha="right",
@@ -55,10 +56,12 @@ def draw(result: SearchResult, top: int) -> "Figure":
             color=RED,
         )
     axes.set_xlim(left=0)
-    left_out = len(result.ranked) - len(shown)
-    if left_out:
-        words = f"{left_out} slower than {SLOWEST:g} times the best are not shown"
-        axes.text(1, 1.02, words, ha="right", fontsize=7, color=GREY, transform=axes.transAxes)
+    omitted = len(result.ranked) - len(shown)
+    if omitted:
+        axes.set_xlabel(
+            f"{axes.get_xlabel()} ({omitted} layouts slower than {SLOWEST:g} times the best are not shown)",
+            fontsize=9,
+        )
     axes.legend(fontsize=8, frameon=False)
     return themed(figure)
 

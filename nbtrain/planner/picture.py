@@ -75,6 +75,12 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
                 label = f"{part.replace('_', ' ')} {amounts.size(value)}" if is_named else None
                 axes.barh(row, value / unit, left=left, height=0.6, color=COLORS[part], label=label)
                 left += value / unit
+        if device is not None and has_line and left < device / unit:
+            headroom = device / unit - left
+            axes.barh(row, headroom, left=left, height=0.6, color="none", edgecolor=GREY, linewidth=0.6)
+            if headroom > 0.15 * device / unit:
+                style = {"ha": "center", "va": "center", "fontsize": 7, "color": GREY}
+                axes.text(left + headroom / 2, row, f"{amounts.size(headroom * unit)} free", **style)
     # Parts that the fullest stage lacks, such as the last stage's logits, have no size in the legend.
     elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
     for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
@@ -82,7 +88,8 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
     if device is not None and has_line:
         _draw_limit(axes, device / unit, -0.5, len(shown) - 0.4)
         style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
-        axes.annotate(memory.device, (device / unit, len(shown) - 0.6), xytext=(-4, 0), **style)
+        words = f"{memory.device}: {amounts.size(device)}"
+        axes.annotate(words, (device / unit, len(shown) - 0.6), xytext=(0, 3), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""
     title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"
     if memory.total_host_bytes:
@@ -97,7 +104,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
         ticks = [(-1, "host"), *enumerate(names)]
     bars = len(shown) + bool(memory.total_host_bytes)
     # Room for the legend below the bars, which names the parts of the fullest stage.
-    axes.set_ylim(len(shown) - bars - 1.6 - 0.9 * bars, len(shown) - 0.4)
+    axes.set_ylim(len(shown) - bars - 1.6 - 0.9 * bars, len(shown) - 0.2)
     axes.set_yticks([row for row, _ in ticks], [label for _, label in ticks])
     axes.tick_params(labelsize=8, left=False)
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")

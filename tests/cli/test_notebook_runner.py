@@ -90,6 +90,25 @@ def test_what_is_no_notebook(tmp_path, content, why):
     assert str(refused.value).startswith(f"{path}: is no notebook ({why}")
 
 
+def test_links_of_an_executed_notebook_lead_from_its_own_folder(papermill, tmp_path):
+    """Relative links are rewritten if their target exists; a picture of what the output shows is dropped."""
+    source, ends = papermill
+    ends.append(None)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "config.md").write_text("# Fields\n")
+    content = nbformat.read(source, as_version=4)
+    text = "[fields](docs/config.md#batch), [none](docs/none.md), [site](https://example.com/a)"
+    content.cells.append(nbformat.v4.new_markdown_cell(text))
+    picture = nbformat.v4.new_markdown_cell("![](docs/p.png)", metadata={"tags": ["expected-picture"]})
+    content.cells.append(picture)
+    nbformat.write(content, source)
+    executed = run_notebook(str(source), {}, tmp_path / "output" / "deep" / "out.ipynb")
+    *_, last = nbformat.read(executed.notebook, as_version=4).cells
+    assert last.source == (
+        "[fields](../../docs/config.md#batch), [none](docs/none.md), [site](https://example.com/a)"
+    )
+
+
 def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
     """As `%matplotlib inline`, `!pip` and `x = %env HOME`; what is no Python then is refused."""
     source, ends = papermill

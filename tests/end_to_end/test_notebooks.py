@@ -71,6 +71,30 @@ def test_form(notebook):
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_text_teaches(notebook):
+    """Sections, what to see after the cells, one thing to try at least, and where to go next."""
+    cells = json.loads(notebook.read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert len(re.findall(r"(?m)^## ", text)) >= 3
+    assert text.count("**What you should see:**") >= 3
+    assert "> **Try it.**" in text and "**Next:**" in text
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_scaffolding_is_folded(notebook):
+    """The checks of parameters and of the end are folded in JupyterLab, and nbstripout keeps them so."""
+    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
+    from nbstripout import strip_output
+
+    content = nbformat.read(notebook, as_version=4)
+    stripped = strip_output(content, keep_output=False, keep_count=False, keep_id=True)
+    for cell in stripped.cells:
+        is_scaffolding = "check_parameters()" in cell.source or "must_finish()" in cell.source
+        is_folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        assert not is_scaffolding or is_folded, cell.source
+
+
 def test_they_import_nothing_but_nbtrain():
     """`import nbtrain as nb` and the standard library: no notebook depends on where a module lies."""
     imported = set()
@@ -139,7 +163,7 @@ def test_words_of_a_command_line_become_what_the_notebook_wants():
 def test_overrides_that_notebook_01_prints_load():
     """Those by which the notebooks after it take its text."""
     (words,) = re.findall(
-        r"`('data\.sources=[^`]*)`", sources_of(ROOT / "notebooks/01_prepare_data.ipynb")[0]
+        r"`('data\.sources=[^`]*)`", sources_of(ROOT / "notebooks/01_prepare_data.ipynb")[-1]
     )
     config = load("gpt-tiny", words.replace("NAME", "mine"))
     assert [source.language for source in config.data.sources] == ["simple"]
@@ -213,13 +237,14 @@ def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monke
 @pytest.mark.slow
 def test_the_plain_papermill_command(trial, tmp_path):
     """`papermill in.ipynb out.ipynb -p name value`, as a team's batch job calls it."""
+    import nbformat
+
     output = tmp_path / "plan.ipynb"
     command = [sys.executable, "-m", "papermill", ROOT / "notebooks" / "02_plan.ipynb", output]
     parameters = {"run": "gpt-13b-4xdp-4xpp-4xtp", "gpus": "64", "gpu_type": "A100-80GB"}
     words = [word for name, value in parameters.items() for word in ("-p", name, value)]
     done = subprocess.run([*command, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    import nbformat  # with jsonschema, which takes seconds; every process of the tests collects this file
 
     shown = texts(nbformat.read(output, 4))
     assert "12,8" in shown
@@ -389,7 +414,7 @@ def test_the_model_before_a_fine_tuning_is_its_starting_checkpoint(tmp_path, cap
     exec(cell, {**names, "config": SimpleNamespace(init_from="base")})
     assert calls == [(job if model == "job" else model, step) for model, step in asked]
     assert capsys.readouterr().out == (
-        "" if "step" in start else "base is no run: there is no text from before\n"
+        "" if "step" in start else "base is not a run: there is no text from before\n"
     ) + "a text\n" * len(asked)
 
 
@@ -401,11 +426,12 @@ def test_a_fine_tuning_that_was_not_launched_ends_in_order(workspace, capsys):
     refused = NotLaunched(config, ["8 GPUs are needed."], "nbtrain submit x")
     fake = SimpleNamespace(load=load, launch=lambda run: refused, runs=list)
     names = {"nb": fake, "config": config, "wait": "yes", "chat": "Hi", "base": "gpt-tiny"}
+    names |= {"run": "gpt-tiny-instructions", "overrides": "", "max_steps": 0}
     exec("\n".join(rest), {**names, "max_new_tokens": 3})
     why = "gpt-tiny-instructions was not launched: this machine does not suffice.\n  - 8 GPUs are needed.\n"
     assert capsys.readouterr().out.startswith(why)
     with pytest.raises(SubmitError, match=f"^{re.escape(why)}"):
-        exec(base, names)
+        exec(base.removeprefix("import nbtrain as nb\n"), names)
 
 
 @pytest.mark.slow

@@ -44,6 +44,14 @@ def test_a_page_saved_with_live_panels_shows_their_pictures_and_asks_nobody() ->
     assert asked(page) == [] and "html-manager" not in page
 
 
+def test_a_folded_source_is_not_on_the_page() -> None:
+    """Its output is."""
+    folded = code("import nbtrain\nsecret()", **{"text/html": "<b>the output</b>"})
+    folded.metadata["jupyter"] = {"source_hidden": True}
+    page = page_of(folded)
+    assert "secret" not in page and "<b>the output</b>" in page
+
+
 @pytest.mark.parametrize(
     ("text", "data", "library"),
     [

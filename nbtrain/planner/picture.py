@@ -79,7 +79,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             headroom = device / unit - left
             axes.barh(row, headroom, left=left, height=0.6, color="none", edgecolor=GREY, linewidth=0.6)
             if headroom > 0.15 * device / unit:
-                style = {"ha": "center", "va": "center", "fontsize": 7, "color": GREY}
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": GREY}
                 axes.text(left + headroom / 2, row, f"{amounts.size(headroom * unit)} free", **style)
     # Parts that the fullest stage lacks, such as the last stage's logits, have no size in the legend.
     elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
@@ -87,7 +87,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
         axes.barh(0, 0, color=COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
     if device is not None and has_line:
         _draw_limit(axes, device / unit, -0.5, len(shown) - 0.4)
-        style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
+        style = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
         words = f"{memory.device}: {amounts.size(device)}"
         axes.annotate(words, (device / unit, len(shown) - 0.6), xytext=(0, 3), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""

@@ -173,11 +173,14 @@ def plain_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @contextmanager
-def running_lab(root: Path, extended: bool = True) -> Iterator[Lab]:
-    """JupyterLab below `root`, with nbtrain's two extensions if `extended`; stopped at the end."""
+def running_lab(root: Path, extended: bool = True, **more: str) -> Iterator[Lab]:
+    """JupyterLab below `root`, with nbtrain's two extensions if `extended`; stopped at the end.
+
+    `more` are environment variables of the server.
+    """
     find_chromium()
     settings = root / "settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
+    settings.mkdir(parents=True, exist_ok=True)
     (settings / "notification.jupyterlab-settings").write_text(
         '{"fetchNews": "false", "checkForUpdates": false}'
     )
@@ -190,6 +193,7 @@ def running_lab(root: Path, extended: bool = True) -> Iterator[Lab]:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **more,
     }
     options = ["--expose-app-in-browser"]
     options += [f"--LabApp.extra_labextensions_path={BUNDLES}"] * extended

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 
 
 def optional(package: str, needed_by: str, instead: str = "", extra: str = "data") -> Any:
@@ -18,5 +19,5 @@ def missing(package: str, needed_by: str, instead: str = "", extra: str = "data"
     """The error for a missing package, with the pip command; `instead` is another way out."""
     return DataError(
         f"{needed_by} needs the package {package.partition('.')[0]}, which is not installed. Install it with "
-        f"`pip install 'nbtrain[{extra}]'`{instead and ', or ' + instead}."
+        f"`{install_command(extra)}`{instead and ', or ' + instead}."
     )

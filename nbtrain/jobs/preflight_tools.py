@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from nbtrain.base.checkpoint_files import local_folder
+from nbtrain.base.extras import install_command
 from nbtrain.base.files import is_read_only
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root
@@ -189,7 +190,7 @@ def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
         yield mistake(
             f"{config.where('lora.load_in_4bit')}: lora.load_in_4bit = true needs the package bitsandbytes, "
             "which is not installed.",
-            "Install it (pip install 'nbtrain[qlora]'), or set lora.load_in_4bit=false.",
+            f"Install it ({install_command('qlora')}), or set lora.load_in_4bit=false.",
         )
     if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
         yield mistake(

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.extras import install_command
 
 # bitsandbytes' defaults, which peft and transformers keep.
 BLOCK_ELEMENTS = 64
@@ -119,7 +120,7 @@ def bitsandbytes() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             "lora.load_in_4bit: the package bitsandbytes holds matrices in 4 bits and cannot be imported "
-            f"({error}). Install it: pip install 'nbtrain[qlora]'."
+            f"({error}). Install it: {install_command('qlora')}."
         ) from None
     return found
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.corpus import characters, cleaning
 from nbtrain.corpus.cleaning import Cleaner
@@ -196,7 +197,7 @@ def test_ftfy_missing(monkeypatch):
         Cleaner(CleaningConfig(ftfy=True))
     assert str(caught.value) == (
         "data.cleaning.ftfy needs the package ftfy, which is not installed. Install it with "
-        "`pip install 'nbtrain[data]'`, or leave ftfy out."
+        f"`{install_command('data')}`, or leave ftfy out."
     )
     assert Cleaner(CleaningConfig())("text") == ("text", None)
 

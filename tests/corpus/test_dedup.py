@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.config.data_section import NearDedupConfig
 from nbtrain.corpus import dedup
 from nbtrain.corpus.dedup import ExactIndex, NearIndex, SortedRuns
@@ -258,5 +259,5 @@ def test_rensa_and_its_version(monkeypatch):
         NearIndex(NEAR)
     assert str(caught.value) == (
         "data.cleaning.near_dedup needs the package rensa, which is not installed. Install it with "
-        "`pip install 'nbtrain[data]'`, or set near_dedup.enabled: false."
+        f"`{install_command('data')}`, or set near_dedup.enabled: false."
     )

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.corpus import sentences
 
 
@@ -36,5 +37,5 @@ def test_sentencex_missing(monkeypatch):
         sentences.check_dependencies()
     assert str(caught.value) == (
         "data.split_sentences needs the package sentencex, which is not installed. Install it with "
-        "`pip install 'nbtrain[data]'`, or leave split_sentences out."
+        f"`{install_command('data')}`, or leave split_sentences out."
     )

@@ -10,6 +10,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.evaluation_files import Estimate
+from nbtrain.base.extras import install_command
 from nbtrain.config.load import load
 from nbtrain.corpus.sources.chat_jinja import chat_jinja
 from nbtrain.corpus.tokenizer.folder import KEPT
@@ -29,8 +30,8 @@ def test_without_the_extra(monkeypatch):
     with pytest.raises(DataError) as refused:
         harness.load_tasks(["hellaswag"])
     assert str(refused.value) == (
-        "harness needs the package lm_eval, which is not installed. Install it with `pip install "
-        "'nbtrain[eval]'`."
+        "harness needs the package lm_eval, which is not installed. Install it with "
+        f"`{install_command('eval')}`."
     )
 
 

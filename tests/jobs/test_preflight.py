@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.extras import install_command
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
@@ -387,7 +388,7 @@ def test_four_bits_need_their_package(tiny, monkeypatch):
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
     [obstacle] = tools_checks.packages_are_there(config, MACHINE)
     assert "lora.load_in_4bit = true needs the package bitsandbytes, which is not installed." in str(obstacle)
-    assert "pip install 'nbtrain[qlora]'" in str(obstacle)
+    assert f"{install_command('qlora')}" in str(obstacle)
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: name)
     assert list(tools_checks.packages_are_there(config, MACHINE)) == []
 

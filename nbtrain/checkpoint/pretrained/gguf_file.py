@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.extras import install_command
 from nbtrain.checkpoint.pretrained.whole import WholeWeights
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.parameters import Sizes
@@ -64,8 +65,8 @@ class GGUFFile:
             import gguf
         except ImportError:
             raise ConfigError(
-                "--to gguf: the package gguf writes this format and is not installed: pip install "
-                "'nbtrain[gguf]'."
+                "--to gguf: the package gguf writes this format and is not installed: "
+                f"{install_command('gguf')}."
             ) from None
         self.gguf = gguf
         self.weights, self.run, self.bos = weights, config, bos

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.config.sources import JsonlSource
 from nbtrain.corpus.sources import compression
 from nbtrain.corpus.sources.base import open_source
@@ -128,7 +129,7 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
         "run.yaml:7: data.sources[0]: a .zst file needs the package zstandard, which is not installed. "
-        "Install it with `pip install 'nbtrain[data]'`."
+        f"Install it with `{install_command('data')}`."
     )
 
 

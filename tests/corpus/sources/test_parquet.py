@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.config.sources import ParquetSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources import base
@@ -148,5 +149,5 @@ def test_without_pyarrow(workspace, refusal, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(parquet("a.parquet")) == (
         "run.yaml:7: data.sources[0]: a.parquet needs the package pyarrow, which is not installed. "
-        "Install it with `pip install 'nbtrain[data]'`."
+        f"Install it with `{install_command('data')}`."
     )

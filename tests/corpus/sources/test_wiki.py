@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.config.sources import WikiSource
 from nbtrain.corpus.asked import source_settings
 from nbtrain.corpus.records import Tally
@@ -203,7 +204,7 @@ def test_without_lxml(path, monkeypatch):
         reader(path=path).check_dependencies()
     assert str(caught.value) == (
         f"{WHERE}: kind wiki needs the package lxml, which is not installed. Install it with "
-        "`pip install 'nbtrain[data]'`."
+        f"`{install_command('data')}`."
     )
 
 

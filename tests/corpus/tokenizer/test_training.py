@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.base.cgroup import MemoryGroup
 from nbtrain.base.errors import DataError
+from nbtrain.base.extras import install_command
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -173,7 +174,7 @@ def test_rustbpe_missing(monkeypatch):
         train(["text"], 300, "rustbpe")
     assert str(caught.value) == (
         "tokenizer.trainer = rustbpe: needs the package rustbpe, which is not installed. Install it with "
-        "`pip install 'nbtrain[data]'`, or set tokenizer.trainer: tokenizers."
+        f"`{install_command('data')}`, or set tokenizer.trainer: tokenizers."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import typed_path
 
 # Kubernetes mounts it into every pod that has a service account.
@@ -34,7 +35,7 @@ def library() -> Any:
     except ImportError as error:
         raise JobError(
             "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
-            f"({error}). Install it with `pip install 'nbtrain[k8s]'`, or write the manifest with "
+            f"({error}). Install it with `{install_command('k8s')}`, or write the manifest with "
             "`nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
         ) from None
     return kubernetes

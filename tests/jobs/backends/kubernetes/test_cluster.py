@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from nbtrain.base.errors import JobError, SubmitError
+from nbtrain.base.extras import install_command
 from nbtrain.jobs.backends.kubernetes.cluster import Cluster
 from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
@@ -202,7 +203,7 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
         connect()
     assert str(caught.value) == (
         "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
-        "(import of kubernetes halted; None in sys.modules). Install it with `pip install 'nbtrain[k8s]'`, "
+        f"(import of kubernetes halted; None in sys.modules). Install it with `{install_command('k8s')}`, "
         "or write the manifest with `nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
     )
 

@@ -1,0 +1,22 @@
+"""The pip command that installs what an extra needs."""
+
+import importlib.metadata
+
+from nbtrain.base.extras import install_command
+
+
+def test_command_names_packages_and_never_nbtrain():
+    """An index could hold another project of that name."""
+    command = install_command("k8s")
+    assert command.startswith("pip install 'kubernetes>=") and "nbtrain" not in command
+    assert install_command("data").count("'") == 2 * 7
+
+
+def test_from_sources_that_are_not_installed(monkeypatch):
+    """Without an installation, the extra of the sources is installed."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    assert install_command("k8s") == "pip install -e '.[k8s]'"

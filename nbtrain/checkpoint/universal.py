@@ -30,6 +30,7 @@ from nbtrain.base import files
 from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.manifest import whole_step
@@ -162,4 +163,5 @@ def _model_state(store: CheckpointStore) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

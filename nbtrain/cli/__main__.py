@@ -30,6 +30,7 @@ from io import TextIOWrapper
 
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
+from nbtrain.base.signals import hear_signals
 from nbtrain.base.version import __version__
 from nbtrain.cli.verbs import OneVerb, Parser, is_override
 
@@ -56,6 +57,8 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every NbtrainError becomes its message and exit code."""
+    if arguments is None:
+        hear_signals()
     options = parse(arguments)
     # A model's text, or a path that is no UTF-8, in a locale that lacks its characters.
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":

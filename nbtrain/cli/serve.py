@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import signal
 from dataclasses import fields
 from typing import Any
 
@@ -169,6 +170,16 @@ def _add_serve(under: Any) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
+    # Until the server listens to signals, an interrupt ends the process. As an exception it may come while a
+    # library is imported, and some of them drop it.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return _serve(options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(options: argparse.Namespace) -> int:
     from nbtrain.api.run import open_run
     from nbtrain.base.parent_death import die_with_parent
     from nbtrain.serving.server import Ready

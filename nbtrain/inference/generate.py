@@ -39,6 +39,7 @@ import torch
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.generation import Generation
@@ -232,4 +233,5 @@ def _say(out: IO[bytes], message: Message) -> None:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.inference.loaded import load
 from nbtrain.inference.runner import Runner
 from nbtrain.parallel.groups import Group
@@ -127,4 +128,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 
 from nbtrain.base.errors import NbtrainError
+from nbtrain.base.signals import hear_signals
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.server import Ready, serve
 
@@ -39,4 +40,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -149,8 +149,10 @@ class EngineProcess:
                 self.send({"kind": "cancel", "id": request_id})
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; one that still loads is killed, because it reads no command yet."""
         self._is_closed = True
+        if not self._is_ready.is_set():
+            self._process.kill()
         with contextlib.suppress(BrokenPipeError, OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()

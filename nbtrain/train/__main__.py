@@ -18,6 +18,7 @@ from nbtrain.base.events import EventWriter
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.config.attempt import attempt_config
 from nbtrain.config.load import load_resolved
 from nbtrain.train.attempt import find_job, report_outcome, this_attempt, this_attempt_number
@@ -98,6 +99,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
 
 
 if __name__ == "__main__":
+    hear_signals()
     if len(sys.argv) != 2:
         sys.exit("usage: torchrun --nproc-per-node N -m nbtrain.train output/<run>")
     sys.exit(main(sys.argv[1]))

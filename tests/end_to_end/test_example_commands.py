@@ -114,9 +114,7 @@ def said_of(words: list[str], folder: Path) -> str:
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout + done.stderr
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts
-    ) as process:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -126,11 +124,6 @@ def said_of(words: list[str], folder: Path) -> str:
         rest = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
         assert process.returncode in (0, 130), f"{shlex.join(words)}\n{said}{rest[-4000:]}"
         return said + rest
-
-
-def _hear_interrupts() -> None:
-    # A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from nbtrain.serving import models
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.proxy import models_entry
 from nbtrain.serving.tokens import VARIABLE
+from tests.base.test_signals import deafen
 from tests.inference import saved
 from tests.serving.conftest import CHAT
 from tests.serving.test_openai import eventually
@@ -126,6 +127,8 @@ def serving(workspace):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, VARIABLE: TOKEN},
+        # As a script starts it in the background: it hears its signals nevertheless.
+        preexec_fn=deafen,
     )
     with process:
         try:

@@ -23,6 +23,7 @@ from typing import Any
 from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.merged import MergedWeights
 from nbtrain.checkpoint.pretrained.adapters import check_adapters, write_adapters
@@ -112,4 +113,5 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -1,7 +1,8 @@
 """What the backends share whose supervisor runs where the job was submitted: this machine, and hosts by ssh.
 
-A supervisor is a detached process. It is reached by signals to its identity (pid, start time, boot, host) in
-job.json, so that a recycled pid never gets one; from another machine by control/ask.json.
+A supervisor is a detached process. It is reached from any machine by control/ask.json, which it reads several
+times a second. On its own machine a stop is also signalled, because a full disk takes no file. The identity
+in job.json (pid, start time, boot, host) keeps the signal from a process that got the same pid later.
 """
 
 import contextlib
@@ -33,6 +34,8 @@ FIRST_WORD_SECONDS = 5.0
 SUPERVISOR_END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10
+# What goes with each request. A save that came twice would be two checkpoints; 0 sends nothing.
+SIGNALS = {"stop": signal.SIGTERM, "stop_now": signal.SIGQUIT, "save": 0}
 
 
 class SupervisedHere(Backend):
@@ -69,14 +72,12 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """TERM, or QUIT to kill, to the supervisor."""
-        if now:
-            return self._ask_supervisor(job, signal.SIGQUIT, "stop_now")
-        return self._ask_supervisor(job, signal.SIGTERM, "stop")
+        """Ask the supervisor to save and leave, or to leave at once."""
+        return self._ask_supervisor(job, "stop_now" if now else "stop")
 
     def save(self, job: JobDir) -> bool:
-        """USR1 to the supervisor."""
-        return self._ask_supervisor(job, signal.SIGUSR1, "save")
+        """Ask the supervisor for a checkpoint."""
+        return self._ask_supervisor(job, "save")
 
     def finish(self, job: JobDir, now: bool) -> None:
         """End the ranks of a LOST job; wait for the supervisor of any other, which outlives its last word."""
@@ -103,8 +104,8 @@ class SupervisedHere(Backend):
         """Ask what is left of a LOST job to save and leave; kill what does not save after `grace_seconds`."""
         raise NotImplementedError
 
-    def _ask_supervisor(self, job: JobDir, number: int, action: str) -> bool:
-        """Signal the supervisor, or write `action`; False if it is gone. Waits for one that only starts."""
+    def _ask_supervisor(self, job: JobDir, action: str) -> bool:
+        """Request `action` of the supervisor; False if it is gone. Waits for one that only starts."""
         while self.status(job)[0] in ACTIVE:
             record = JobRecord.read(job.job_json)
             if record and record.supervisor:
@@ -112,8 +113,12 @@ class SupervisedHere(Backend):
             time.sleep(POLL_SECONDS)
         else:
             return False
-        if record.supervisor.elsewhere():
+        if not record.supervisor.elsewhere():
+            # First: another user's supervisor refuses it, also if this user may write in its folder.
+            processes.send([record.supervisor.pid], SIGNALS[action])
+        try:
             Ask.put(job.control_ask, action)
-        else:
-            processes.send([record.supervisor.pid], number)
+        except OSError:
+            if record.supervisor.elsewhere() or not SIGNALS[action]:
+                raise
         return True

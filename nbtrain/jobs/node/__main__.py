@@ -10,6 +10,7 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.jobs.node.agent import Leaving, agent_of
 from nbtrain.jobs.node.place import node_number
 from nbtrain.jobs.node.prepared import prepared
@@ -61,4 +62,5 @@ def pod_code(job: JobDir, code: int) -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,7 @@ import os
 import sys
 
 from nbtrain.base.errors import NbtrainError
+from nbtrain.base.signals import hear_signals
 
 
 def main() -> int:
@@ -26,4 +27,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.jobs.node.prepared import prepared_in_allocation
 from nbtrain.jobs.supervisor.supervise import main
 
 if __name__ == "__main__":
+    hear_signals()
     arguments = [one for one in sys.argv[1:] if one != "--foreground"]
     if len(arguments) != 2:
         sys.exit(

@@ -26,6 +26,7 @@ from pathlib import Path
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.records import STACK_SIGNAL, ExitRecord
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.jobs.supervisor.processes import child_setup, signal_name
 from nbtrain.jobs.supervisor.reserve import Reserve
 
@@ -170,6 +171,7 @@ def write_record(
 
 
 if __name__ == "__main__":
+    hear_signals()
     if len(sys.argv) < 2:
         sys.exit(
             f"usage: python -m nbtrain.jobs.supervisor.rank_wrapper COMMAND ...   (found "

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nbtrain.base.signals import hear_signals
+
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # ESTABLISHED and TIME_WAIT in the kernel's table (include/net/tcp_states.h).
 USED = ("01", "06")
@@ -68,4 +70,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.ports import LOOPBACK, port_to_listen_on
+from nbtrain.base.signals import hear_signals
 from nbtrain.lab.server.tensorboard_runs import RunLinks
 
 IDLE_MINUTES = 30.0
@@ -206,4 +207,5 @@ async def _until_asked(door: Door, host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

@@ -24,6 +24,7 @@ from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import JobError
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.ports import port_to_listen_on
+from nbtrain.base.signals import hear_signals
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 # Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
@@ -130,4 +131,5 @@ def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> d
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main())

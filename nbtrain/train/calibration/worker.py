@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nbtrain.base.signals import hear_signals
 from nbtrain.parallel import startup
 from nbtrain.train.calibration import collectives, engine_steps, kernels
 from nbtrain.train.calibration.stopwatch import Stopwatch, ranks
@@ -48,6 +49,7 @@ def figures(watch: Stopwatch, request: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 if __name__ == "__main__":
+    hear_signals()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.manual_seed(0)
     main(json.loads(sys.argv[1]))

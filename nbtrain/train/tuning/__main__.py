@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.config.autotune import found_overrides, read_given
 from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
 
@@ -82,4 +83,5 @@ def _only_verdicts_on_stderr() -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     sys.exit(main(sys.argv[1:]))

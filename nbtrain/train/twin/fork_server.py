@@ -34,7 +34,7 @@ from typing import Any
 
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.ports import port_to_listen_on
-from nbtrain.parallel.startup import prepare_deepspeed
+from nbtrain.base.signals import hear_signals
 
 # What a rank of a training run imports, the parts that DeepSpeed leaves to its first call included.
 PRELOADED = (
@@ -227,6 +227,9 @@ def main(modules: list[str]) -> None:
     # What libraries print while they are imported must not get among the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
+    # It imports torch, which takes seconds: an order to end is heard before.
+    from nbtrain.parallel.startup import prepare_deepspeed
+
     prepare_deepspeed("cpu")
     for module in (*modules, *PRELOADED):
         importlib.import_module(module)
@@ -238,4 +241,5 @@ def main(modules: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    hear_signals()
     main(sys.argv[1:])

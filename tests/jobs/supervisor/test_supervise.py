@@ -18,6 +18,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import read_state
+from nbtrain.base.node_records import Ask
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
@@ -227,10 +228,30 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
 
 
 def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
-    """`now` kills without saving; a job that is still starting is gone within seconds."""
-    job = start(fake(steps=100_000, save_every=100_000))
+    """`now` kills without saving; a job that is still starting is gone within seconds.
+
+    The first job is submitted by a thread that blocks all signals, in a process that ignores some: no process
+    of the job does.
+    """
+    ignored = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        job = start(fake(steps=100_000, save_every=100_000))
+    finally:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    stops = 1 << signal.SIGQUIT - 1 | 1 << signal.SIGTERM - 1
+    pids = processes.marked_pids([job.job_id])
+    assert len(pids) >= 3  # supervisor or torchrun, wrapper, rank
+    for pid in (*pids, JobRecord.read(job.job_json).supervisor.pid):
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["SigBlk"], 16) == 0 and int(status["SigIgn"], 16) & stops == 0, status["Name"]
     assert control.cancel(job, now=True)[0] == "CANCELLED"
+    assert Ask.read(job.control_ask).action == "stop_now"  # in the file, besides the signal
     assert job.run.checkpoint_steps() == []
     second = start(fake(steps=100_000))
     began = time.monotonic()

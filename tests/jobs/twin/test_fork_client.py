@@ -1,6 +1,5 @@
 """Ranks forked from one preloaded process: their environment, their ends, and that none is left."""
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -117,11 +116,3 @@ def test_no_rank_outlives_the_server(tmp_path):
     assert not any(identity.alive() for identity in identities)
     with ForkServer(modules=["no_such_module"]) as server, pytest.raises(JobError, match="no_such_module"):
         server.start(1, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}")
-
-
-def test_a_server_that_is_cancelled_is_said_with_its_signal():
-    """`nbtrain cancel --now` of a twin: this process, which may be a kernel, goes on."""
-    with ForkServer() as server:
-        os.kill(server.pid, signal.SIGQUIT)
-        with pytest.raises(JobError, match=r"^the fork server was ended by SIGQUIT\.$"):
-            assert server.abilities

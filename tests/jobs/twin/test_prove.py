@@ -2,7 +2,12 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +20,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load
+from nbtrain.jobs.supervisor.processes import children
 from nbtrain.proof.folder import TWIN_OF, alone, end_job, new_job, renew, write_prompts
 from nbtrain.proof.fork_client import Ended, Launch
 from nbtrain.proof.prove import _Proof, cause_of, format_of, layout_of, run_twin
@@ -317,3 +323,26 @@ def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_
     assert "Twin of tiny: PASSED" in shown and "Report: output/tiny-twin/twin.json" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert open_run("tiny-twin").state == SUCCEEDED
+
+
+@pytest.mark.slow
+def test_a_twin_that_a_script_starts_in_the_background_can_be_cancelled(workspace, tiny):
+    """It then ignores INT, QUIT, HUP and TERM. `nbtrain cancel --now` sends QUIT to its fork server."""
+    script = 'trap "" INT QUIT HUP TERM; exec "$0" -m nbtrain twin tiny.yaml'
+    command = ["bash", "-c", script, sys.executable]
+    with subprocess.Popen(command, cwd=workspace, stderr=subprocess.PIPE, text=True) as twin:
+        while not (server := hearing_child(twin.pid)):
+            assert twin.poll() is None
+            time.sleep(0.02)
+        os.kill(server, signal.SIGQUIT)
+        assert twin.stderr.read().endswith("JobError: the fork server was ended by SIGQUIT.\n")
+    assert twin.returncode == JobError.exit_code
+
+
+def hearing_child(pid: int) -> int:
+    """A process's child that does not ignore SIGQUIT any more; 0 if it has none yet."""
+    for child in children(pid):
+        status = Path(f"/proc/{child}/status").read_text()
+        if not int(re.search(r"^SigIgn:\s*(\w+)", status, re.M)[1], 16) & 1 << signal.SIGQUIT - 1:
+            return child
+    return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.signals import hear_signals
 from nbtrain.jobs.node.__main__ import main as be_the_agent
 from nbtrain.jobs.node.place import node_number
 
@@ -57,6 +58,7 @@ def main(word: str) -> int:
 
 
 if __name__ == "__main__":
+    hear_signals()
     try:
         sys.exit(main(sys.argv[1]))
     except (JobError, OSError) as error:

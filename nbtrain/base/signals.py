@@ -1,0 +1,27 @@
+"""The signals of a process of nbtrain: it hears those that end it, whatever its starter ignored or blocked.
+
+A process inherits the signals that its starter ignores, and those that the starting thread blocks. A script
+starts `nbtrain twin ... &` with INT and QUIT ignored, a batch script may ignore TERM for itself, and a thread
+of a server may block all of them. Without hear_signals() nothing but SIGKILL would end what they start.
+"""
+
+import signal
+
+HEARD = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
+
+
+def hear_signals() -> None:
+    """Stop ignoring INT, QUIT, TERM and CHLD, and unblock every signal.
+
+    Every process that outlives a moment calls this first, in its main thread.
+
+    TERM is how `nbtrain cancel` and schedulers ask a job to save, and a kill follows soon after: a starter
+    that ignores TERM does not mean that the job is to lose its last checkpoint. An ignored CHLD would lose
+    the exit codes of children. HUP stays ignored if it was, because that is what `nohup` asks for. Signals
+    that a process handles itself (USR1, USR2) are taken where their handlers are installed.
+    """
+    for number in HEARD:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            python = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, python)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

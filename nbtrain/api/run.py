@@ -1,9 +1,10 @@
 """`Run`: what a notebook holds of a run."""
 
+import functools
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -112,48 +113,56 @@ class Run:
 
         return RunView(self.directory)
 
-    def wait(self, timeout_seconds: float | None = None) -> "Run":
-        """Wait for the newest job's end, with a line of progress every 10 s, and one of what a resume kept.
+    def wait(self, timeout_seconds: float | None = None, say: Callable[[str], None] | None = None) -> "Run":
+        """Wait for the newest job's end, with a line of progress whenever it changes, at most every 10 s.
 
-        Raises JobFailed, with the cause and the end of the log, if it ended in FAILED or LOST, and JobError
-        if `timeout_seconds` passed first (the job goes on).
+        A line of what a resume kept comes first; `say` gets each line instead of print. Raises JobFailed,
+        with the cause and the end of the log, if the job ended in FAILED or LOST, and JobError if
+        `timeout_seconds` passed first (the job continues).
         """
         from nbtrain.lab.engine_watch import look_after
 
         if timeout_seconds is not None:
             timeout_seconds = number("timeout_seconds", timeout_seconds)
-        started = time.monotonic()
-        next_line = started
-        printed: ResumeCertificate | None = None
+        say = say or functools.partial(print, flush=True)
+        started = next_line = time.monotonic()
+        last_line = ""
+        kept: ResumeCertificate | None = None
         waited = self.state in jobstate.ACTIVE
         while self.state in jobstate.ACTIVE:
             look_after(self.job)
-            printed = self._print_resume(printed)
+            kept = self._say_resume(kept, say)
             now = time.monotonic()
             if timeout_seconds is not None and now - started > timeout_seconds:
-                raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
+                raise JobError(
+                    f"{self.name} is still {self.state} after {timeout_seconds:g} s; its job continues."
+                )
             if now >= next_line:
-                print(self.progress_line(), flush=True)
-                next_line = now + WAIT_LINE_SECONDS
+                if (line := self.progress_line()) != last_line:
+                    say(line)
+                last_line, next_line = line, now + WAIT_LINE_SECONDS
             time.sleep(WAIT_POLL_SECONDS)
-        self._print_resume(printed)
-        print(self.progress_line(), flush=True)
+        self._say_resume(kept, say)
+        if (line := self.progress_line()) != last_line:
+            say(line)
         if (panel := sys.modules.get("nbtrain.lab.widgets.panel")) is not None:
             panel.finish_pictures(self.view)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
         self._stopped = self.unfinished or ""
         if waited and self._stopped:
-            print(self._stopped, flush=True)
+            say(self._stopped)
         return self
 
-    def _print_resume(self, printed: ResumeCertificate | None) -> ResumeCertificate | None:
-        """Print the newest attempt's certificate unless it is `printed` already; return it."""
+    def _say_resume(
+        self, said: ResumeCertificate | None, say: Callable[[str], None]
+    ) -> ResumeCertificate | None:
+        """Say what the newest attempt kept of its checkpoint, unless that is `said` already; return it."""
         from nbtrain.monitor.lines import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
-        if made is not None and made != printed:
-            print("\n".join(resume_lines(self.directory)), flush=True)
+        if made is not None and made != said:
+            say("\n".join(resume_lines(self.directory)))
         return made
 
     def wait_if(self, wait: str) -> None:

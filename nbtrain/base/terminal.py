@@ -1,12 +1,14 @@
-"""Text of others on its way to a terminal: made printable, and cut if it is long.
+"""Text on its way to a terminal: made printable, shortened, and folded to the terminal's width.
 
 An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a
-mark of direction would show what follows backwards. A page in HTML and a file in JSON have escapes of their
-own.
+mark of direction would show what follows backwards. HTML pages and JSON files have their own escapes.
 """
 
 import re
 from collections.abc import Iterable
+
+columns: int | None = None
+"""Width that tables and paragraphs are fitted to; None fits nothing. Set by the command line."""
 
 # What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
@@ -37,3 +39,52 @@ def printable(text: str) -> str:
         one if one.isprintable() or HARMLESS.match(one) else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+# A line's indentation, with the mark of a list's item or with a title that two spaces end.
+HANGING = re.compile(r" *(?:- |\S+(?: \S+)* {2,})?")
+# A command in a message is broken only where it is longer than a line.
+COMMAND = re.compile(r"`[^`\n]+`")
+NO_BREAK = "\x00"
+
+
+def folded(text: str, width: int | None) -> str:
+    """Break lines that are longer than `width` columns at their spaces; None breaks nothing.
+
+    The rest of a line begins under the words after its list mark or its title, else two columns further in.
+    Paths and other words that are longer than a line stay whole.
+    """
+    if width is None or all(len(line) <= width for line in text.splitlines()):
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _folded_line(line, width))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text that has no line ends, each of at most `width` columns if its words allow it."""
+    import textwrap
+
+    kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)
+    lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def _folded_line(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    hanging = HANGING.match(line)
+    assert hanging is not None  # every part of the pattern is optional
+    start = hanging.end()
+    indent = len(line) - len(line.lstrip(" "))
+    if start == indent or start > width // 2:
+        # No mark and no title, or a title that leaves too little room after it.
+        start = indent
+        first, *_ = wrapped(line[start:], width - start) or [""]
+        rest = line[start + len(first) :].lstrip(" ")
+        more = indent + 2 if indent else 0
+        return [line[:start] + first, *(" " * more + part for part in wrapped(rest, width - more))]
+    first, *parts = wrapped(line[start:], width - start) or [""]
+    return [line[:start] + first, *(" " * start + part for part in parts)]
+
+
+def _unbroken(command: str, width: int) -> str:
+    return command.replace(" ", NO_BREAK) if len(command) <= width else command

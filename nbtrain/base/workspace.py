@@ -124,6 +124,17 @@ def bundled(part: str) -> Path:
     raise ConfigError(f"this installation of nbtrain has no {part}; install the wheel or use a clone.")
 
 
+def example_folders() -> list[Path]:
+    """The folders of example run YAMLs: those of the workspace first, then those that are shipped."""
+    roots = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
+    return [root / kind for kind in ("training", "finetuning") for root in roots]
+
+
+def example_names() -> list[str]:
+    """The names of the example runs."""
+    return sorted({path.stem for folder in example_folders() for path in folder.glob("*.yaml")})
+
+
 def display(path: str | os.PathLike) -> str:
     """A path as a person reads it: relative to the workspace if it lies inside."""
     try:

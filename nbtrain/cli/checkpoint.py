@@ -1,16 +1,7 @@
-"""`nbtrain checkpoint ...`: what a run has saved.
-
-    nbtrain checkpoint list RUN                step, size, layout, validation loss, and what is missing
-    nbtrain checkpoint inspect RUN             one of them: what wrote it, where the training stood, its files
-    nbtrain checkpoint verify RUN              all of them, or one: reads every file and compares its SHA-256
-    nbtrain checkpoint universal RUN           one of them in DeepSpeed's universal form, for other tools
-
-A run resumes in any layout without a conversion. RUN is a run's name, folder or YAML.
-"""
+"""`nbtrain checkpoint ...`: list, inspect, verify and convert the checkpoints of a run."""
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import sys
@@ -22,68 +13,79 @@ from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.table import aligned
 from nbtrain.base.workspace import display
-from nbtrain.cli.verbs import Parser, run_of, run_verb
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import add_group, add_json, add_step, run_of, run_verb
 
 if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
 
-# What stands before _parallel_size in the fields of a layout that are shown if they differ from 1: its word.
 LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {"ds_sequence": "Ulysses"}
+"""{kind of parallelism, as its field `..._parallel_size` begins: its name in a list}."""
+HEADS = ("step", "size", "layout", "validation loss", "state")
 
 
-def add_verbs(top: Any) -> None:
-    """Add `checkpoint ...` below `top`, the subparsers of nbtrain."""
-    group = top.add_parser("checkpoint", help="What a run has saved: list, inspect, verify, universal.")
-    under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
-    one = run_verb(under, "list", list_checkpoints, "Checkpoints of a run, and which of them are whole.")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one = run_verb(under, "inspect", inspect, "What is in a checkpoint, and where the training stood.")
-    _with_step(one).add_argument("--json", action="store_true", help="the manifest as it is")
-    one = run_verb(under, "verify", verify, "Read every file of the checkpoints and compare its SHA-256.")
-    one.add_argument("--step", type=int, metavar="N", help="this one alone; all without it")
-    one = run_verb(under, "universal", universal, "Write a checkpoint in DeepSpeed's universal form.")
-    text = "a new folder; output/<run>/universal/global_step<N> without it"
-    _with_step(one).add_argument("--to", type=Path, metavar="DIR", help=text)
-
-
-def _with_step(one: Parser) -> Parser:
-    one.add_argument("--step", type=int, metavar="N", help="the newest whole one without it")
-    return one
+def add_verbs(under: Any) -> None:
+    """Add `checkpoint ...` below `under`, the subparsers of nbtrain."""
+    group = add_group(under, "checkpoint", "A run resumes in any layout without converting its checkpoints.")
+    text = (
+        "List step, size, layout and validation loss of each checkpoint, and whether its files are complete."
+    )
+    add_json(run_verb(group, "list", list_checkpoints, text))
+    text = "Show what wrote a checkpoint, where the training was, and its files."
+    parser = run_verb(group, "inspect", inspect, text)
+    add_step(parser)
+    add_json(parser, "Print the manifest as JSON.")
+    text = "Read every file of the checkpoints and compare its SHA-256 with the manifest."
+    parser = run_verb(group, "verify", verify, text)
+    add_step(parser, "Verify only the checkpoint of step N.")
+    text = "Write a checkpoint in DeepSpeed's universal format, for other tools."
+    parser = run_verb(group, "universal", universal, text)
+    add_step(parser)
+    text = "The new folder. Default: universal/global_step<N> in the run's folder."
+    parser.add_argument("--to", type=Path, metavar="DIR", help=text)
 
 
 def list_checkpoints(options: argparse.Namespace) -> None:
+    """List the checkpoints of a run."""
     run = run_of(options).directory
-    found = [summary(run, step) for step in run.checkpoint_steps()]
-    on_nodes = [one for one in _kept_on_nodes(run) if one["step"] not in {whole["step"] for whole in found}]
+    saved = [summary(run, step) for step in run.checkpoint_steps()]
+    steps = {checkpoint["step"] for checkpoint in saved}
+    listed = saved + [other for other in _kept_on_nodes(run) if other["step"] not in steps]
+    listed.sort(key=lambda checkpoint: checkpoint["step"])
     if options.json:
-        print(json.dumps(sorted(found + on_nodes, key=lambda one: one["step"]), indent=2))
+        show_json(listed)
         return
-    words = _on_nodes(run)
-    if not found:
-        print(f"{run.name}: has no checkpoint{f' in {display(run.model)}' if words else ''}.")
-    rows = [("step", "size", "layout", "validation loss", "")]
-    for one in sorted(found + on_nodes, key=lambda one: one["step"]):
-        loss = "" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}"
-        size = "" if one["bytes"] is None else amounts.size(one["bytes"])
-        # Contents are not read here; `verify` reads them.
-        state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
-        rows.append(
-            (f"{one['step']:,}", size, one["layout"], loss, one["problem"] if one["hosts"] else state)
-        )
-    if len(rows) > 1:
-        print("\n".join(aligned(rows)))
-    if words:
-        print(words)
+    elsewhere = _on_nodes(run)
+    if not saved:
+        show(f"{run.name} has no checkpoint{f' in {display(run.model)}' if elsewhere else ' yet'}.")
+    if listed:
+        rows = [HEADS, *map(_row, listed)]
+        show(lambda: "\n".join(aligned(rows)))
+    if elsewhere:
+        show(elsewhere)
+
+
+def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a checkpoint, by HEADS."""
+    loss, size, problem = (checkpoint[key] for key in ("validation_loss", "bytes", "problem"))
+    state = "complete" if problem is None else problem if checkpoint["hosts"] else f"incomplete: {problem}"
+    return (
+        f"{checkpoint['step']:,}",
+        "" if size is None else amounts.size(size),
+        checkpoint["layout"],
+        "" if loss is None else f"{loss:.4f}",
+        state,
+    )
 
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
-    """Rows of `list` for what lies on the nodes' own disks, as far as the run's list of them says."""
+    """Checkpoints that are only on the nodes' own disks, as far as the run's record of them is complete."""
     from nbtrain.base.checkpoint_files import kept_on_nodes
     from nbtrain.base.jobstate import SUCCEEDED, read_state
     from nbtrain.config.load import load_resolved
 
     job = run.newest_job()
-    # Of a finished run nothing stays there.
+    # A finished run keeps nothing there.
     if not run.config_yaml.is_file() or (job and read_state(job, time.time())[0] == SUCCEEDED):
         return []
     saves = kept_on_nodes(run, load_resolved(run.config_yaml).checkpoint.local_keep_last)
@@ -92,7 +94,7 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
         {
             "step": save.step,
             **unknown,
-            "problem": f"on the disks of {', '.join(save.hosts)} alone",
+            "problem": f"only on the disks of {', '.join(save.hosts)}",
             "hosts": save.hosts,
         }
         for save in saves
@@ -101,9 +103,9 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
 
 
 def _on_nodes(run: "RunDir") -> str:
-    """A sentence on a newer checkpoint that lies on the nodes' disks alone; "" if there is none.
+    """A sentence about a newer checkpoint that is only on the nodes' disks; "" if there is none.
 
-    Of this host it says so only if the files are there; other hosts are not asked.
+    For this host, the files are looked for; other hosts are not asked.
     """
     from nbtrain.base.checkpoint_files import (
         local_folder,
@@ -126,10 +128,10 @@ def _on_nodes(run: "RunDir") -> str:
         ]
         if not any((root / f"global_step{save.step}").is_dir() for root in roots):
             older = newest_checkpoint_step(run)
-            start = "starts from the beginning" if older is None else f"goes on from step {older:,}"
-            others = "" if len(save.hosts) == 1 else ", unless the other hosts have it whole"
+            start = "starts from the beginning" if older is None else f"continues from step {older:,}"
+            others = "" if len(save.hosts) == 1 else ", unless the other hosts have all of it"
             return (
-                f"Step {save.step:,} was saved on the disks of {', '.join(save.hosts)} alone "
+                f"Step {save.step:,} was saved only on the disks of {', '.join(save.hosts)} "
                 f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {start}{others}."
             )
     words = on_nodes_words(run)
@@ -137,9 +139,9 @@ def _on_nodes(run: "RunDir") -> str:
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
-    """A checkpoint folder in a row of `list`; `problem` is None if its files' names and sizes are right.
+    """A checkpoint as `list --json` has it; `problem` is None if names and sizes of its files are right.
 
-    `hosts`: on whose own disks it lies alone.
+    `hosts` names the machines on whose own disks alone a checkpoint is.
     """
     from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
 
@@ -161,7 +163,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
 
 def layout_text(layout: dict[str, Any]) -> str:
-    """ "data 2, tensor 4, ZeRO 1, bf16"; "" for a layout that is not known."""
+    """A layout in words, such as "data 2, tensor 4, ZeRO 1, bf16"; "" if it is not known."""
     if not layout:
         return ""
     sizes = {word: layout.get(f"{kind}_parallel_size", 1) for kind, word in LAYOUT.items()}
@@ -170,18 +172,19 @@ def layout_text(layout: dict[str, Any]) -> str:
 
 
 def inspect(options: argparse.Namespace) -> None:
+    """Show one checkpoint."""
     from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 
     run = run_of(options).directory
     step = newest_checkpoint_step(run) if options.step is None else options.step
     if step is None:
-        raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
+        raise CheckpointError(f"{display(run.model)}: has no complete checkpoint yet: train the run first.")
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
         raise CheckpointError(f"{display(folder)}: {problem}.")
     manifest = _manifest(run, step)
     if options.json:
-        print(json.dumps(manifest, indent=2))
+        show_json(manifest)
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
     parameters = manifest.get("parameters") or {}
@@ -195,20 +198,20 @@ def inspect(options: argparse.Namespace) -> None:
     ]
     if parameters:
         count = sum(math.prod(entry["shape"]) for entry in parameters.values())
-        lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, vocabulary padding included"))
+        lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, including vocabulary padding"))
         lines.append(("optimizer", optimizer_text(parameters)))
     if manifest.get("validation_loss") is not None:
         at = manifest.get("evaluated_step")
-        where = "" if at in (None, step) else f", of step {at:,}"
+        where = "" if at in (None, step) else f", at step {at:,}"
         lines.append(("validation loss", f"{manifest['validation_loss']:.4f}{where}"))
     if manifest.get("next_batch_sha256"):
         lines.append(("next batch", manifest["next_batch_sha256"]))
     for title, text in lines:
-        print(f"{title:<16}{text}")
+        show(f"{title:<16}{text}")
 
 
 def optimizer_text(parameters: dict[str, Any]) -> str:
-    """Which optimizer steps how many of a manifest's parameters, by group, and what it keeps of each."""
+    """How many of a manifest's parameters each optimizer steps, by group, and what it keeps for each."""
     words = []
     for name, groups, kept in (
         ("Muon", ("matrices",), "momentum_buffer"),
@@ -225,7 +228,7 @@ def optimizer_text(parameters: dict[str, Any]) -> str:
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Raises CheckpointError, at the end, if a checkpoint is not whole; nothing is changed."""
+    """Compare the files of checkpoints with their manifests. Raises CheckpointError if any differs."""
     from nbtrain.base.checkpoint_files import checkpoint_problem
     from nbtrain.base.progress import Progress
 
@@ -235,7 +238,7 @@ def verify(options: argparse.Namespace) -> None:
         steps = [step for step in steps if step == options.step]
     if not steps:
         which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
-        raise CheckpointError(f"{display(run.model)}: holds {which}.")
+        raise CheckpointError(f"{display(run.model)} has {which}. `nbtrain checkpoint list` lists them.")
     problems = {step: checkpoint_problem(run.checkpoint(step)) for step in steps}
     described = {step: _manifest(run, step)["files"] for step, problem in problems.items() if problem is None}
     total = sum(entry["bytes"] for entries in described.values() for entry in entries.values())
@@ -243,20 +246,21 @@ def verify(options: argparse.Namespace) -> None:
         for step, entries in described.items():
             for name, entry in sorted(entries.items()):
                 if files.sha256_of(run.checkpoint(step) / name) != entry["sha256"]:
-                    problems[step] = f"{name} does not have the SHA-256 that its manifest says"
+                    problems[step] = f"the SHA-256 of {name} differs from the manifest"
                 bar.update(entry["bytes"])
     for step, problem in problems.items():
-        count = len(described.get(step, ()))
-        whole = f"whole: {count} file{' has its' if count == 1 else 's have their'} SHA-256"
-        print(f"{step:>10,}  {f'not whole: {problem}' if problem else whole}")
+        num = len(described.get(step, ()))
+        valid = f"valid: {amounts.counted(num, 'file')} compared by SHA-256"
+        show(f"{step:>10,}  {valid if problem is None else f'not valid: {problem}'}")
     if bad := [step for step, problem in problems.items() if problem]:
         raise CheckpointError(
-            f"{display(run.model)}: {len(bad)} of {len(problems)} checkpoints "
-            f"{'is' if len(bad) == 1 else 'are'} not whole; a resume takes the newest whole one."
+            f"{display(run.model)}: {len(bad)} of {amounts.counted(len(problems), 'checkpoint')} "
+            f"{'is' if len(bad) == 1 else 'are'} not valid; a resume uses the newest complete one."
         )
 
 
 def universal(options: argparse.Namespace) -> None:
+    """Write a checkpoint in DeepSpeed's universal format."""
     from nbtrain.base.progress import Progress
     from nbtrain.jobs.gpu_side import stream
 
@@ -270,17 +274,17 @@ def universal(options: argparse.Namespace) -> None:
                 bar.update(answer["done"] - done)
                 done = answer["done"]
             elif answer["kind"] == "note":
-                print(answer["message"], file=sys.stderr)
+                show(answer["message"], sys.stderr)
             elif answer["kind"] == "end":
                 end = answer
-    print(
+    show(
         f"{display(Path(end['folder']))}: step {end['step']:,}, {end['parameters']} tensors, "
         f"{amounts.size(end['bytes'])} in {amounts.elapsed(end['seconds'])}."
     )
 
 
 def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
-    """Of a checkpoint without a problem."""
+    """The manifest of a checkpoint that has no problem."""
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest

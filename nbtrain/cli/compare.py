@@ -1,33 +1,41 @@
-"""`nbtrain compare RUN RUN ...`: settings that differ and figures, as text, JSON or a picture."""
+"""`nbtrain compare RUN RUN ...`: settings that differ and metrics, as text, JSON or a picture."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, save_picture
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import PICTURE_HELP, add_json, add_verb, check_picture, complete, save_picture
 
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    one = add_verb(under, "compare", compare, "Runs side by side: settings that differ, figures, curves.")
-    one.add_argument("runs", metavar="RUN", nargs="+", help="2 to 12 runs: names, folders or YAMLs")
-    one.set_defaults(more="runs")
-    one.add_argument("--json", action="store_true", help="both tables as JSON")
-    one.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"the curves: {PICTURE_HELP}")
+    parser = add_verb(under, "compare", compare, "", "nbtrain compare gpt-a gpt-b -o curves.png")
+    text = "The names, folders or YAMLs of 2 to 12 runs."
+    runs = parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
+    complete(runs, completers.runs)
+    parser.set_defaults(more="runs")
+    add_json(parser)
+    text = f"Draw the curves to FILE ({PICTURE_HELP})."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
 
 def compare(options: argparse.Namespace) -> None:
+    """Compare runs."""
     from nbtrain.api.compare import compare as compared
     from nbtrain.base.errors import DataError
     from nbtrain.monitor.compare_picture import comparison_figure
 
     if options.output:
         check_picture(options.output)
-    found = compared(options.runs)
-    print(json.dumps(found.tables, indent=1) if options.json else found)
+    comparison = compared(options.runs)
+    if options.json:
+        show_json(comparison.tables)
+    else:
+        show(comparison)
     if options.output:
-        figure = comparison_figure(found.runs)
+        figure = comparison_figure(comparison.runs)
         if figure is None:
             raise DataError(f"{options.output} is not written: none of these runs has a curve yet.")
         save_picture(figure, options.output)

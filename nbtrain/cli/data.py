@@ -1,23 +1,11 @@
-"""`nbtrain data ...`: one verb for each thing that is done to a dataset.
+"""`nbtrain prepare` and `nbtrain data ...`: one verb for each thing that is done to a dataset.
 
-    nbtrain data prepare RUN [key=value ...]   whatever is missing; the same as `nbtrain prepare`
-    nbtrain data download RUN                  the steps one by one: sources that are downloaded,
-    nbtrain data extract RUN                   text of costly sources,
-    nbtrain data tokenizer RUN                 the tokenizer,
-    nbtrain data encode RUN                    tokens as .bin/.idx
-    nbtrain data inspect DATA                  header, counts, a few documents
-    nbtrain data verify DATA                   every byte against index, vocabulary and manifest
-    nbtrain data card DATA                     what is in it, as text, HTML or JSON
-    nbtrain data merge OUT DATA DATA ...       several pairs as one
-    nbtrain data repair DATA                   Megatron-DeepSpeed's uncounted end-of-document tokens
-
-DATA is a dataset's name in the data home, a run YAML, or the prefix of any .bin/.idx.
+DATA is a dataset's name in the data directory, a run YAML, or the prefix of any .bin/.idx pair.
 """
 
 import argparse
 import contextlib
 import gc
-import json
 import os
 import signal
 import sys
@@ -26,64 +14,75 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import Parser, add_verb, config_verb
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import Parser, add_group, add_json, add_overrides, add_verb, complete, config_verb
 
-DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
+DATA_HELP = "A dataset's name, a run YAML, or the prefix of a .bin/.idx pair."
+FORCE_HELP = "Make everything again, also what is up to date."
 
 
-def add_verbs(top: Any) -> None:
-    """Add `prepare` and `data ...` below `top`, the subparsers of nbtrain."""
-    text = "Make what is missing of a run's tokenizer, dataset and indices."
-    one = config_verb(top, "prepare", prepare, text)
-    one.add_argument("--force", action="store_true", help="make it anew")
-    verbs = "prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair"
-    group = top.add_parser("data", help=f"Datasets, step by step: {verbs}.")
-    under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
-    for name, text in (
-        ("prepare", "The same as `nbtrain prepare`."),
-        ("download", "Fetch the sources of a run that come from elsewhere."),
-        ("extract", "As download, and read the text of costly sources (Wikipedia dumps, docstrings) once."),
-        ("tokenizer", "As extract, and train or take over the tokenizer."),
-        ("encode", "As tokenizer, and write the tokens as .bin/.idx; `prepare` adds the sample indices."),
-    ):
-        one = config_verb(under, name, prepare, text)
-        one.add_argument("--force", action="store_true", help="make it anew")
-        one.set_defaults(through="index" if name == "prepare" else name)
-
-    one = _data_verb(under, "inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.")
-    _with_tokenizer(one).add_argument("--json", action="store_true", help="as JSON")
-    one = _data_verb(under, "verify", verify, "Check a .bin/.idx pair and its manifest from end to end.")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one = _data_verb(under, "card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.")
-    one.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0"
+def add_verbs(under: Any) -> None:
+    """Add `prepare` and `data ...` below `under`, the subparsers of nbtrain."""
+    text = (
+        "It downloads and extracts text, trains or imports the tokenizer, writes the tokens as .bin/.idx and "
+        "builds the indices of samples. Only what is missing or out of date is made; an interrupted call "
+        "continues where it stopped."
     )
-    _with_tokenizer(one)
-    one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
-    one.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON")
+    parser = config_verb(under, "prepare", prepare, text, "nbtrain prepare gpt-tiny")
+    parser.add_argument("--force", action="store_true", help=FORCE_HELP)
+    add_json(parser)
+    group = add_group(under, "data", "The verbs from download to encode are the single steps of prepare.")
+    for name, text in (
+        ("prepare", "Make a run's dataset; the same as `nbtrain prepare`."),
+        ("download", "Download the sources of a run."),
+        ("extract", "Download, and extract text from Wikipedia dumps and docstrings."),
+        ("tokenizer", "Download, extract, and train or import the tokenizer."),
+        ("encode", "Do all steps of prepare but the last, the indices of samples."),
+    ):
+        parser = config_verb(group, name, prepare, text)
+        parser.add_argument("--force", action="store_true", help=FORCE_HELP)
+        add_json(parser)
+        parser.set_defaults(through="index" if name == "prepare" else name)
 
-    one = add_verb(under, "merge", merge, "Join several .bin/.idx pairs, in order, to a new one.")
-    one.add_argument("output", metavar="OUT", help="a new dataset's name, or a new prefix")
-    one.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP)
-    text = "Repair Megatron-DeepSpeed's uncounted end-of-document tokens."
-    one = _data_verb(under, "repair", repair, text)
-    one.add_argument("--eod-id", type=int, metavar="N", help="the token that documents must end in")
-    one.add_argument("--yes", action="store_true", help="repair; without it the change is only shown")
+    parser = _data_verb(
+        group, "inspect", inspect, "Show header, counts and a few documents of a .bin/.idx pair."
+    )
+    _add_tokenizer(parser)
+    add_json(parser)
+    text = "Check every byte of a .bin/.idx pair against its index, the vocabulary and its manifest."
+    add_json(_data_verb(group, "verify", verify, text))
+    text = "Show documents, tokens, lengths, duplicates and samples of a dataset."
+    parser = _data_verb(group, "card", card, text)
+    add_overrides(parser, "Settings to change if DATA is a run YAML, for example data.split=9,1,0.")
+    _add_tokenizer(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="Also write it as an HTML page.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write it as JSON.")
+
+    parser = add_verb(group, "merge", merge, "Join .bin/.idx pairs, in the given order, into a new pair.")
+    parser.add_argument("output", metavar="OUT", help="The name of a new dataset, or a new prefix.")
+    complete(parser.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP), completers.datasets)
+    parser.set_defaults(more="data")
+    text = "Count the end-of-document tokens that Megatron-DeepSpeed wrote but did not count."
+    parser = _data_verb(group, "repair", repair, text)
+    text = "The id of the token that ends a document. Default: the one in the dataset's manifest."
+    parser.add_argument("--eod-id", type=int, metavar="N", help=text)
+    parser.add_argument("--yes", action="store_true", help="Write the repair; otherwise it is only shown.")
 
 
 def _data_verb(under: Any, name: str, function: Callable, text: str) -> Parser:
-    one = add_verb(under, name, function, text)
-    one.add_argument("data", metavar="DATA", help=DATA_HELP)
-    return one
+    parser = add_verb(under, name, function, text)
+    complete(parser.add_argument("data", metavar="DATA", help=DATA_HELP), completers.datasets)
+    return parser
 
 
-def _with_tokenizer(one: Parser) -> Parser:
-    text = "decode with this one instead of the manifest's"
-    one.add_argument("--tokenizer", metavar="NAME|PATH", help=text)
-    return one
+def _add_tokenizer(parser: Parser) -> None:
+    text = "Decode with this tokenizer instead of the one in the dataset's manifest."
+    parser.add_argument("--tokenizer", metavar="NAME|PATH", help=text)
 
 
 def prepare(options: argparse.Namespace) -> int:
+    """Make a run's dataset, or the steps up to one of them."""
     without_idle_threads()
     with _kept_from_the_collector():
         from nbtrain.config.load import load
@@ -93,9 +92,9 @@ def prepare(options: argparse.Namespace) -> int:
     through: Any = getattr(options, "through", "index")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        print(prepare_data(config, force=options.force, through=through))
+        _show(prepare_data(config, force=options.force, through=through), options.json)
     except KeyboardInterrupt as stop:
-        print("Stopped. What is done is kept: the same command goes on from there.", file=sys.stderr)
+        show("Stopped. What is finished is kept: the same command continues from there.", sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -103,13 +102,13 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def without_idle_threads() -> None:
-    """Before NumPy is imported: OpenBLAS' threads spin for 0.1 s at start, and no data step needs them."""
+    """Keep OpenBLAS from starting threads, which spin for 0.1 s when NumPy is imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @contextlib.contextmanager
 def _kept_from_the_collector() -> Iterator[None]:
-    """Objects made inside live as long as the process: Python's garbage collector need not look at them."""
+    """Hide the objects that are made inside from the garbage collector: they live as long as the process."""
     gc.disable()
     try:
         yield
@@ -119,26 +118,27 @@ def _kept_from_the_collector() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """A batch system's SIGTERM acts like Ctrl-C: workers are ended, and nothing half-written stays."""
+    """Treat a batch system's SIGTERM like Ctrl-C, which ends the workers and leaves no partial file."""
     raise KeyboardInterrupt(number)
 
 
 def card(options: argparse.Namespace) -> None:
+    """Show the data card of a dataset, and write it as a page or as JSON."""
     from nbtrain.base import files
     from nbtrain.dataset.look.card import data_card as make_card
 
     for path, ending in ((options.html, ".html"), (options.json, ".json")):
         if path is None:
             continue
-        # Not of a device, such as /dev/stdout.
+        # A device, such as /dev/stdout, may have any name.
         if path.suffix.lower() != ending and (path.is_file() or not path.exists()):
             raise ConfigError(
                 f"{path}: --{ending[1:]} writes a file that ends in {ending}; name one that does."
             )
         if not path.parent.is_dir() or path.is_dir() or not path.name:
-            raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists.")
+            raise ConfigError(f"{path}: cannot be written. Name a file in a folder that exists.")
     made = make_card(target_of(options.data, options.overrides), options.tokenizer)
-    print(made)
+    show(made)
     if options.html:
         files.write_output(options.html, made.to_page())
     if options.json:
@@ -146,37 +146,41 @@ def card(options: argparse.Namespace) -> None:
 
 
 def inspect(options: argparse.Namespace) -> None:
+    """Show what is in a .bin/.idx pair."""
     from nbtrain.dataset.look.inspect import inspect as make_inspection
 
-    _print(make_inspection(target_of(options.data), options.tokenizer), options.json)
+    _show(make_inspection(target_of(options.data), options.tokenizer), options.json)
 
 
 def verify(options: argparse.Namespace) -> None:
+    """Check a .bin/.idx pair."""
     from nbtrain.dataset.look.inspect import verify as make_verification
 
-    _print(make_verification(target_of(options.data)), options.json)
+    _show(make_verification(target_of(options.data)), options.json)
 
 
 def merge(options: argparse.Namespace) -> None:
+    """Join .bin/.idx pairs."""
     from nbtrain.dataset.merge import merge as merge_data
 
-    print(merge_data(options.output, [target_of(text) for text in options.data]))
+    show(merge_data(options.output, [target_of(text) for text in options.data]))
 
 
 def repair(options: argparse.Namespace) -> None:
+    """Repair a .bin/.idx pair of Megatron-DeepSpeed."""
     from nbtrain.dataset.repair import plan_repair
 
     plan = plan_repair(target_of(options.data), options.eod_id)
-    print(plan if plan is not None else f"{options.data}: nothing to repair.")
+    show(plan if plan is not None else f"{options.data}: nothing to repair.")
     if plan is not None and options.yes:
         plan.apply()
-        print("Repaired.")
+        show("Repaired.")
     elif plan is not None:
-        print("Nothing was changed; --yes does it.")
+        show("Nothing was changed. Add --yes to write the repair.")
 
 
 def target_of(text: str, overrides: list[str] | None = None) -> Any:
-    """A run YAML as its configuration; a dataset's name or prefix as it is."""
+    """The configuration of a run YAML; a dataset's name or prefix unchanged."""
     from nbtrain.config.load import find, load
 
     if text.endswith((".bin", ".idx")):
@@ -190,5 +194,8 @@ def target_of(text: str, overrides: list[str] | None = None) -> Any:
     return load(text, overrides or [])
 
 
-def _print(result: Any, as_json: bool) -> None:
-    print(json.dumps(result.to_dict(), indent=2) if as_json else result)
+def _show(result: Any, as_json: bool) -> None:
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        show(result)

@@ -5,57 +5,74 @@ import json
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import run_verb
-
-DTYPES = ("auto", "fp32", "bf16", "fp16")
+from nbtrain.cli import completers
+from nbtrain.cli.output import show
+from nbtrain.cli.serve import add_loading
+from nbtrain.cli.verbs import add_json, complete, run_verb
 
 
 def add_verbs(under: Any) -> None:
-    """evaluate."""
-    one = run_verb(under, "evaluate", evaluate, "Perplexity and scores of a run's newest checkpoint.")
+    """Add the verb below `under`, the subparsers of nbtrain."""
+    parser = run_verb(
+        under,
+        "evaluate",
+        evaluate,
+        "By default it measures perplexity and bits per byte on the run's own validation data. The results "
+        "are kept with the run.",
+        "nbtrain evaluate gpt-tiny\n"
+        "nbtrain evaluate gpt-125m --task hellaswag=hellaswag_val.jsonl --limit 500",
+    )
     text = (
-        "a dataset's name or the prefix of a .bin/.idx; several times; default, without --task: the run's own"
+        "Measure perplexity on this dataset, a name or the prefix of a .bin/.idx pair. May be repeated. "
+        "Default, without --task: the run's own data."
     )
-    one.add_argument("--data", action="append", metavar="DATASET", help=text)
-    text = "valid, test, train or all; default: valid of the run's own data, all of other data"
-    one.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
-    text = "lambada, hellaswag, mmlu or multiple_choice, and a file of JSON lines; several times"
-    one.add_argument("--task", action="append", default=[], metavar="FORMAT=FILE", help=text)
-    text = "a task of lm-evaluation-harness; NAME=FILE: on local JSON lines; several times (extra `eval`)"
-    one.add_argument("--harness", action="append", default=[], metavar="NAME[=FILE]", help=text)
-    one.add_argument("--include-path", metavar="DIR", help="task files of yours for --harness")
-    one.add_argument(
-        "--num-fewshot", type=int, metavar="COUNT", help="examples before each question of --harness"
+    data = parser.add_argument("--data", action="append", metavar="DATASET", help=text)
+    complete(data, completers.datasets)
+    text = "The split of the dataset. Default: valid of the run's own data, all of other data."
+    parser.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
+    text = (
+        "Ask the questions of a JSON lines file; FORMAT is lambada, hellaswag, mmlu or multiple_choice. May "
+        "be repeated."
     )
-    text = "ask the tasks of --harness in a chat, in the template of the run or of its model"
-    one.add_argument("--apply-chat-template", action="store_true", help=text)
-    text = "open questions as MT-bench has them, whose answers a judge rates"
-    one.add_argument("--judge-questions", metavar="FILE", help=text)
-    text = "of the judge: what comes before /chat/completions"
-    one.add_argument("--judge-url", default="", metavar="URL", help=text)
-    one.add_argument("--judge-model", default="", metavar="NAME", help="of the judge, as its server calls it")
-    text = "environment variable with the judge's token (default NBTRAIN_JUDGE_TOKEN)"
-    one.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
-    one.add_argument("--limit", type=int, metavar="COUNT", help="the first windows or questions only")
-    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
-    text = "evaluate each checkpoint that the run saves, until the run ends"
-    one.add_argument("--follow", action="store_true", help=text)
-    one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
-    text = "processes that share the model; default: as few GPUs as hold it"
-    one.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
-    one.add_argument("--json", action="store_true", help="the records that are written, as one JSON object")
+    parser.add_argument("--task", action="append", default=[], metavar="FORMAT=FILE", help=text)
+    text = (
+        "Run a task of lm-evaluation-harness (extra `eval`), with =FILE on local JSON lines. May be repeated."
+    )
+    parser.add_argument("--harness", action="append", default=[], metavar="NAME[=FILE]", help=text)
+    parser.add_argument(
+        "--include-path", metavar="DIR", help="Folder with your own task files for --harness."
+    )
+    text = "Examples before each question of --harness."
+    parser.add_argument("--num-fewshot", type=int, metavar="COUNT", help=text)
+    text = "Ask the tasks of --harness in a chat, in the template of the run or of its model."
+    parser.add_argument("--apply-chat-template", action="store_true", help=text)
+    text = "Ask open questions, in the format of MT-bench; a judge rates the answers."
+    parser.add_argument("--judge-questions", metavar="FILE", help=text)
+    text = "The judge's address: what comes before /chat/completions."
+    parser.add_argument("--judge-url", default="", metavar="URL", help=text)
+    text = "The judge's model, by the name that its server uses."
+    parser.add_argument("--judge-model", default="", metavar="NAME", help=text)
+    text = "Environment variable that holds the judge's token. Default: NBTRAIN_JUDGE_TOKEN."
+    parser.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
+    text = "Use only the first COUNT windows or questions."
+    parser.add_argument("--limit", type=int, metavar="COUNT", help=text)
+    text = "Evaluate each checkpoint that the run saves, until the run ends."
+    parser.add_argument("--follow", action="store_true", help=text)
+    add_loading(parser)
+    add_json(parser, "Print the records that are kept, as one JSON object.")
 
 
 def evaluate(options: argparse.Namespace) -> None:
+    """Evaluate a run's checkpoint, or each one that it saves."""
     from dataclasses import asdict
 
     from nbtrain.api import verbs as api
 
     tasks: dict[str, list[str]] = {}
-    for asked in options.task:
-        kind, equals, file = asked.partition("=")
+    for task in options.task:
+        kind, equals, file = task.partition("=")
         if not equals or not file:
-            raise ConfigError(f"--task {asked} must be FORMAT=FILE, such as hellaswag=hellaswag_val.jsonl.")
+            raise ConfigError(f"--task {task} must be FORMAT=FILE, such as hellaswag=hellaswag_val.jsonl.")
         tasks.setdefault(kind, []).append(file)
     names = (
         "split",
@@ -80,4 +97,4 @@ def evaluate(options: argparse.Namespace) -> None:
             records = {name: asdict(record) for name, record in found.items()}
             print(json.dumps(records, indent=None if options.follow else 2), flush=True)
         else:
-            print(found, flush=True)
+            show(found, flush=True)

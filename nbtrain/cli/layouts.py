@@ -1,65 +1,101 @@
-"""`nbtrain search`: options and output; writing the YAML of a layout."""
+"""`nbtrain search` and `nbtrain largest`: layouts of a run on some GPUs, and the largest model that fits."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import PICTURE_HELP, Parser, check_picture, config_verb, save_picture
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import (
+    Parser,
+    add_json,
+    add_picture,
+    check_picture,
+    complete,
+    config_verb,
+    save_picture,
+)
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    one = config_verb(
-        under, "search", search, "Every legal layout of a run on some GPUs, ranked, with reasons."
+    parser = config_verb(
+        under,
+        "search",
+        search,
+        "It tells why the first layout is the best and why others were rejected.",
+        "nbtrain search 13B --gpus 64 --gpu-type A100-80GB\n"
+        "nbtrain search 13B --gpus 64 --use 1 -o my-run.yaml",
     )
-    _gpus(one)
-    one.add_argument("--top", type=int, default=10, metavar="N", help="layouts shown (10)")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one.add_argument("--why", type=int, metavar="N", help="every decision of layout N")
-    one.add_argument("--refused", action="store_true", help="every reason against other layouts")
-    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
-    one.add_argument("--use", type=int, metavar="N", help="write the run YAML of layout N to the file of -o")
-    one.add_argument("-o", "--output", type=Path, metavar="RUN.yaml", help="the run YAML to write")
-    one.add_argument("--force", action="store_true", help="overwrite that file")
-    text = "The largest model and the longest sequence that fit on some GPUs; three ways compared."
-    _gpus(config_verb(under, "largest", largest, text))
+    _add_gpus(parser)
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="Show the best N layouts.")
+    add_json(parser)
+    parser.add_argument("--why", type=int, metavar="N", help="Explain every decision of layout N.")
+    parser.add_argument("--refused", action="store_true", help="List every reason why layouts were rejected.")
+    add_picture(parser, "Also draw the layouts to FILE")
+    text = "Write the run with layout N to the file of -o."
+    parser.add_argument("--use", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="RUN.yaml", help="The run YAML that --use writes."
+    )
+    parser.add_argument("--force", action="store_true", help="Replace the file of -o if it exists.")
+    text = (
+        "It also finds the longest sequence, and compares tensor and pipeline parallelism, ZeRO 3 and their "
+        "combination."
+    )
+    parser = config_verb(
+        under, "largest", largest, text, "nbtrain largest 13B --gpus 16 --gpu-type H100-80GB"
+    )
+    _add_gpus(parser)
+    add_json(parser)
 
 
-def _gpus(one: Parser) -> None:
-    one.add_argument("--gpus", type=int, metavar="N", help="all GPUs together; else the run's own")
-    one.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of one machine (8)")
-    one.add_argument("--gpu-type", metavar="NAME", help="of the device table, e.g. A100-80GB")
+def _add_gpus(parser: Parser) -> None:
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="All GPUs together. Default: the run's own number."
+    )
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of one machine. Default: 8.")
+    text = "The GPU's name in the device table, for example A100-80GB. Default: the run's own."
+    kind = parser.add_argument("--gpu-type", metavar="NAME", help=text)
+    complete(kind, completers.gpu_types)
 
 
 def search(options: argparse.Namespace) -> None:
+    """Show the layouts of a run, or write the run with one of them."""
     from nbtrain.api import verbs as api
 
     if (options.use is None) != (options.output is None):
-        raise ConfigError("--use N and -o RUN.yaml go together: which layout, and where its run YAML goes.")
+        raise ConfigError("--use N and -o RUN.yaml belong together: which layout, and the run YAML to write.")
     check_picture(options.picture)
     gpus = options.gpus, options.gpus_per_node, options.gpu_type
     found = api.search(options.run, *gpus, options.overrides, top=options.top)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        show_json(found.to_dict())
     elif options.why is not None:
-        print(f"Layout {options.why}: {found[options.why].layout.words}")
-        print(*(f"  {topic:<15}{words}" for topic, words in found.why(options.why)), sep="\n")
+        show(f"Layout {options.why}: {found[options.why].layout.words}")
+        for topic, words in found.why(options.why):
+            show(f"  {topic:<15}{words}")
     elif options.refused:
-        print(*found.refused_lines(every=True), sep="\n")
+        for line in found.refused_lines(every=True):
+            show(line)
     elif options.use is None:
-        print(found)
+        show(found)
     if options.picture:
         save_picture(found.picture(), options.picture)
     if options.use is not None:
         path = found.use(options.use, options.output, options.force)
-        print(path, file=sys.stderr if options.json else sys.stdout)
+        show(path, sys.stderr if options.json else sys.stdout)
 
 
 def largest(options: argparse.Namespace) -> None:
+    """Show the largest model and the longest sequence that fit."""
     from nbtrain.api import verbs as api
 
     gpus = options.gpus, options.gpus_per_node, options.gpu_type
-    print(api.largest(options.run, *gpus, options.overrides))
+    found = api.largest(options.run, *gpus, options.overrides)
+    if options.json:
+        show_json(found.to_dict())
+    else:
+        show(found)

@@ -4,86 +4,139 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb, is_override
-
-FORMATS = (
-    "hf (the default: safetensors that transformers, vLLM and SGLang load), consolidated (one safetensors "
-    "file by our names), gguf (one file for llama.cpp), peft (the adapters of a run with lora)"
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import (
+    add_json,
+    add_overrides,
+    add_step,
+    add_verb,
+    complete,
+    is_override,
 )
-SCRIPTS = "megatron-lm, megatron-deepspeed (flags, each with @VERSION or the newest), deepspeed (its JSON)"
+
+TARGETS = {
+    "hf": "safetensors that transformers, vLLM and SGLang load",
+    "consolidated": "one safetensors file with nbtrain's own names",
+    "gguf": "one file for llama.cpp",
+    "peft": "only the adapters of a run with lora",
+    "megatron-lm": "the run as flags",
+    "megatron-deepspeed": "the run as flags",
+    "deepspeed": "the run as DeepSpeed JSON",
+}
+"""What --to may be, and what is written then."""
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    text = "Write a run's model for other programs, or the run as flags of Megatron or a DeepSpeed JSON."
-    one = add_verb(under, "export", export, text)
-    one.add_argument("run", metavar="RUN", help="a run that was submitted; for flags and JSON any run YAML")
-    text = "the folder or file to write; for flags and JSON, overrides such as batch.max_steps=2"
-    one.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
-    one.add_argument("--to", default="hf", metavar="TARGET", help=f"{FORMATS}; or {SCRIPTS}")
+    parser = add_verb(
+        under,
+        "export",
+        export,
+        "Adapters are merged, and what was written is compared with the run. A run's settings can also be "
+        "written as flags of Megatron or as DeepSpeed JSON.",
+        "nbtrain export gpt-tiny\nnbtrain export gpt-tiny gpt-tiny.gguf --to gguf\n"
+        "nbtrain export 13B --to megatron-lm -o pretrain.sh",
+    )
+    text = "The name, folder or YAML of a run that was submitted; for flags and JSON, any run YAML."
+    complete(parser.add_argument("run", metavar="RUN", help=text), completers.runs)
     text = (
-        "the checkpoint; default: the newest, and if that is not whole, an error that names the newest whole "
-        "one; 0: the weights that init_from names"
+        "The folder or file to write. Default: one in output/RUN/export, named by the step and the target. "
+        "For flags and JSON, settings to change, for example batch.max_steps=2."
     )
-    one.add_argument("--step", type=int, metavar="N", help=text)
+    parser.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
+    listed = "; ".join(f"{target}: {what}" for target, what in TARGETS.items())
+    text = f"What to write. {listed}. A version of Megatron may follow: megatron-lm@VERSION."
+    to = parser.add_argument("--to", default="hf", metavar="TARGET", help=text)
+    complete(to, lambda **_: TARGETS)
     text = (
-        "format of the weights; without it the one that the run computed with; fp32: the optimizer's masters"
+        "Write the checkpoint of step N; 0 is the weights that init_from names. Default: the newest, which "
+        "must be complete."
     )
-    one.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help=text)
-    text = "the most that one safetensors file holds (default: 5,000,000,000)"
-    one.add_argument("--max-shard-bytes", type=int, metavar="BYTES", help=text)
-    text = "flags and JSON: write them there; printed without it"
-    one.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-    one.add_argument("--overwrite", action="store_true", help="flags and JSON: replace the file if it exists")
-    one.set_defaults(more="words")
-    one = add_verb(under, "import-model", import_model, "Make a run YAML that starts from a model's folder.")
+    add_step(parser, text)
     text = (
-        "a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, or a "
-        "checkpoint tree of Megatron-LM or Megatron-DeepSpeed"
+        "Format of the weights; fp32 is the optimizer's master copy. Default: the format that the run "
+        "computed in."
     )
-    one.add_argument("model", metavar="DIR", help=text)
-    one.add_argument("name", metavar="NAME", help="the run's name, and that of its tokenizer and dataset")
-    one.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="e.g. model.seq_length=4096"
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help=text)
+    text = "Maximum size of one safetensors file. Default: 5,000,000,000."
+    parser.add_argument("--max-shard-bytes", type=int, metavar="BYTES", help=text)
+    text = "For flags and JSON: write them to FILE instead of printing them."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    parser.add_argument(
+        "--overwrite", action="store_true", help="For flags and JSON: replace FILE if it exists."
     )
-    one.add_argument("--onto", metavar="RUN", help="take data, batch, schedule and layout of this run")
-    one.add_argument("-o", "--output", type=Path, metavar="YAML", help="NAME.yaml without it")
-    text = "of a tree of Megatron-DeepSpeed: how the rows of query, key and value lie"
-    one.add_argument("--qkv-order", choices=("groups", "thirds"), help=text)
-    text = "a text that the model of such a tree knows: the order with the lower loss is taken"
-    one.add_argument("--text", type=Path, metavar="FILE", help=text)
-    one.add_argument("--overwrite", action="store_true", help="replace the YAML if it exists")
+    add_json(parser, "Print what was written as JSON.")
+    parser.set_defaults(more="words")
+
+    parser = add_verb(
+        under,
+        "import-model",
+        import_model,
+        "Its tokenizer is imported too. Every tensor is checked before anything is written.",
+        "nbtrain import-model hf://HuggingFaceTB/SmolLM2-135M smol\n"
+        "nbtrain import-model models/SmolLM2-135M smol --onto gpt-tiny-instructions",
+    )
+    text = (
+        "A folder with config.json and safetensors, a consolidated file, hf://ORGANIZATION/MODEL, or a "
+        "checkpoint of Megatron-LM or Megatron-DeepSpeed."
+    )
+    parser.add_argument("model", metavar="DIR", help=text)
+    parser.add_argument("name", metavar="NAME", help="The name of the run, its tokenizer and its dataset.")
+    add_overrides(parser)
+    text = "Take data, batch, schedule and layout from this run."
+    onto = parser.add_argument("--onto", metavar="RUN", help=text)
+    complete(onto, completers.configs)
+    text = "The run YAML to write. Default: NAME.yaml."
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)
+    text = "For a checkpoint of Megatron-DeepSpeed: the order of the rows of query, key and value."
+    parser.add_argument("--qkv-order", choices=("groups", "thirds"), help=text)
+    text = "For such a checkpoint: a text that the model knows; the order with the lower loss is used."
+    parser.add_argument("--text", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
 
 
 def export(options: argparse.Namespace) -> None:
+    """Write a run's model, or the run, for another program."""
     from nbtrain.api import models
     from nbtrain.api import verbs as api
 
     overrides = [word for word in options.words if is_override(word)]
     folders = [word for word in options.words if not is_override(word)]
+    weights = {"step": options.step, "dtype": options.dtype, "max_shard_bytes": options.max_shard_bytes}
     if options.to in models.FORMATS:
         exported = models.export_weights(
-            options.run, folders, options.to, overrides, options.output, **_given(options)
+            options.run, folders, options.to, overrides, options.output, **weights
         )
-        print(exported)
+        if options.json:
+            show_json(exported.to_dict())
+        else:
+            show(exported)
         return
-    models.refuse_weights_options(options.to, folders, _given(options))
+    models.refuse_weights_options(options.to, folders, weights)
     text = api.export_run(options.run, options.to, overrides)
     if options.output is None:
+        if options.json:
+            raise ConfigError(
+                "--json describes a file that was written: name it with -o, or leave out --json."
+            )
         print(text, end="")
         return
-    print(f"{text.write(options.output, options.overwrite)}: for {text.target}.")
-    print(*text.notes, sep="\n")
-
-
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    return {"step": options.step, "dtype": options.dtype, "max_shard_bytes": options.max_shard_bytes}
+    path = text.write(options.output, options.overwrite)
+    if options.json:
+        show_json({"path": str(path), "target": text.target, "notes": text.notes})
+        return
+    show(f"{path}: written for {text.target}.")
+    for note in text.notes:
+        show(note)
 
 
 def import_model(options: argparse.Namespace) -> None:
+    """Make a run YAML of a model."""
     from nbtrain.api import verbs as api
 
-    print(
+    show(
         api.import_model(
             options.model,
             options.name,

@@ -6,45 +6,70 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb, config_verb
+from nbtrain.cli import completers
+from nbtrain.cli.output import show
+from nbtrain.cli.verbs import add_verb, complete, config_verb
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    one = add_verb(under, "notebook", notebook, "Run one of the notebooks headless and save it and its HTML.")
-    one.add_argument("notebook", metavar="NOTEBOOK", help="e.g. 03_launch")
-    one.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
-    one.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the executed notebook goes")
-    config_verb(under, "demo", demo, "Run notebooks 01 to 05 for a run and sum up.", default="gpt-tiny")
-    text = "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile; takes its options too."
+    parser = add_verb(
+        under,
+        "notebook",
+        notebook,
+        "The executed notebook is saved, and as an HTML page too.",
+        "nbtrain notebook 03_launch -p run gpt-tiny -p overrides batch.max_steps=20",
+    )
+    text = "A notebook's file, or the name of one that is shipped, such as 03_launch."
+    complete(parser.add_argument("notebook", metavar="NOTEBOOK", help=text), completers.notebooks)
+    text = "Set a parameter of the notebook. May be repeated."
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help=text,
+    )
+    text = "Where to save the executed notebook. Default: in the folder of the run that it is about."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    text = "It runs the notebooks 01 to 05 for RUN, which takes about five minutes on two cores, and sums up."
+    config_verb(under, "demo", demo, text, default="gpt-tiny")
+    text = (
+        "It listens on this machine only and asks for a token. Options of JupyterLab may follow, for example "
+        "--port 8899."
+    )
     add_verb(under, "lab", lab, text)
 
 
 def notebook(options: argparse.Namespace) -> int:
-    """0, or the exit code that `nbtrain wait` gives for the run that the notebook waited for."""
+    """Run a notebook; returns 0, or 7 if the run that it waited for did not finish."""
     from nbtrain.base.errors import JobFailed
     from nbtrain.cli.notebook_runner import run_notebook, typed_parameters
 
     parameters = typed_parameters(options.notebook, options.parameter)
     started = time.monotonic()
     executed = run_notebook(options.notebook, parameters, options.output)
-    print(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
+    show(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
     if executed.unfinished is None:
         return 0
-    print(executed.unfinished, file=sys.stderr)
+    show(executed.unfinished, sys.stderr)
     return JobFailed.exit_code
 
 
 def demo(options: argparse.Namespace) -> int:
+    """Run the notebooks of a run one after the other."""
     from nbtrain.base.errors import JobFailed
     from nbtrain.cli.demo import run_demo
 
     summary = run_demo(options.run, options.overrides)
-    print(summary)
+    show(summary)
     return JobFailed.exit_code if summary.run.unfinished else 0
 
 
 def lab(options: argparse.Namespace) -> int:
+    """Become JupyterLab."""
     from nbtrain.cli.jupyterlab import open_lab
 
     return open_lab(options.rest)

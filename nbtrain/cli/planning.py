@@ -7,63 +7,110 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import PICTURE_HELP, add_verb, check_picture, config_verb, is_override, save_picture
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import (
+    add_json,
+    add_picture,
+    add_verb,
+    check_picture,
+    complete,
+    config_verb,
+    is_override,
+    run_verb,
+    save_picture,
+)
+
+PROGRAM_HELP = (
+    "Read the flags as this program and version have them, for example megatron-lm@040eac94. Default: the "
+    "version that the flags fit."
+)
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    add_verb(under, "doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
-    one = add_verb(under, "init", init, "Copy the notebooks, example YAMLs and documentation to a folder.")
-    one.add_argument("folder", metavar="DIR", type=Path)
-    one = add_verb(
-        under, "import", import_run, "Make a run YAML of a manifest, a script or a DeepSpeed JSON."
-    )
-    text = "a DeepSpeedJob or Kubeflow manifest, a shell script or a DeepSpeed JSON; and what they do not say"
-    one.add_argument("words", nargs="+", metavar="FILE|key=value", help=text)
-    one.add_argument("-o", "--output", type=Path, metavar="YAML", help="write it there; printed without it")
-    one.add_argument("--overwrite", action="store_true", help="replace the YAML if it exists")
-    one.add_argument("--onto", metavar="RUN", help="the run that a DeepSpeed JSON alone is put on")
-    program = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
-    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
-    one.set_defaults(more="words")
     text = (
-        "Check a run YAML or files of other programs, without data; exit 2 if it is refused or cannot work."
+        "It looks at Python, torch, DeepSpeed, devices, memory and disk, and says how to fix what is wrong. "
+        "Exit code 1 means that something has to be fixed."
     )
-    one = config_verb(under, "check", check, text)
-    one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
-    one.add_argument("--json", action="store_true", help="the findings, as JSON")
-    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=program)
+    add_json(add_verb(under, "doctor", doctor, text))
+
+    parser = add_verb(
+        under, "init", init, "They go to a new folder, or into an existing one.", "nbtrain init my-work"
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="The folder to copy to.")
+
+    parser = add_verb(
+        under,
+        "import",
+        import_run,
+        "It reads a DeepSpeedJob or Kubeflow manifest, a shell script with flags of Megatron, or a DeepSpeed "
+        "JSON.",
+        "nbtrain import pretrain_gpt.sh -o my-run.yaml\n"
+        "nbtrain import ds_config.json --onto gpt-125m -o my-run.yaml",
+    )
+    text = "Files to read, and settings that they do not contain."
+    parser.add_argument("words", nargs="+", metavar="FILE|key=value", help=text)
+    text = "Write the run YAML to this file instead of printing it."
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)
+    parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
+    onto = parser.add_argument("--onto", metavar="RUN", help="Apply a DeepSpeed JSON to this run.")
+    complete(onto, completers.configs)
+    parser.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=PROGRAM_HELP)
+    parser.set_defaults(more="words")
+
+    text = (
+        "Files that `nbtrain import` reads can be checked too. Exit code 2 means that the run is not valid "
+        "or cannot work."
+    )
+    parser = config_verb(
+        under, "check", check, text, "nbtrain check my-run.yaml\nnbtrain check gpt-tiny --resolved"
+    )
+    parser.add_argument("--resolved", action="store_true", help="Print the run as YAML with all its keys.")
+    add_json(parser, "Print the findings as JSON.")
+    parser.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=PROGRAM_HELP)
     # Files among them: check looks at each word.
-    one.set_defaults(more="overrides")
-    add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
-    one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
-    one.add_argument(
-        "--why", action="store_true", help="every figure with its formula, and where that is from"
+    parser.set_defaults(more="overrides")
+
+    add_verb(under, "schema", schema, "Editors complete and check YAML files with it.")
+
+    parser = config_verb(
+        under,
+        "plan",
+        plan,
+        "Nothing is started.",
+        "nbtrain plan 13B\nnbtrain plan gpt-125m batch.micro_batch_size=8 --why",
     )
-    one = add_verb(under, "advise", advise, "What to change about a run, from what its last job has shown.")
-    one.add_argument("run", metavar="RUN")
-    one.add_argument(
-        "--use", type=int, metavar="N", help="write the run with change N (with -o), show the diff"
+    add_json(parser)
+    add_picture(parser, "Also draw the plan to FILE")
+    text = "Show each number with its formula, and the source of the formula."
+    parser.add_argument("--why", action="store_true", help=text)
+
+    parser = run_verb(
+        under,
+        "advise",
+        advise,
+        "It compares what the last job did with the plan.",
+        "nbtrain advise gpt-125m\nnbtrain advise gpt-125m --use 1 -o faster.yaml",
     )
-    one.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="the YAML that --use writes; never one that exists"
+    text = "Write the run with change N to the file of -o, and show the difference."
+    parser.add_argument("--use", type=int, metavar="N", help=text)
+    text = "The YAML that --use writes; it must not exist yet."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    add_json(parser)
+
+    parser = add_verb(
+        under, "calibrate", calibrate, "Plans of runs on this machine then use what was measured."
     )
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one = add_verb(under, "calibrate", calibrate, "Measure this machine's rates; plans use them.")
-    one.add_argument("--seconds", type=float, default=120.0, help="how long to measure (default: 120)")
-    one.add_argument("--json", action="store_true", help="every figure, as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw it: {PICTURE_HELP}")
-    one.add_argument(
-        "--clock",
-        choices=("wall", "cpu"),
-        default="wall",
-        help="cpu: count CPU time, as a trial beside other work; nothing is written",
-    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="How long to measure.")
+    add_json(parser)
+    add_picture(parser, "Also draw the measurements to FILE")
+    text = "Count `wall` time, or `cpu` time as a trial on a busy machine, which writes nothing."
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
 
 
 def advise(options: argparse.Namespace) -> None:
+    """Show advice about a run, or write the run with one change."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
 
@@ -71,49 +118,64 @@ def advise(options: argparse.Namespace) -> None:
         raise ConfigError("--use N and -o FILE belong together: which change, and the YAML to write it to.")
     advice = api.advise(options.run)
     if options.use is not None:
-        words = sys.stderr if options.json else sys.stdout
-        print(advice.use(options.use, options.output), file=words)
-        print(f"{options.output}: written; `nbtrain submit {options.output}` starts it.", file=words)
+        stream = sys.stderr if options.json else sys.stdout
+        print(advice.use(options.use, options.output), file=stream)
+        show(f"{options.output}: written. `nbtrain submit {options.output}` starts it.", stream)
         if not options.json:
             return
-    print(json.dumps(advice.to_dict(), indent=2) if options.json else advice)
+    if options.json:
+        show_json(advice.to_dict())
+    else:
+        show(advice)
 
 
 def calibrate(options: argparse.Namespace) -> None:
+    """Measure this machine."""
     from nbtrain.jobs.calibrate import calibrate as measure
 
     check_picture(options.picture)
     result = measure(options.seconds, options.clock)
-    print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+    if options.json:
+        show_json(result.to_dict())
+    else:
+        show(result)
     if options.picture:
         save_picture(result.picture(), options.picture)
 
 
 def doctor(options: argparse.Namespace) -> int:
+    """Examine this machine."""
     from nbtrain.cli.doctor import examine
 
     findings = examine()
-    for finding in findings:
-        print(finding.line())
-    return 1 if any(finding.level == "error" for finding in findings) else 0
+    ready = all(finding.level != "error" for finding in findings)
+    if options.json:
+        show_json({"ready": ready, "findings": [vars(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            show(finding.line())
+    return 0 if ready else 1
 
 
 def init(options: argparse.Namespace) -> None:
+    """Copy notebooks, examples and documentation."""
     from nbtrain.base import files
     from nbtrain.cli.init import copy_workspace
     from nbtrain.cli.reference.pages import editor_schema
 
-    print(*copy_workspace(options.folder), sep="\n")
+    for path in copy_workspace(options.folder):
+        show(path)
     # The first line of each example YAML names this file to editors; a docs/ of the user's own lacks it.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():
         schema_json.parent.mkdir(exist_ok=True)
         files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
-        print(schema_json)
-    print(f"\nNext: cd {shlex.quote(str(options.folder))} && nbtrain lab")
+        show(schema_json)
+    show(f"\nNext: cd {shlex.quote(str(options.folder))} && nbtrain lab")
 
 
 def import_run(options: argparse.Namespace) -> None:
+    """Make a run YAML of other programs' files."""
     from nbtrain.foreign.importing import import_files
 
     overrides = [word for word in options.words if is_override(word) and not Path(word).exists()]
@@ -122,12 +184,13 @@ def import_run(options: argparse.Namespace) -> None:
     if options.output is None:
         print(imported, end="")
         return
-    print(f"{imported.write(options.output, options.overwrite)}: from {imported.program}.")
+    show(f"{imported.write(options.output, options.overwrite)}: imported from {imported.program}.")
     for note in imported.notes:
-        print(f"  {note}")
+        show(f"  {note}")
 
 
 def check(options: argparse.Namespace) -> int:
+    """Check a run, files of other programs, or a table of prices."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
     from nbtrain.config.load import to_yaml
@@ -137,40 +200,47 @@ def check(options: argparse.Namespace) -> int:
     files = [options.run, *(word for word in options.overrides if not is_override(word))]
     foreign = any(is_foreign(file) for file in files)
     if options.resolved and options.json:
-        raise ConfigError("--resolved prints YAML and --json the findings: give one of the two.")
+        raise ConfigError("--resolved prints YAML, --json prints the findings: leave out one of the two.")
     if options.resolved and foreign:
-        raise ConfigError("--resolved is for a run; `nbtrain import` prints the run YAML of these files.")
+        raise ConfigError("--resolved needs a run; `nbtrain import` prints the run YAML of these files.")
     if options.resolved:
         print(to_yaml(api.load(options.run, options.overrides)), end="")
         return 0
     if not foreign and is_prices(Path(options.run)):
         if options.json:
-            raise ConfigError(f"--json is for runs and files of other programs; {options.run} holds prices.")
-        print(checked_prices(Path(options.run)))
+            raise ConfigError(
+                f"{options.run}: holds prices, and --json is for runs and files of other programs."
+            )
+        show(checked_prices(Path(options.run)))
         return 0
     overrides = [word for word in options.overrides if is_override(word)] if foreign else options.overrides
     runs = files if foreign else [options.run]
     checked = api.check(*runs, overrides=overrides, program=options.program)
     if options.json:
-        print(json.dumps(checked.to_dict(), indent=2, ensure_ascii=False))
+        show_json(checked.to_dict())
     elif checked.refused is not None:
         raise checked.refused
     else:
-        print(checked)
+        show(checked)
     return 0 if checked.works else ConfigError.exit_code
 
 
 def schema(options: argparse.Namespace) -> None:
+    """Print the JSON Schema."""
     from nbtrain.config.schema import RunConfig
 
-    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+    show_json(RunConfig.model_json_schema())
 
 
 def plan(options: argparse.Namespace) -> None:
+    """Show the plan of a run."""
     from nbtrain.api import verbs as api
 
     check_picture(options.picture)
     result = api.plan(options.run, options.overrides)
-    print(json.dumps(result.to_dict(), indent=2) if options.json else result.why() if options.why else result)
+    if options.json:
+        show_json(result.to_dict())
+    else:
+        show(result.why() if options.why else result)
     if options.picture:
         save_picture(api.plan_picture(result), options.picture)

@@ -4,174 +4,310 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
+from nbtrain.base.jobstate import ACTIVE, FAILED, MEANING, QUEUED, SUCCEEDED
+from nbtrain.cli import completers
+from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import (
     PICTURE_HELP,
+    Parser,
+    add_json,
+    add_overrides,
     add_verb,
     check_picture,
+    complete,
     config_verb,
     run_of,
     run_verb,
     save_picture,
 )
+from nbtrain.monitor.run_filter import SORTS
+
+WAIT_HELP = "Wait until the job ends, and exit with 7 unless it succeeds."
+JOB_JSON_HELP = "Print the run as JSON, as `nbtrain runs --json` lists it, and messages on stderr."
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    one = config_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
-    one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 if it fails")
-    text = "write Slurm's batch script, Kubernetes manifest or commands for hosts to FILE; submit nothing"
-    one.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
-    text = "beside other jobs, without a place in this machine's queue: backend.share_devices=true"
-    one.add_argument("--now", action="store_true", help=text)
-    one = add_verb(under, "runs", runs, "Every run under the output root and its state.")
-    one.add_argument("name", metavar="NAME", nargs="?", default="", help="a part of the name, or gpt-*")
-    one.add_argument("--state", default="", help="e.g. failed,lost; active and ended stand for several")
-    text = "with these labels: team=nlp,stage!=trial; team: any value; !team: without"
-    one.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
-    one.add_argument("--archived", action="store_true", help="archived runs too")
-    one.add_argument("--newer-than", metavar="AGE", help="submitted within this time: 90s, 30m, 12h, 2d, 1w")
-    one.add_argument("--older-than", metavar="AGE", help="submitted before this time")
-    one.add_argument("--sort", default="submitted", help="or: ended name state step loss validation restarts")
-    one.add_argument("--reverse", action="store_true", help="the other way round")
-    one.add_argument("-n", "--limit", type=int, help="at most so many runs")
-    one.add_argument("--json", action="store_true", help="as JSON, one run in each line")
-    text = "Jobs that have this machine's devices, and those that wait; RUN: change its place."
-    one = add_verb(under, "queue", queue, text)
-    one.add_argument("run", metavar="RUN", nargs="?", help="a run whose job waits")
-    one.add_argument("--priority", type=int, metavar="N", help="of RUN: the greater number comes first")
-    one.add_argument("--now", action="store_true", help="start RUN at once, beside other jobs")
-    one.add_argument("--restart", action="store_true", help="start all lost jobs of the queue again")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one = run_verb(under, "status", status, "State, progress, cause and last events of a run.")
-    one.add_argument("--json", action="store_true", help="the snapshot that the panel draws")
-    text = "The page of a run's job: conditions, replicas, resources, events."
-    one = run_verb(under, "job", job, text)
-    one.add_argument("--job", metavar="JOB_ID", help="an earlier job of the run; default: the newest")
-    one.add_argument("-n", "--events", type=int, default=20, metavar="N", help="the newest N (20)")
-    one.add_argument("--yaml", action="store_true", help="the run's resolved YAML alone")
-    one.add_argument("--json", action="store_true", help="everything as JSON, with the curves")
-    one.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"resources over time: {PICTURE_HELP}")
-    one = run_verb(under, "logs", logs, "A rank's log; of a failed run, first the last traceback.")
-    one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
-    text = "or supervisor, or node0; default: 0, or the rank that failed; with --grep, all"
-    one.add_argument("--rank", metavar="RANK", help=text)
-    text = "of this job; default: the newest, with --grep all, the newest first"
-    one.add_argument("--job", metavar="JOB_ID", help=text)
-    one.add_argument("-n", "--lines", type=int, help="default: the last 50; with --grep, all")
-    text = "lines with this text, of all jobs, ranks and attempts"
-    one.add_argument("--grep", metavar="TEXT", help=text)
-    one.add_argument("-i", "--ignore-case", action="store_true", help="with --grep")
-    one.add_argument("--json", action="store_true", help="with --grep: each line found as a JSON object")
-    run_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails.")
-    one = run_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave.")
-    one.add_argument("--now", action="store_true", help="kill it without saving")
-    text = "Save, end the ranks and give their devices up; resume goes on with the same job."
-    run_verb(under, "pause", pause, text)
-    one = run_verb(under, "save", save, "Ask the job for a checkpoint; it goes on.")
-    one.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for it, and say its step")
-    text = "Go on from the newest whole checkpoint as a new job; a paused job goes on itself."
-    one = run_verb(under, "resume", resume, text)
-    text = "e.g. batch.train_tokens=5e6"
-    one.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
-    one.add_argument("--wait", action="store_true", help="wait for its end")
-    one = run_verb(under, "clone", clone, "Submit a run's configuration under a new name.")
-    one.add_argument("name", metavar="NAME", help="of the new run")
-    one.add_argument("overrides", nargs="*", default=[], metavar="key=value")
-    text = "Change a run's labels; without changes, list them."
-    one = run_verb(under, "label", label, text)
-    one.add_argument(
-        "changes", metavar="key=value|key-", nargs="*", default=[], help="set a label; key- removes it"
+    parser = config_verb(
+        under,
+        "submit",
+        submit,
+        "The job outlives this terminal. An active run is joined, and a run that ended early is resumed.",
+        "nbtrain submit gpt-tiny\n"
+        "nbtrain submit gpt-125m batch.micro_batch_size=4 --wait\n"
+        "nbtrain submit gpt-125m backend.kind=slurm --dry-run job.sh",
     )
-    one = run_verb(under, "notes", notes, "What is noted about a run; with TEXT, note this instead.")
-    one.add_argument(
-        "text", metavar="TEXT", nargs="?", help='at most 10,000 characters; "" removes the notes'
+    parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
+    text = (
+        "Write Slurm's batch script, the Kubernetes manifest or the commands for hosts to FILE, and submit "
+        "nothing."
     )
-    one = run_verb(under, "archive", archive, "Leave a run out of `nbtrain runs`; its files stay.")
-    one.add_argument("--undo", action="store_true", help="list it again")
-    one = run_verb(under, "clean", clean, "Remove what failed attempts left.")
-    one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
-    one = run_verb(under, "delete", delete, "Delete a run with all its files; asks first.")
-    one.add_argument("--yes", action="store_true", help="without asking")
-    one.add_argument("--force", action="store_true", help="even if other run YAMLs name its files")
-    one = run_verb(under, "curves", curves, "Draw loss, perplexity, learning rate and throughput.")
-    one.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=PICTURE_HELP)
-    text = "What the profiler saw of a run: a page each, and where its pictures are."
-    run_verb(under, "profile", profile, text)
+    parser.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
+    text = "Start next to other jobs instead of waiting for devices; the same as backend.share_devices=true."
+    parser.add_argument("--now", action="store_true", help=text)
+    add_json(parser, JOB_JSON_HELP)
+
+    parser = add_verb(
+        under,
+        "runs",
+        runs,
+        "The newest is first.",
+        "nbtrain runs --state failed,lost\nnbtrain runs 'gpt-*' -n 5",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="A part of a name, or a pattern.")
+    text = "List runs in these states, for example failed,lost; active and ended each mean several states."
+    states = parser.add_argument("--state", default="", metavar="STATES", help=text)
+    complete(states, lambda **_: [*map(str.lower, MEANING), "active", "ended"])
+    text = (
+        "List runs with these labels: team=nlp,stage!=trial; `team` means any value, `!team` runs without "
+        "the label. May be repeated."
+    )
+    parser.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
+    parser.add_argument("--archived", action="store_true", help="List archived runs too.")
+    text = "List runs that were submitted within this time: 90s, 30m, 12h, 2d or 1w."
+    parser.add_argument("--newer-than", metavar="AGE", help=text)
+    parser.add_argument("--older-than", metavar="AGE", help="List runs that were submitted before this time.")
+    sort = parser.add_argument(
+        "--sort", default="submitted", metavar="BY", help=f"One of {', '.join(SORTS)}."
+    )
+    complete(sort, lambda **_: SORTS)
+    parser.add_argument("--reverse", action="store_true", help="Reverse the order.")
+    parser.add_argument("-n", "--limit", type=int, metavar="N", help="List at most N runs.")
+    add_json(parser, "Print JSON, one run a line.")
+
+    parser = add_verb(
+        under,
+        "queue",
+        queue,
+        "Jobs of all workspaces share one queue. With RUN, change the place of its job.",
+        "nbtrain queue gpt-125m --priority 5",
+    )
+    run = parser.add_argument("run", metavar="RUN", nargs="?", help="A run whose job is waiting.")
+    complete(run, completers.runs)
+    text = "Give the job of RUN another priority; greater numbers start first."
+    parser.add_argument("--priority", type=int, metavar="N", help=text)
+    parser.add_argument("--now", action="store_true", help="Start the job of RUN now, next to other jobs.")
+    parser.add_argument("--restart", action="store_true", help="Start all lost jobs of the queue again.")
+    add_json(parser)
+
+    parser = run_verb(under, "status", status)
+    add_json(parser, "Print JSON: what the panel in JupyterLab draws.")
+
+    parser = run_verb(
+        under, "job", job, "It lists conditions, replicas with their ranks, resources and events."
+    )
+    _add_job(parser)
+    text = "Show the newest N events."
+    parser.add_argument("-n", "--events", type=int, default=20, metavar="N", help=text)
+    parser.add_argument("--yaml", action="store_true", help="Print only the resolved YAML of the run.")
+    add_json(parser, "Print JSON, with the curves of resources.")
+    text = f"Draw the use of resources over time to FILE ({PICTURE_HELP})."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+
+    parser = run_verb(
+        under,
+        "logs",
+        logs,
+        "For a run that failed, the last traceback comes first.",
+        "nbtrain logs -f gpt-tiny\n"
+        "nbtrain logs gpt-tiny --rank 3 -n 200\n"
+        "nbtrain logs gpt-tiny --grep 'out of memory'",
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="Print new lines until the job ends.")
+    text = (
+        "Show the log of this rank, of `supervisor`, or of a machine (node0). Default: rank 0, or the rank "
+        "that failed; with --grep, all ranks."
+    )
+    parser.add_argument("--rank", metavar="RANK", help=text)
+    _add_job(parser, "Show logs of this job. Default: the newest job; with --grep, all jobs.")
+    text = "Show the last N lines. Default: 50; with --grep, all lines."
+    parser.add_argument("-n", "--lines", type=int, metavar="N", help=text)
+    text = "Show only lines that contain TEXT, from all jobs, ranks and attempts."
+    parser.add_argument("--grep", metavar="TEXT", help=text)
+    parser.add_argument("-i", "--ignore-case", action="store_true", help="Ignore case in --grep.")
+    add_json(parser, "Print each line that --grep finds as a JSON object.")
+
+    parser = run_verb(under, "wait", wait, "Progress is printed whenever it changes.")
+    add_json(parser, JOB_JSON_HELP)
+    parser = run_verb(under, "cancel", cancel, "`nbtrain resume` continues it.")
+    parser.add_argument("--now", action="store_true", help="Kill the job without saving.")
+    run_verb(under, "pause", pause, "`nbtrain resume` continues the same job.")
+    parser = run_verb(under, "save", save)
+    text = "Wait up to this long for the checkpoint, and print its step."
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
+
+    parser = run_verb(
+        under,
+        "resume",
+        resume,
+        "It becomes a new job; a paused job continues itself.",
+        "nbtrain resume gpt-tiny batch.train_tokens=5e6",
+    )
+    add_overrides(parser)
+    parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
+    add_json(parser, JOB_JSON_HELP)
+
+    parser = run_verb(under, "clone", clone, "", "nbtrain clone gpt-tiny gpt-tiny-hot optimizer.lr=4e-3")
+    parser.add_argument("name", metavar="NAME", help="The name of the new run.")
+    add_overrides(parser)
+
+    parser = run_verb(
+        under, "label", label, "Without changes, they are listed.", "nbtrain label gpt-tiny team=nlp stage-"
+    )
+    text = "key=value sets a label, key- removes it."
+    parser.add_argument("changes", metavar="key=value|key-", nargs="*", default=[], help=text)
+    parser = run_verb(under, "notes", notes)
+    text = 'The new notes, at most 10,000 characters; "" removes them.'
+    parser.add_argument("text", metavar="TEXT", nargs="?", help=text)
+    parser = run_verb(
+        under, "archive", archive, "Its files stay, and `nbtrain runs --archived` still lists it."
+    )
+    parser.add_argument("--undo", action="store_true", help="List the run again.")
+    parser = run_verb(
+        under, "clean", clean, "These are processes, temporary files and incomplete checkpoints."
+    )
+    parser.add_argument("--yes", action="store_true", help="Remove them; otherwise they are only listed.")
+
+    parser = run_verb(
+        under, "delete", delete, "Datasets and tokenizers stay, because other runs may use them."
+    )
+    parser.add_argument("--yes", action="store_true", help="Do not ask for confirmation.")
+    text = "Delete the run even if other runs or run YAMLs refer to its files."
+    parser.add_argument("--force", action="store_true", help=text)
+
+    parser = run_verb(under, "curves", curves)
+    text = f"The picture to write ({PICTURE_HELP})."
+    parser.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=text)
+    run_verb(
+        under, "profile", profile, "Each profile is a page of text, a picture and a timeline for Perfetto."
+    )
+
+
+def _add_job(
+    parser: Parser, help_text: str = "Show an earlier job of the run instead of the newest."
+) -> None:
+    complete(parser.add_argument("--job", metavar="JOB_ID", help=help_text), completers.jobs)
 
 
 def submit(options: argparse.Namespace) -> int:
+    """Start, join or resume a run, or write what a scheduler would get."""
     from nbtrain.api import verbs as api
 
     now = ["backend.share_devices=true"] if options.now else []
     config = api.load(options.run, [*options.overrides, *now])
     if options.dry_run is not None:
+        if options.json or options.wait:
+            raise ConfigError("--dry-run submits nothing: leave out --json and --wait.")
         if str(options.dry_run) == "-":
             raise ConfigError("--dry-run -: must name a file; nothing was written.")
         # A path on the command line is relative to the current folder.
         path = api.submit(config, dry_run=options.dry_run.absolute())
         hosts = config.backend.kind == "hosts"
-        says = "what `nbtrain submit` asks the machines first" if hosts else "what must be there first"
-        print(f"{path}: written; nothing was submitted. Its first lines say {says}.")
+        what = "what `nbtrain submit` checks on the machines" if hosts else "what the cluster must have first"
+        show(f"{path}: written; nothing was submitted. Its first lines list {what}.")
         return 0
-    return _started(api.submit(config), config, options.wait)
+    return _started(_quietly(options, api.submit, config), config, options)
 
 
 def queue(options: argparse.Namespace) -> None:
+    """Show the queue, or change the place of a job in it."""
     from nbtrain.api import verbs as api
 
     if options.run:
         if options.priority is None and not options.now:
-            raise ConfigError("say what to change: --priority N or --now. `nbtrain queue` alone lists all.")
+            raise ConfigError(
+                "say what to change: --priority N or --now. `nbtrain queue` alone lists all jobs."
+            )
         run_of(options).queue(options.priority, options.now)
     elif options.priority is not None or options.now:
         raise ConfigError("--priority and --now need a RUN: `nbtrain queue RUN --priority 5`.")
-    # JSON stands alone on stdout: what is started again is said elsewhere.
+    entries = _quietly(options, api.queue, restart=options.restart)
+    if options.json:
+        show_json(entries.to_dicts())
+    else:
+        show(entries)
+
+
+def _quietly(options: argparse.Namespace, function: Any, *arguments: Any, **settings: Any) -> Any:
+    """Call a function; with --json, what it prints goes to stderr, because JSON is alone on stdout."""
     with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
-        entries = api.queue(restart=options.restart)
-    print(json.dumps(entries.to_dicts(), indent=2) if options.json else entries)
+        return function(*arguments, **settings)
 
 
 def resume(options: argparse.Namespace) -> int:
+    """Continue a run."""
     from nbtrain.api import verbs as api
 
-    run = run_of(options).resume(options.overrides)
-    return _started(run, api.load(run, options.overrides), options.wait)
+    run = _quietly(options, run_of(options).resume, options.overrides)
+    return _started(run, api.load(run, options.overrides), options)
 
 
-def _started(run: Any, asked: Any, wait: bool) -> int:
-    """0, or the exit code of the run's end; SubmitError's if an active run keeps settings of its own."""
+def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
+    """Show the job of a run that was submitted, and with --wait its end; returns the exit code.
+
+    An active run that was joined keeps its settings: if others were `wanted`, the code is SubmitError's.
+    """
     from nbtrain.jobs.changes import typed_changes
 
-    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    # A run that was started has the settings that were asked for; an active run that was joined has its own.
-    if typed_changes(run.config, asked):
-        print(f"{run.name}: goes on with its own settings; nothing was submitted.", file=sys.stderr)
-        return SubmitError.exit_code
-    return _waited(run) if wait else 0
+    kept = bool(typed_changes(run.config, wanted))
+    if not options.json:
+        show(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: `nbtrain logs -f {run.name}`")
+    if kept:
+        show(
+            f"{run.name}: its job is active and keeps its settings; nothing was submitted. To change them: "
+            f"`nbtrain cancel {run.name}`, then submit again.",
+            sys.stderr,
+        )
+    code = SubmitError.exit_code if kept else _waited(run, options) if options.wait else 0
+    if options.json:
+        _show_run_json(run)
+    return code
 
 
 def clone(options: argparse.Namespace) -> int:
+    """Submit a run's settings under another name."""
     from nbtrain.api import verbs as api
 
     config = run_of(options).clone(options.name, options.overrides)
-    return _started(api.submit(config), config, wait=False)
+    return _started(api.submit(config), config, argparse.Namespace(wait=False, json=False))
 
 
-def _waited(run: Any) -> int:
-    """0 if the run succeeds; a batch script must see that a run was stopped."""
-    from nbtrain.base.jobstate import SUCCEEDED
+def wait(options: argparse.Namespace) -> int:
+    """Wait for the end of a run's job."""
+    run = run_of(options)
+    code = _waited(run, options)
+    if options.json:
+        _show_run_json(run)
+    return code
 
-    return 0 if run.wait().state == SUCCEEDED else JobFailed.exit_code
+
+def _waited(run: Any, options: argparse.Namespace) -> int:
+    """0 if the run succeeds, else 7: a batch script must see that a run failed or was stopped."""
+    try:
+        run.wait(say=lambda text: show(text, sys.stderr if options.json else sys.stdout, flush=True))
+    except JobFailed as error:
+        if not options.json:
+            raise
+        show(f"JobFailed: {error}", sys.stderr)
+    return 0 if run.state == SUCCEEDED else JobFailed.exit_code
+
+
+def _show_run_json(run: Any) -> None:
+    from nbtrain.monitor.runs import summary_of
+
+    show_json(summary_of(run.directory, time.time()).to_dict())
 
 
 def runs(options: argparse.Namespace) -> None:
+    """List runs."""
     from nbtrain.monitor.run_filter import run_filter
-    from nbtrain.monitor.runs import list_runs, runs_json, runs_table
+    from nbtrain.monitor.runs import list_runs, runs_json
 
     ages = (options.newer_than, options.older_than)
     order = (options.sort, options.reverse, options.limit)
@@ -180,23 +316,28 @@ def runs(options: argparse.Namespace) -> None:
     if options.json:
         print(runs_json(entries))
     elif entries or not (every := list_runs()):
-        print(runs_table(entries))
+        show(entries)
     else:
         archived = " --archived" if any(run.archived for run in every) else ""
-        print(f"No run matches; `nbtrain runs{archived}` lists all.")
+        show(f"No run matches. `nbtrain runs{archived}` lists all runs.")
 
 
 def status(options: argparse.Namespace) -> None:
+    """Show a run on one screen."""
     from nbtrain.monitor.lines import status_text
 
     run = run_of(options)
     if run.directory.newest_job():
-        # The view reads files alone: have an engine asked before.
+        # The view reads files alone: have the scheduler asked before.
         _ = run.state
-    print(json.dumps(run.view.snapshot(), indent=2) if options.json else status_text(run.view))
+    if options.json:
+        show_json(run.view.snapshot())
+    else:
+        show(lambda: status_text(run.view))
 
 
 def job(options: argparse.Namespace) -> None:
+    """Show the page of a job."""
     from nbtrain.monitor.job_text import job_text
     from nbtrain.monitor.usage_picture import usage_figure
 
@@ -205,18 +346,18 @@ def job(options: argparse.Namespace) -> None:
     check_picture(options.output)
     page = run_of(options).job_page(options.job)
     if options.json:
-        print(json.dumps(page.to_dict(), indent=2, ensure_ascii=False))
+        show_json(page.to_dict())
     elif options.yaml:
         print(page.yaml, end="")
     else:
-        print(job_text(page, options.events))
+        show(lambda: job_text(page, options.events))
     if options.output:
         save_picture(usage_figure(page), options.output)
-        print(options.output, file=sys.stderr)
+        show(options.output, sys.stderr)
 
 
 def logs(options: argparse.Namespace) -> None:
-    from nbtrain.base.jobstate import ACTIVE, FAILED
+    """Show, follow or search the logs of a run."""
     from nbtrain.jobs.backends.base import status_of
     from nbtrain.monitor.job_page import job_of
     from nbtrain.monitor.lines import no_log_line, waiting_line
@@ -228,26 +369,13 @@ def logs(options: argparse.Namespace) -> None:
         raise ConfigError(f"--lines {options.lines}: must be at least 0.")
     rank = _rank_of(options.rank, run)
     if options.grep is not None:
-        if options.follow:
-            raise ConfigError(
-                "--follow shows lines as they come, --grep looks through those that are there: leave one out."
-            )
-        if isinstance(rank, str):
-            raise ConfigError("--grep looks through all logs, or with --rank N through those of one rank.")
-        found = run.search(options.grep, rank, options.ignore_case, options.job)
-        hits = 0
-        for hit in islice(found, options.lines):
-            hits += 1
-            print(json.dumps(vars(hit), ensure_ascii=False) if options.json else hit)
-        if not hits and options.lines != 0:
-            print(f"{run.name}: no line of its logs holds {options.grep!r}.", file=sys.stderr)
+        _search_logs(options, run, rank)
         return
-    if options.json:
-        raise ConfigError("--json goes with --grep.")
-    if options.ignore_case:
-        raise ConfigError("--ignore-case goes with --grep.")
+    for name in ("json", "ignore_case"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name.replace('_', '-')} needs --grep TEXT.")
     if options.follow and options.job:
-        raise ConfigError("--follow is of the newest job: leave --job out.")
+        raise ConfigError("--follow prints the newest job: leave out --job.")
     lines = 50 if options.lines is None else options.lines
     job = job_of(run.directory, options.job) if options.job else run.directory.newest_job()
     state, cause = status_of(job) if job else (None, None)
@@ -261,23 +389,39 @@ def logs(options: argparse.Namespace) -> None:
         elif traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
-    # What a pod says before its rank has a log is followed from its start.
+    # What a pod prints before its rank has a log is followed from its start.
     if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
-        said = run.log(lines, rank, options.job)
-        for line in said:
+        log = run.log(lines, rank, options.job)
+        for line in log:
             print(line)
-        if job and not said and lines and not options.follow:
-            print(no_log_line(job, rank), file=sys.stderr)
+        if job and not log and lines and not options.follow:
+            show(no_log_line(job, rank), sys.stderr)
     if options.follow:
         if waits := waiting_line(run.directory, rank):
-            print(waits, file=sys.stderr, flush=True)
+            show(waits, sys.stderr, flush=True)
         for line in run.follow(rank):
             print(line, flush=True)
-        print(run.progress_line())
+        show(run.progress_line())
+
+
+def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) -> None:
+    """Print the lines that --grep finds."""
+    if options.follow:
+        raise ConfigError(
+            "--follow prints new lines, --grep searches the lines that are there: leave out one of the two."
+        )
+    if isinstance(rank, str):
+        raise ConfigError("--grep searches the logs of all ranks, or with --rank N of one rank.")
+    hits = 0
+    for hit in islice(run.search(options.grep, rank, options.ignore_case, options.job), options.lines):
+        hits += 1
+        print(json.dumps(vars(hit), ensure_ascii=False) if options.json else hit)
+    if not hits and options.lines != 0:
+        show(f"{run.name}: no line of its logs contains {options.grep!r}.", sys.stderr)
 
 
 def _rank_of(text: str | None, run: Any) -> int | str | None:
-    """What --rank says: a rank of the run, supervisor or a machine's log. Raises ConfigError."""
+    """The rank, `supervisor` or machine that --rank names. Raises ConfigError for any other text."""
     from nbtrain.base.amounts import counted
     from nbtrain.monitor.logs import NODE, SUPERVISOR
 
@@ -286,45 +430,43 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
     ranks = run.config.world_size
     if not text.isdecimal() or int(text) >= ranks:
         has = f"{run.name} has {counted(ranks, 'rank')}: 0{f' to {ranks - 1}' if ranks > 1 else ''}"
-        raise ConfigError(f"--rank {text}: {has}; beside them supervisor and, on several machines, node0.")
+        raise ConfigError(f"--rank {text}: {has}; also `supervisor` and, on several machines, node0.")
     return int(text)
 
 
-def wait(options: argparse.Namespace) -> int:
-    return _waited(run_of(options))
-
-
 def cancel(options: argparse.Namespace) -> None:
-    from nbtrain.base.jobstate import SUCCEEDED
+    """Stop the job of a run."""
     from nbtrain.jobs.control import advice_to_resume
 
     run = run_of(options)
     run.stop(now=options.now)
     state = run.state
-    print(f"{run.name}: {state}.{'' if state == SUCCEEDED else f' {advice_to_resume(run.directory)}'}")
+    show(f"{run.name}: {state}.{'' if state == SUCCEEDED else f' {advice_to_resume(run.directory)}'}")
 
 
 def pause(options: argparse.Namespace) -> None:
-    from nbtrain.base.jobstate import QUEUED
+    """Pause the job of a run."""
     from nbtrain.jobs.control import pause as pause_job
 
     run = run_of(options)
     state, cause = pause_job(run.job)
     if state == QUEUED:
         cause = (
-            f"its engine is asked to hold it and has not said yet that it does; `nbtrain status {run.name}` "
-            f"says when it has{f' ({cause})' if cause else ''}"
+            "the scheduler was asked to hold it and has not confirmed that yet; "
+            f"`nbtrain status {run.name}` shows when it has{f' ({cause})' if cause else ''}"
         )
-    print(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
+    show(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
 
 
 def save(options: argparse.Namespace) -> None:
+    """Save a checkpoint of a run that trains."""
     run = run_of(options)
     step = run.save(options.wait)
-    print(f"{run.name}: {'asked to save at the next step' if step is None else f'saved at step {step:,}'}.")
+    show(f"{run.name}: {'will save after the current step' if step is None else f'saved at step {step:,}'}.")
 
 
 def label(options: argparse.Namespace) -> None:
+    """Change or list the labels of a run."""
     from nbtrain.base.terminal import printable
     from nbtrain.monitor.notes import label_changes
 
@@ -333,71 +475,76 @@ def label(options: argparse.Namespace) -> None:
     for key, value in sorted(labels.items()):
         print(printable(f"{key}={value}"))
     if not labels:
-        print(f"{run.name} has no labels.")
+        show(f"{run.name} has no labels.")
 
 
 def notes(options: argparse.Namespace) -> None:
+    """Replace or show the notes about a run."""
     from nbtrain.base.terminal import printable
 
     run = run_of(options)
     if options.text is not None:
         run.note(options.text)
-    print(printable(run.notes) or f"{run.name} has no notes.")
+    show(printable(run.notes) or f"{run.name} has no notes.")
 
 
 def archive(options: argparse.Namespace) -> None:
-    from nbtrain.base.jobstate import ACTIVE
-
+    """Hide a run from lists, or list it again."""
     run = run_of(options)
     run.archive(not options.undo)
     if options.undo:
-        print(f"{run.name}: listed again.")
+        show(f"{run.name}: listed again.")
         return
     active = run.directory.newest_job() and run.state in ACTIVE
-    until = " Until its job ends it is still listed." if active else ""
-    print(f"{run.name}: archived; `nbtrain runs --archived` lists it.{until}")
+    until = " It is still listed until its job ends." if active else ""
+    show(f"{run.name}: archived. `nbtrain runs --archived` lists it.{until}")
 
 
 def clean(options: argparse.Namespace) -> None:
-    found = run_of(options).clean(options.yes)
-    print(*found or ["Nothing to clean."], sep="\n")
-    if found and not options.yes:
-        print("Nothing was removed; add --yes to remove these.")
+    """Remove what killed jobs left behind."""
+    left = run_of(options).clean(options.yes)
+    for line in left or ["Nothing to clean."]:
+        show(line)
+    if left and not options.yes:
+        show("Nothing was removed. Add --yes to remove these.")
 
 
 def delete(options: argparse.Namespace) -> None:
+    """Delete a run, after a question."""
     from nbtrain.base import amounts
     from nbtrain.jobs.delete import delete as delete_run
     from nbtrain.jobs.delete import survey
 
     run = run_of(options)
-    print(survey(run.directory, options.force))
+    show(survey(run.directory, options.force))
     if not options.yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"nobody is here to be asked whether {run.name} is to be deleted: add --yes.")
+            raise ConfigError(f"cannot ask whether to delete {run.name} without a terminal: add --yes.")
         try:
             answer = input(f"Delete {run.name} with all these files? [y/N] ")
         except EOFError:  # Ctrl-D
             print()
             answer = ""
         if answer.strip().lower() not in ("y", "yes"):
-            print("Nothing was deleted.")
+            show("Nothing was deleted.")
             return
-    gone = delete_run(run.directory, options.force)
-    print(f"{run.name} is deleted; {amounts.size(gone.size_bytes)} are free again.")
+    deleted = delete_run(run.directory, options.force)
+    show(f"{run.name} is deleted, which freed {amounts.size(deleted.size_bytes)}.")
 
 
 def curves(options: argparse.Namespace) -> None:
+    """Draw the curves of a run."""
     check_picture(options.output)
     save_picture(run_of(options).curves(), options.output)
-    print(options.output)
+    show(options.output)
 
 
 def profile(options: argparse.Namespace) -> None:
+    """Show the profiles of a run."""
     from nbtrain.base.workspace import display
 
-    for one in run_of(options).profile():
-        print(
-            f"{one}picture: {display(one.picture)}\n"
-            f"timeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"
+    for profile in run_of(options).profile():
+        show(
+            f"{profile}picture: {display(profile.picture)}\n"
+            f"timeline: {display(profile.timeline)} (open it in https://ui.perfetto.dev)\n"
         )

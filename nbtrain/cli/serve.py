@@ -4,87 +4,149 @@ import argparse
 import json
 import re
 import signal
+import sys
 from dataclasses import fields
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import add_verb, run_verb
+from nbtrain.cli import completers
+from nbtrain.cli.output import show
+from nbtrain.cli.verbs import (
+    DTYPES,
+    RUN_HELP,
+    Parser,
+    add_json,
+    add_step,
+    add_verb,
+    complete,
+    run_of,
+    run_verb,
+)
 from nbtrain.config.generation import Generation
 from nbtrain.serving.options import ServeOptions
 
-DTYPES = ("auto", "fp32", "bf16", "fp16")
-
 
 def add_verbs(under: Any) -> None:
-    """generate, serve."""
+    """Add the verbs below `under`, the subparsers of nbtrain."""
     _add_generate(under)
     _add_serve(under)
 
 
 def _add_generate(under: Any) -> None:
+    parser = run_verb(
+        under,
+        "generate",
+        generate,
+        "Several prompts are continued together.",
+        "nbtrain generate gpt-tiny 'def '\nnbtrain generate gpt-tiny 'Return ' --samples 3 --seed 7\n"
+        "nbtrain generate gpt-tiny --prompts prompts.jsonl --json",
+    )
+    text = "A text to continue; - reads prompts from stdin, one a line."
+    parser.add_argument("prompts_after", metavar="PROMPT", nargs="*", default=[], help=text)
+    text = "A text to continue, also one that begins with a dash. May be repeated."
+    parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help=text)
+    text = 'Read prompts from FILE, one a line, as text or as {"prompt": TEXT}; - is stdin.'
+    parser.add_argument("--prompts", metavar="FILE", help=text)
+    add_sampling(parser)
     plain = Generation()
-    one = run_verb(under, "generate", generate, "Text from a run's newest checkpoint.")
-    text = "may be given several times: all are made together"
-    one.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help=text)
-    text = 'prompts, one a line, as text or as {"prompt": TEXT}; - is stdin'
-    one.add_argument("--prompts", metavar="FILE", help=text)
-    for flags, kind, name, text in (
-        (("-n", "--max-new-tokens"), int, "max_new_tokens", "tokens to add, at most"),
-        (("--temperature",), float, "temperature", "0 is greedy"),
-        (("--top-k",), int, "top_k", "choose among this many of the likeliest; 0 does not cut"),
+    text = "Search with this many beams; 1 is no beam search."
+    parser.add_argument("--num-beams", type=int, default=plain.num_beams, metavar="COUNT", help=text)
+    text = "Prefer longer texts in beam search if above 0, shorter ones if below."
+    parser.add_argument(
+        "--length-penalty", type=float, default=plain.length_penalty, metavar="VALUE", help=text
+    )
+    text = "Write this many texts for each prompt."
+    parser.add_argument("--samples", dest="n", type=int, default=plain.n, metavar="COUNT", help=text)
+    text = "With --json, give each token's log-probability and that of this many alternatives."
+    parser.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
+    add_loading(parser)
+    add_json(parser, "Print a JSON object for each text.")
+    parser.set_defaults(more="prompts_after")
+
+
+def add_sampling(parser: Parser) -> None:
+    """Add how the next token is chosen, and where a text ends."""
+    plain = Generation()
+    for flags, kind, metavar, text in (
+        (("-n", "--max-new-tokens"), int, "COUNT", "Add at most this many tokens."),
+        (("--temperature",), float, "VALUE", "Divide logits by this; 0 always takes the most likely token."),
+        (("--top-k",), int, "COUNT", "Choose among this many of the most likely tokens; 0 turns it off."),
         (
             ("--top-p",),
             float,
-            "top_p",
-            "among the likeliest that make up this share; 1 does not cut, 0 is greedy",
+            "SHARE",
+            "Choose among the most likely tokens that have this probability together; 1 turns it off, 0 "
+            "always takes the most likely one.",
         ),
-        (("--min-p",), float, "min_p", "among those with this share of the likeliest one's; 0 does not cut"),
-        (("--repetition-penalty",), float, "repetition_penalty", "against tokens that are there; 1: none"),
-        (("--num-beams",), int, "num_beams", "beam search with this many beams; 1 is none"),
-        (("--length-penalty",), float, "length_penalty", "of beams: above 0 for longer texts"),
-        (("--samples",), int, "n", "how many texts of each prompt"),
-        (("--seed",), int, "seed", "the same seed gives the same text"),
+        (
+            ("--min-p",),
+            float,
+            "SHARE",
+            "Choose among tokens at least this fraction as likely as the most likely one; 0 turns it off.",
+        ),
+        (
+            ("--repetition-penalty",),
+            float,
+            "VALUE",
+            "Make tokens that are in the text already less likely; 1 turns it off.",
+        ),
+        (("--seed",), int, "SEED", "Seed of the choice; the same seed gives the same text."),
     ):
-        default = getattr(plain, name)
-        one.add_argument(*flags, dest=name, type=kind, default=default, help=f"{text} (default {default})")
-    one.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; several times"
-    )
-    text = "each token's log-probability, and that of this many alternatives (with --json)"
-    one.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
-    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
-    one.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: fp32 on a CPU")
-    text = "processes that share the model; default: as few GPUs as hold it"
-    one.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
-    one.add_argument("--json", action="store_true", help="a JSON object for each text")
+        name = flags[-1].removeprefix("--").replace("-", "_")
+        parser.add_argument(*flags, type=kind, default=getattr(plain, name), metavar=metavar, help=text)
+    text = "End the text before this string. May be repeated."
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
+
+
+def add_loading(parser: Parser) -> None:
+    """Add which checkpoint is loaded, and how."""
+    add_step(parser)
+    text = "Format of the weights; auto is fp32 on a CPU and the training's format on a GPU."
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=text)
+    text = "Share the model between this many processes. Default: as few GPUs as hold it."
+    parser.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
+
+
+def generation_of(options: argparse.Namespace) -> Generation:
+    """The options of add_sampling. Raises ConfigError for a value out of bounds."""
+    names = {field.name for field in fields(Generation)} & set(vars(options))
+    return Generation(**{name: getattr(options, name) for name in names} | {"stop": tuple(options.stop)})
 
 
 def generate(options: argparse.Namespace) -> None:
+    """Continue prompts; a single text is shown while it is generated."""
     from nbtrain.api import verbs as api
 
-    prompts = [*options.prompt, *_prompts_of(options.prompts)]
+    files = [options.prompts, *("-" for prompt in options.prompts_after if prompt == "-")]
+    prompts = [*options.prompt, *(prompt for prompt in options.prompts_after if prompt != "-")]
+    prompts += [prompt for file in files for prompt in _prompts_of(file)]
     if not prompts:
-        raise ConfigError("no prompt: give -p TEXT or --prompts FILE.")
+        raise ConfigError(
+            f"no prompt: write it after the run, as in `nbtrain generate {options.run} 'Once upon'`."
+        )
     names = {field.name for field in fields(Generation)} & set(vars(options))
-    asked: dict[str, Any] = {name: getattr(options, name) for name in names}
-    asked |= {key: getattr(options, key) for key in ("step", "dtype", "tensor_parallel_size")}
+    how: dict[str, Any] = {name: getattr(options, name) for name in names}
+    how |= {key: getattr(options, key) for key in ("step", "dtype", "tensor_parallel_size")}
     is_plain = options.n == options.num_beams == 1 and not options.json
     if is_plain and len(prompts) == 1 and options.logprobs is None:
-        pieces = api.generate(options.run, prompts[0], **asked, stream=True)
+        pieces = api.generate(options.run, prompts[0], **how, stream=True)
         # An error comes before the first piece: then nothing is printed but its message.
         print(prompts[0] + next(pieces, ""), end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
-        return
-    for number, text in enumerate(api.generate(options.run, prompts, **asked)):
-        if options.json:
-            keys = ("prompt", "new_text", "tokens", "finish_reason", "logprobs", "score")
-            print(json.dumps({key: getattr(text, key) for key in keys}))
-            continue
-        prompt, sample = divmod(number, options.n)
-        which = f", text {sample + 1}" if options.n > 1 else ""
-        print(f"--- prompt {prompt + 1}{which}\n{text}")
+    else:
+        for number, text in enumerate(api.generate(options.run, prompts, **how)):
+            if options.json:
+                keys = ("prompt", "new_text", "tokens", "finish_reason", "logprobs", "score")
+                record = {key: getattr(text, key) for key in keys}
+                print(json.dumps({**record, "seed": options.seed}))
+                continue
+            prompt, sample = divmod(number, options.n)
+            which = f", text {sample + 1}" if options.n > 1 else ""
+            print(f"--- prompt {prompt + 1}{which}\n{text}")
+    if options.num_beams == 1 and options.temperature > 0:
+        show(f"(seed {options.seed}; --seed chooses another text)", sys.stderr)
 
 
 def _prompts_of(file: str | None) -> list[str]:
@@ -96,7 +158,7 @@ def _prompts_of(file: str | None) -> list[str]:
             # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
             lines = stream.read().split("\n")
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is no text in UTF-8.") from None
+        raise ConfigError(f"{file}: is not text in UTF-8.") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -107,7 +169,7 @@ def _prompts_of(file: str | None) -> list[str]:
         try:
             prompt = json.loads(line).get("prompt")
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{file}:{number}: is no JSON ({error}).") from None
+            raise ConfigError(f"{file}:{number}: is not JSON ({error}).") from None
         if not isinstance(prompt, str):
             raise ConfigError(f'{file}:{number}: has no text under "prompt".')
         found.append(prompt)
@@ -116,60 +178,64 @@ def _prompts_of(file: str | None) -> list[str]:
 
 def _add_serve(under: Any) -> None:
     plain = ServeOptions()
-    one = add_verb(
-        under, "serve", serve, "Answer OpenAI's clients with a run's model, until Ctrl-C or SIGTERM."
+    parser = add_verb(
+        under,
+        "serve",
+        serve,
+        "It runs until Ctrl-C or SIGTERM.",
+        "nbtrain serve gpt-tiny\nnbtrain serve --port 0",
     )
-    text = "a run's name, folder or YAML; without it, any run, one at a time, by the `model` of a request"
-    one.add_argument("run", metavar="RUN", nargs="?", help=text)
-    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
-    one.add_argument("--host", default=plain.host, help=f"default {plain.host}: this machine alone")
-    one.add_argument("--port", type=int, default=plain.port, help=f"default {plain.port}; 0 takes a free one")
-    text = "a Unix socket instead: who may enter its folder needs no token"
-    one.add_argument("--uds", metavar="PATH", help=text)
-    text = "end with the process that started the server, as Jupyter's proxy needs it"
-    one.add_argument("--end-with-parent", action="store_true", help=text)
-    text = "that holds the token; default: $NBTRAIN_SERVE_TOKEN, else a new one, which is shown"
-    one.add_argument("--token-file", metavar="FILE", help=text)
-    one.add_argument("--dtype", choices=DTYPES, default=plain.dtype, help="auto: fp32 on a CPU")
-    for flag, kind, name, metavar, text in (
+    text = f"{RUN_HELP} Without it, each request's `model` names a run, and one model is loaded at a time."
+    run = parser.add_argument("run", metavar="RUN", nargs="?", help=text)
+    complete(run, completers.runs)
+    text = "Listen on this address. The default is reached from this machine only."
+    parser.add_argument("--host", default=plain.host, metavar="ADDRESS", help=text)
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=plain.port,
+        metavar="PORT",
+        help="Listen on this port; 0 takes a free one.",
+    )
+    text = "Listen on a Unix socket instead. Whoever may enter its folder needs no token."
+    parser.add_argument("--uds", metavar="PATH", help=text)
+    text = "End together with the process that started the server."
+    parser.add_argument("--end-with-parent", action="store_true", help=text)
+    text = "Read the token from FILE. Default: $NBTRAIN_SERVE_TOKEN, else a new token, which is printed."
+    parser.add_argument("--token-file", metavar="FILE", help=text)
+    add_loading(parser)
+    for name, kind, metavar, text in (
+        ("threads", int, "COUNT", "Threads of the model on a CPU. Default: all cores."),
+        ("max_batch", int, "TEXTS", "Texts that are generated at once. Default: 16 on a CPU, 64 on a GPU."),
+        ("max_queue", int, "TEXTS", "Texts that may wait; further requests are answered with status 429."),
         (
-            "--tensor-parallel-size",
+            "max_new_tokens",
             int,
-            "tensor_parallel_size",
-            "RANKS",
-            "default: as few GPUs as hold the model",
+            "COUNT",
+            "New tokens that one text may request. Default: as many as the model has positions.",
         ),
-        ("--threads", int, "threads", "COUNT", "of the model on a CPU; default: all cores"),
-        ("--max-batch", int, "max_batch", "TEXTS", "made at once; default: 16 on a CPU, 64 on a GPU"),
-        ("--max-queue", int, "max_queue", "TEXTS", "that wait; more are answered with 429"),
-        ("--max-new-tokens", int, "max_new_tokens", "COUNT", "that one text may ask for"),
-        ("--max-body-bytes", int, "max_body_bytes", "BYTES", "of a request"),
-        ("--request-seconds", float, "request_seconds", "SECONDS", "of a request, waiting included"),
+        ("max_body_bytes", int, "BYTES", "Size that a request may have."),
         (
-            "--write-seconds",
+            "request_seconds",
             float,
-            "write_seconds",
             "SECONDS",
-            "that a client may take nothing of its stream",
+            "Time that a request may take, including its time in the queue.",
         ),
-        ("--grace-seconds", float, "grace_seconds", "SECONDS", "that running requests have after SIGTERM"),
-        (
-            "--idle-seconds",
-            float,
-            "idle_seconds",
-            "SECONDS",
-            "until an unused model is unloaded (without RUN)",
-        ),
+        ("write_seconds", float, "SECONDS", "Time after which a client that reads nothing is disconnected."),
+        ("grace_seconds", float, "SECONDS", "Time that running requests have to finish after SIGTERM."),
+        ("idle_seconds", float, "SECONDS", "Without RUN, unload a model after this time without a request."),
     ):
-        default = getattr(plain, name)
-        # 1,048,576, where :g alone would say 1.04858e+06.
-        said = text if default is None else f"{text} (default {default:,.12g})"
-        one.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=said)
-    text = "of a chat, as in a run YAML or in Jinja; default: that of the run's data, else of its tokenizer"
-    one.add_argument("--chat-template", metavar="FILE", help=text)
+        flag, default = f"--{name.replace('_', '-')}", getattr(plain, name)
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
+    text = (
+        "Use this chat template, written as in a run YAML or in Jinja. Default: that of the run's data, else "
+        "of its tokenizer."
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help=text)
 
 
 def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
     # Until the server listens to signals, an interrupt ends the process. As an exception it may come while a
     # library is imported, and some of them drop it.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -180,16 +246,15 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from nbtrain.api.run import open_run
     from nbtrain.base.parent_death import die_with_parent
     from nbtrain.serving.server import Ready
     from nbtrain.serving.server import serve as serve_models
     from nbtrain.serving.tokens import token_of
 
     names = {field.name for field in fields(ServeOptions)}
-    asked = {name: value for name, value in vars(options).items() if name in names}
+    how = {name: value for name, value in vars(options).items() if name in names}
     if options.run is not None:
-        asked["run"] = str(open_run(options.run).directory.path)
+        how["run"] = str(run_of(options).directory.path)
     token: str | None = None
     source: str | None = None
     if options.uds is None:
@@ -200,11 +265,11 @@ def _serve(options: argparse.Namespace) -> int:
     def when_ready(ready: Ready) -> None:
         if ready.name is not None:
             facts = ready.facts
-            print(
+            show(
                 f"{ready.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}: "
-                f"{facts['max_batch']} texts at once, of {facts['positions']:,} tokens at most"
+                f"{facts['max_batch']} texts at once, of at most {facts['positions']:,} tokens"
             )
-            print(f"chat template: {facts['chat_template']}")
+            show(f"chat template: {facts['chat_template']}")
         if token is None:
             print(f"listening on {ready.url}", flush=True)
             return
@@ -212,4 +277,4 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"OpenAI's base_url: {ready.url}/v1\napi_key: {shown}")
         print(f"a page to try it: {ready.url}/?token={token if source is None else 'TOKEN'}", flush=True)
 
-    return serve_models(ServeOptions(**asked), token, when_ready)
+    return serve_models(ServeOptions(**how), token, when_ready)

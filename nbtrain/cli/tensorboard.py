@@ -1,4 +1,4 @@
-"""`nbtrain tensorboard`: TensorBoard in any browser, live as in JupyterLab, until Ctrl+C."""
+"""`nbtrain tensorboard`: TensorBoard in any browser, live as in JupyterLab, until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -6,24 +6,32 @@ import os
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import add_verb
+from nbtrain.cli import completers
+from nbtrain.cli.output import show
+from nbtrain.cli.verbs import RUN_HELP, add_verb, complete
 
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = "Serve TensorBoard of the output root to a browser of this machine, until Ctrl+C."
-    one = add_verb(under, "tensorboard", tensorboard, text)
-    one.add_argument("run", metavar="RUN", nargs="?", help="a run's name, folder or YAML: show this one")
-    one.add_argument("--port", type=int, default=6006, help="6006; 0 takes a free one")
+    text = "It shows all runs of the output directory to browsers of this machine, until Ctrl-C."
+    parser = add_verb(under, "tensorboard", tensorboard, text)
+    text = f"{RUN_HELP} Only this run is shown."
+    complete(parser.add_argument("run", metavar="RUN", nargs="?", help=text), completers.runs)
+    parser.add_argument(
+        "--port", type=int, default=6006, metavar="PORT", help="Listen on this port; 0 takes a free one."
+    )
 
 
 def tensorboard(options: argparse.Namespace) -> int:
+    """Serve TensorBoard until Ctrl-C."""
     from nbtrain.base.workspace import output_root
     from nbtrain.lab.server.tensorboard_door import IDLE_MINUTES, LOOPBACK, PAGE_PATH, Door
     from nbtrain.lab.server.tensorboard_proxy import board_command, tensorboard_page
 
     if not 0 <= options.port <= 65535:
-        raise ConfigError(f"--port {options.port} must be from 0 (a free one) to 65535. Give --port 0.")
+        raise ConfigError(
+            f"--port {options.port} must be from 0 (a free one) to 65535, for example --port 0."
+        )
     root, query = output_root(), ""
     if options.run:
         from nbtrain.api.run import open_run
@@ -33,8 +41,8 @@ def tensorboard(options: argparse.Namespace) -> int:
     door = Door(board_command(), 60 * IDLE_MINUTES, tensorboard_page("/").encode(), root)
 
     def say(port: int) -> None:
-        print(f"TensorBoard: http://{LOOPBACK}:{port}{PAGE_PATH}{query}   (Ctrl+C ends it)")
-        print(
+        show(f"TensorBoard: http://{LOOPBACK}:{port}{PAGE_PATH}{query}   (Ctrl-C ends it)")
+        show(
             f"From another machine: ssh -L {port}:{LOOPBACK}:{port} HOST, then the same address.", flush=True
         )
 
@@ -42,7 +50,7 @@ def tensorboard(options: argparse.Namespace) -> int:
         asyncio.run(door.serve(LOOPBACK, options.port, say))
     except OSError as error:
         raise ConfigError(
-            f"port {options.port} of {LOOPBACK} cannot be had ({os.strerror(error.errno or 0)}): another "
-            "program may have it. Give a free one, or --port 0."
+            f"cannot listen on port {options.port} of {LOOPBACK} ({os.strerror(error.errno or 0)}): another "
+            "program may use it. Name a free port, or --port 0."
         ) from None
     return 0

@@ -1,25 +1,28 @@
-"""`nbtrain twin`: a run's layout proven small, on this machine's CPU, before a cluster is taken."""
+"""`nbtrain twin`: a run's layout tried out with a tiny model on the CPU, before GPUs are reserved."""
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import JobFailed
-from nbtrain.cli.verbs import PICTURE_HELP, check_picture, config_verb, save_picture
+from nbtrain.cli.output import show, show_json
+from nbtrain.cli.verbs import add_json, add_picture, check_picture, config_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = "Train a small run of the same shape on CPU, from data to export; exit 7 if a check fails."
-    one = config_verb(under, "twin", twin, text)
-    text = "send its straight run through supervisor and torchrun"
-    one.add_argument("--submit", action="store_true", help=text)
-    one.add_argument("--json", action="store_true", help="the report as JSON")
-    one.add_argument("--picture", type=Path, metavar="FILE", help=f"also draw its curves: {PICTURE_HELP}")
+    text = (
+        "A twin is a scaled-down run with the same layout. It prepares data, trains, saves, resumes and "
+        "exports; exit code 7 means that a check failed."
+    )
+    parser = config_verb(under, "twin", twin, text, "nbtrain twin 13B")
+    text = "Start the twin as a job, through the supervisor and torchrun."
+    parser.add_argument("--submit", action="store_true", help=text)
+    add_json(parser, "Print the report as JSON.")
+    add_picture(parser, "Also draw the twin's curves to FILE")
 
 
 def twin(options: argparse.Namespace) -> int:
+    """Train the twin of a run; returns 7 if a check of it failed."""
     from nbtrain.base.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load
@@ -30,8 +33,10 @@ def twin(options: argparse.Namespace) -> int:
     # Before minutes of training.
     check_picture(options.picture)
     report = run_twin(load(options.run, options.overrides), submitted=options.submit)
-    words = f"{report}\nReport: {display(RunDir.named(report.twin).path / 'twin.json')}"
-    print(json.dumps(finite(report.to_dict()), indent=2) if options.json else words)
+    if options.json:
+        show_json(finite(report.to_dict()))
+    else:
+        show(f"{report}\nReport: {display(RunDir.named(report.twin).path / 'twin.json')}")
     if options.picture:
         save_picture(draw(report.to_dict()), options.picture)
     return 0 if report.passed else JobFailed.exit_code

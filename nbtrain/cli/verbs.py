@@ -1,50 +1,166 @@
-"""What the verbs of the command line have in common: their parsers, and how they write a picture."""
+"""What the verbs of the command line share: parsers, help texts, and how a picture is written."""
 
 import argparse
-from collections.abc import Callable
+import difflib
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nbtrain.base import terminal
 from nbtrain.base.errors import ConfigError
+from nbtrain.cli import completers
+from nbtrain.cli.output import show
+from nbtrain.cli.verb_table import VERBS
 
 if TYPE_CHECKING:
     from nbtrain.api.run import Run
 
 PICTURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
 PICTURE_HELP = f"{', '.join(PICTURE_ENDINGS[:-1])} or {PICTURE_ENDINGS[-1]}"
+CONFIG_HELP = "A run YAML, an example's name such as gpt-tiny, a preset such as 13B, or a run's name."
+RUN_HELP = "The name, folder or YAML of a run that was submitted."
+KEYS_HELP = (
+    "Settings to change, for example batch.max_steps=2. `nbtrain check RUN --resolved` prints all keys of a "
+    "run with their values; docs/config.md explains each key."
+)
+DTYPES = ("auto", "fp32", "bf16", "fp16")
+
+Completer = Callable[..., Iterable[str]]
+"""A function that argcomplete calls with prefix, action, parser and parsed_args for the words that fit."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Shows each option's default after its help, and keeps the lines of examples apart."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = default_text(action).replace("%", "%%")
+        return f"{action.help} Default: {default}." if default else action.help or ""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return terminal.folded(text, width)
+
+
+def default_text(action: argparse.Action) -> str:
+    """The default of an argument that takes a value, as one would type it; "" if it has none."""
+    value = action.default
+    if action.nargs == 0 or value in (None, "", [], argparse.SUPPRESS):
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.12g}"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says of an argument that is missing what it is."""
+    """A parser whose errors say what a missing argument is, and which word was probably meant."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"formatter_class": HelpFormatter, "add_help": False, **settings})
+        self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def error(self, message: str) -> NoReturn:
+        """End with the usage and what is wrong, and with what an argument is that is missing."""
         words, _, names = message.partition(" are required: ")
         missing = names.split(", ") if words.endswith("arguments") else []
         for action in self._actions:
             if action.metavar in missing and action.help:
                 message += f"\n  {action.metavar}: {action.help}"
-        super().error(message)
+        self.print_usage(sys.stderr)
+        show(f"{self.prog}: error: {message}", sys.stderr)
+        self.exit(ConfigError.exit_code)
+
+    def refuse_words(self, words: list[str]) -> NoReturn:
+        """End with this verb's usage, the words that it does not know, and the options that are like them."""
+        known = [option for action in self._actions for option in action.option_strings]
+        near = [
+            difflib.get_close_matches(word.partition("=")[0], known, n=1) for word in words if word[0] == "-"
+        ]
+        meant = ", ".join(option for options in near for option in options)
+        self.error(f"unrecognized arguments: {' '.join(words)}{f'. Did you mean {meant}?' if meant else ''}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), known, n=1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise argparse.ArgumentError(action, f"{value!r} is unknown. {meant}Choose from {', '.join(known)}.")
 
 
-class OneVerb:
-    """Subparsers with one verb: those of other verbs are not made."""
+class TopVerbs:
+    """The subparsers of nbtrain itself, whose help begins with the summaries of the table of verbs."""
 
-    def __init__(self, under: Any, word: str):
+    def __init__(self, under: Any):
         self._under = under
-        self._word = word
 
-    def add_parser(self, word: str, **settings: Any) -> Any:
-        return self._under.add_parser(word, **settings) if word == self._word else _NoParser()
+    def add_parser(self, name: str, description: str, **settings: Any) -> Parser:
+        """Add a verb; `description` continues its summary."""
+        summary = VERBS[name].summary
+        settings["help"] = summary
+        return self._under.add_parser(name, description=f"{summary} {description}".rstrip(), **settings)
 
 
-class _NoParser:
-    """Takes arguments, groups and verbs as a parser does, and keeps none."""
+def add_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
+    """Add a verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options.
 
-    def __getattr__(self, name: str) -> "_NoParser":
-        return self
+    `text` continues the summary of a verb of nbtrain, and is all that describes a verb of a group. `examples`
+    are command lines, one a line.
+    """
+    epilog = "\n".join(["Examples:", *(f"  {line}" for line in examples.splitlines())]) if examples else None
+    parser = under.add_parser(name, help=text, description=text, epilog=epilog)
+    parser.set_defaults(verb=function, parser=parser)
+    return parser
 
-    def __call__(self, *words: Any, **settings: Any) -> "_NoParser":
-        return self
+
+def add_group(under: Any, name: str, text: str) -> Any:
+    """Add a verb that another one follows, such as `data`; returns the subparsers of these."""
+    parser = under.add_parser(name, description=text)
+    return parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+
+
+def config_verb(
+    under: Any, name: str, function: Callable, text: str = "", examples: str = "", default: str | None = None
+) -> Parser:
+    """Add a verb that reads a run YAML: RUN [key=value ...]."""
+    parser = add_verb(under, name, function, text, examples)
+    nargs = "?" if default else None
+    run = parser.add_argument("run", metavar="RUN", nargs=nargs, default=default, help=CONFIG_HELP)
+    complete(run, completers.configs)
+    add_overrides(parser)
+    return parser
+
+
+def add_overrides(parser: Parser, help_text: str = KEYS_HELP) -> None:
+    """Add [key=value ...], settings that differ from the run's."""
+    words = parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help_text)
+    complete(words, completers.overrides)
+
+
+def run_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
+    """Add a verb that opens a run which was submitted: RUN."""
+    parser = add_verb(under, name, function, text, examples)
+    complete(parser.add_argument("run", metavar="RUN", help=RUN_HELP), completers.runs)
+    return parser
+
+
+def complete(action: argparse.Action, completer: Completer) -> None:
+    """Let the shell complete an argument's value."""
+    action.completer = completer  # type: ignore[attr-defined]  # where argcomplete looks for it
+
+
+def add_json(parser: Parser, help_text: str = "Print JSON.") -> None:
+    """Add --json: JSON alone on stdout, messages and progress on stderr."""
+    parser.add_argument("--json", action="store_true", help=help_text)
+
+
+def add_step(parser: Parser, help_text: str = "Use the checkpoint of step N instead of the newest.") -> None:
+    """Add --step, the checkpoint of a run."""
+    complete(parser.add_argument("--step", type=int, metavar="N", help=help_text), completers.steps)
+
+
+def add_picture(parser: Parser, help_text: str) -> None:
+    """Add --picture FILE."""
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=f"{help_text} ({PICTURE_HELP}).")
 
 
 def is_override(word: str) -> bool:
@@ -58,29 +174,6 @@ def is_override(word: str) -> bool:
     return key.partition(".")[0] in RunConfig.model_fields
 
 
-def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:
-    """A verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options."""
-    one = under.add_parser(name, help=help_text, description=help_text)
-    one.set_defaults(verb=function)
-    return one
-
-
-def config_verb(under: Any, name: str, function: Callable, text: str, default: str | None = None) -> Parser:
-    """RUN [key=value ...]: a verb that reads a run YAML."""
-    run = "a run YAML, the name of an example such as gpt-tiny or of a run, or a preset such as 13B"
-    one = add_verb(under, name, function, text)
-    one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=run)
-    one.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="e.g. batch.max_steps=2")
-    return one
-
-
-def run_verb(under: Any, name: str, function: Callable, text: str) -> Parser:
-    """RUN: a verb that opens a run which was submitted."""
-    one = add_verb(under, name, function, text)
-    one.add_argument("run", metavar="RUN", help="a run's name, folder or YAML")
-    return one
-
-
 def run_of(options: argparse.Namespace) -> "Run":
     """The run that a verb made by run_verb names."""
     from nbtrain.api.run import open_run  # a verb about data would pay 30 ms for records that it never reads
@@ -89,21 +182,21 @@ def run_of(options: argparse.Namespace) -> "Run":
 
 
 def check_picture(path: Path | None) -> None:
-    """Before work begins: raises ConfigError if the picture's ending or folder is none to write to."""
+    """Raise ConfigError, before any work begins, if a picture cannot be written to `path`."""
     if path is None:
         return
     if path.suffix.lower() not in PICTURE_ENDINGS:
-        raise ConfigError(f"{path}: pictures are written as {PICTURE_HELP}; name a file that ends so.")
+        raise ConfigError(f"{path}: a picture is written as {PICTURE_HELP}; name a file that ends so.")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: no such folder: name a file in a folder that exists.")
+        raise ConfigError(f"{path}: its folder does not exist. Name a file in a folder that exists.")
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure. Raises ConfigError if its ending is none of a picture, or if it cannot be written."""
+    """Write a figure. Raises ConfigError if the file cannot be written or is not named as a picture."""
     check_picture(path)
     try:
         figure.savefig(path)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be written ({error.strerror}): name a file in a folder that exists."
+            f"{path}: cannot be written ({error.strerror}). Name a file in a folder that exists."
         ) from None

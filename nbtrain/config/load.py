@@ -21,7 +21,7 @@ from nbtrain.base.amounts import counted
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.base.workspace import bundled, display, typed_path, valid_name, workspace
+from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
 from nbtrain.config.earlier import ADDED_LATER, renamed
 from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
@@ -112,11 +112,7 @@ def find(run: str | Path) -> Path:
     names = [typed]
     if typed.name and typed.suffix not in (".yaml", ".yml"):
         names.insert(0, typed.with_name(typed.name + ".yaml"))
-    examples, *shipped = [
-        root / kind
-        for kind in ("training", "finetuning")
-        for root in (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
-    ]
+    examples, *shipped = example_folders()
     for folder in (Path(), workspace(), examples, *shipped):
         for name in names:
             if _is_file(folder / name):
@@ -140,8 +136,7 @@ def find(run: str | Path) -> Path:
         raise ConfigError(
             f"{shortened(str(run))}: is an override, and no run is named before it, as in `gpt-tiny {run}`."
         )
-    known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
-    own = run_names()
+    known, own = example_names(), run_names()
     raise ConfigError(
         f"{shortened(str(run))}: no such run YAML, here or in {examples}."
         f"{nearest(typed.stem, {*known, *own}, 3)} Known are {counted(len(known), 'example')}, such as "

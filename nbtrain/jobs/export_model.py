@@ -65,6 +65,10 @@ class ExportedModel:
     seconds: float
     notes: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return {**vars(self), "path": str(self.path)}
+
     def __str__(self) -> str:
         compared = "read again, bit for bit"
         if self.difference:

@@ -215,4 +215,4 @@ def shown(name: str, value: float | None) -> str:
 
 
 def _titled(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join([title, *(f"  {line}" for line in aligned([titles, *rows]))])
+    return "\n".join([title, *aligned([titles, *rows], indent="  ")])

@@ -38,6 +38,7 @@ WAYS: dict[str, Way] = {
 # Sequences are multiples of this: ranks that share one have equal parts, and kernels have whole tiles.
 SEQUENCE_STEP = 1024
 LONGEST = 2**22
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,30 @@ class Largest:
             )
         return found
 
+    def to_dict(self) -> dict[str, Any]:
+        """The answers and the comparison, for JSON."""
+        base = self.space.base
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "nodes": base.nodes,
+            "gpus_per_node": base.devices_per_node,
+            "gpu_type": base.device.name if base.device else None,
+            "seq_length": base.shape.seq_length,
+            "largest_model": None if self.model is None else _model_record(*self.model),
+            "next_model": None if self.next_model is None else _model_record(*self.next_model),
+            "longest_sequence": self.longest_sequence,
+            "ways": [
+                {
+                    "name": way.name,
+                    "layout": None if way.best is None else _layout_record(way.best),
+                    "longest_sequence": way.longest_sequence,
+                    "reason": way.reason,
+                }
+                for way in self.ways
+            ],
+        }
+
     def __str__(self) -> str:
         return "\n".join([*self.sentences(), "", *aligned(self.rows())])
 
@@ -124,6 +149,27 @@ class Largest:
         words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences())
         head, *rows = self.rows()
         return f"{words}{html_table(head, rows)}"
+
+
+def _model_record(name: str, shape: Shape, best: Scored | None = None) -> dict[str, Any]:
+    """A model of the family, with its roomiest layout if one fits."""
+    record = {
+        "name": name,
+        "parameters": parameters(shape),
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+    }
+    return record if best is None else record | {"layout": _layout_record(best)}
+
+
+def _layout_record(scored: Scored) -> dict[str, Any]:
+    return {
+        "words": scored.layout.words,
+        "settings": scored.layout.settings,
+        "step_seconds": scored.seconds if scored.step is not None else None,
+        "mfu": scored.mfu if scored.step is not None else None,
+        "device_bytes": scored.memory.total_bytes,
+    }
 
 
 def largest(space: Space, name: str) -> Largest:

@@ -447,7 +447,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     at = f"{job.job_id}/"
     assert capsys.readouterr().out == f"{at}0.0.log:1: rank 0 starts\n{at}1.0.log:1: rank 1 starts\n"
     assert cli.main(["logs", "mine", "--grep", "nosuch"]) == 0
-    assert capsys.readouterr() == ("", "mine: no line of its logs holds 'nosuch'.\n")
+    assert capsys.readouterr() == ("", "mine: no line of its logs contains 'nosuch'.\n")
     for options, words in (
         (["-i"], "--ignore-case goes with --grep."),
         (

@@ -71,11 +71,11 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
-        "step size layout validation loss",
-        "10 2.9 KiB 1 rank, ZeRO 3, fp32 sizes right",
-        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 sizes right",
-        "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 not whole: a.pt has 7 bytes; its manifest says 3,000",
-        "2,000 2.9 KiB not whole: it has no manifest.json: its writing was cut off",
+        "step size layout validation loss state",
+        "10 2.9 KiB 1 rank, ZeRO 3, fp32 complete",
+        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 complete",
+        "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes; its manifest says 3,000",
+        "2,000 2.9 KiB incomplete: it has no manifest.json: its writing was cut off",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -87,7 +87,7 @@ def test_a_manifest_that_is_no_json_is_told(run, capsys):
     write(run, 10, VERSION_1)
     run.checkpoint_manifest(10).write_text("{")
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
-    assert "not whole: manifest.json is not JSON" in capsys.readouterr().out
+    assert "incomplete: manifest.json is not JSON" in capsys.readouterr().out
 
 
 def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
@@ -96,7 +96,7 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
     LocalSaves([LocalSave(12, "id12", [host], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out.endswith(
-        f"Step 12 was saved on the disks of {host} alone (checkpoint.local_dir), and is no longer on this "
+        f"Step 12 was saved only on the disks of {host} (checkpoint.local_dir), and is no longer on this "
         f"host, {host}: a resume starts from the beginning.\n"
     )
     (local / "tiny-a" / "global_step12").mkdir(parents=True)
@@ -106,16 +106,16 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
 
 def test_no_checkpoint(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
-    assert capsys.readouterr().out == "tiny: has no checkpoint.\n"
+    assert capsys.readouterr().out == "tiny has no checkpoint yet.\n"
     LocalSaves([LocalSave(12, "id12", ["node-a"], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out == (
-        "tiny: has no checkpoint in output/tiny/model.\n"
+        "tiny has no checkpoint in output/tiny/model.\n"
         "Step 12 lies on the disks of node-a alone (checkpoint.local_dir): a resume on these nodes goes on "
         "from it.\n"
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
-    assert "holds no whole checkpoint" in capsys.readouterr().err
+    assert "has no complete checkpoint" in capsys.readouterr().err
 
 
 def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys):
@@ -130,10 +130,10 @@ def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1:-1] == [
-        "20 2.9 KiB 1 rank, ZeRO 3, fp32 sizes right",
-        "22 on the disks of a, b alone",
-        "24 on the disks of a, b alone",
-        "26 on the disks of b alone",
+        "20 2.9 KiB 1 rank, ZeRO 3, fp32 complete",
+        "22 only on the disks of a, b",
+        "24 only on the disks of a, b",
+        "26 only on the disks of b",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -160,7 +160,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
         "data 2, tensor 4, ZeRO 1, bf16",
         "17 in 2 tensors",
         "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1\n",
-        "3.2500, of step 15",
+        "3.2500, at step 15",
         "e" * 64,
     ):
         assert words in said
@@ -187,16 +187,16 @@ def test_verify_reads_everything(run, capsys):
     assert cli.main(["checkpoint", "verify", "tiny"]) == 4
     said = capsys.readouterr()
     assert [" ".join(line.split()) for line in said.out.splitlines()] == [
-        "10 whole: 1 file has its SHA-256",
-        "20 not whole: a.pt does not have the SHA-256 that its manifest says",
-        "30 not whole: a.pt has 1 bytes; its manifest says 3,000",
+        "10 valid: 1 file compared by SHA-256",
+        "20 not valid: the SHA-256 of a.pt differs from the manifest",
+        "30 not valid: a.pt has 1 bytes; its manifest says 3,000",
     ]
     assert said.err.endswith(
-        "output/tiny/model: 2 of 3 checkpoints are not whole; a resume takes the newest whole one.\n"
+        "output/tiny/model: 2 of 3 checkpoints are not valid; a resume uses the newest complete one.\n"
     )
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4
-    assert "holds no checkpoint of step 11" in capsys.readouterr().err
+    assert "has no checkpoint of step 11" in capsys.readouterr().err
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The command line: every verb has help, every error is a message and an exit code."""
 
+import argparse
 import io
 import json
 import math
@@ -22,15 +23,16 @@ from nbtrain.base.version import __version__
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import serve
 from nbtrain.cli.jupyterlab import lab_command
+from nbtrain.cli.verb_table import VERBS
 from nbtrain.cli.verbs import is_override
 
 
-def verbs() -> list[str]:
-    actions = [action for action in cli.parser()._actions if action.dest == "==SUPPRESS==" or action.choices]
-    return list(actions[-1].choices)
+def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """{word: parser} of the verbs of nbtrain, or of a verb that another one follows."""
+    return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
 
 
-@pytest.mark.parametrize("verb", verbs())
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_has_help(verb, capsys):
     """`nbtrain VERB --help` names the verb and ends with 0."""
     with pytest.raises(SystemExit) as end:
@@ -81,7 +83,7 @@ def test_a_call_without_a_run_says_what_one_is(verb, capsys):
     assert end.value.code == 2
     assert capsys.readouterr().err.endswith(
         f"nbtrain {verb}: error: the following arguments are required: RUN\n"
-        "  RUN: a run YAML, the name of an example such as gpt-tiny or of a run, or a preset such as 13B\n"
+        "  RUN: A run YAML, an example's name such as gpt-tiny, a preset such as 13B, or a run's name.\n"
     )
 
 
@@ -172,8 +174,8 @@ def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plan.xyz", "plan.xyz: pictures are written as .png, .svg, .pdf or .jpg; name a file that ends so."),
-        ("none/plan.png", "none/plan.png: no such folder: name a file in a folder that exists."),
+        ("plan.xyz", "plan.xyz: a picture is written as .png, .svg, .pdf or .jpg; name a file that ends so."),
+        ("none/plan.png", "none/plan.png: its folder does not exist. Name a file in a folder that exists."),
     ],
 )
 def test_a_picture_that_cannot_be_written(workspace, name, message, capsys):
@@ -208,7 +210,7 @@ def test_a_line_of_prompts_ends_at_a_line_end_alone(tmp_path):
     path.write_text("\r\n".join([*lines, "five\x0csix", ""]), encoding="utf-8")
     assert serve._prompts_of(str(path)) == [*prompts, "five\x0csix"]
     path.write_text("\n".join([*lines, '{"prompt"']), encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}:3: is no JSON"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}:3: is not JSON"):
         serve._prompts_of(str(path))
 
 
@@ -268,7 +270,7 @@ def test_json_of_advice_whose_yaml_is_written(workspace, monkeypatch, capsys):
     assert cli.main(["advise", "mine", "--use", "1", "-o", "b.yaml", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"changes": []}
-    assert shown.err == "-a +b\nb.yaml: written; `nbtrain submit b.yaml` starts it.\n"
+    assert shown.err == "-a +b\nb.yaml: written. `nbtrain submit b.yaml` starts it.\n"
 
 
 def test_json_of_a_twin_has_no_nan(workspace, monkeypatch, capsys):
@@ -365,24 +367,14 @@ def test_lab_hands_jupyterlabs_own_options_on():
         cli.parse(["doctor", "--no-browser"])
 
 
-def test_a_call_makes_the_parser_of_its_own_verb_alone():
-    """The table of modules names every verb, and a verb's parser is the one among those of all verbs."""
-    assert " ".join(verbs()) == " ".join(cli.VERBS.values())
-    [of_all] = [action for action in cli.parser()._actions if action.choices]
-    for word in verbs():
-        [of_one] = [action for action in cli.parser(word)._actions if action.choices]
-        assert list(of_one.choices) == [word]
-        assert of_one.choices[word].format_help() == of_all.choices[word].format_help()
-        assert of_one.choices[word]._defaults == of_all.choices[word]._defaults
-
-
-def test_a_word_that_is_no_verb_is_answered_with_all_verbs(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["run"])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "invalid choice: 'run' (choose from 'doctor', 'init', " in said
-    assert "'lab')" in said
+def test_the_table_names_the_module_of_every_verb():
+    """A call loads the module of its own verb alone; modules and table name the same verbs."""
+    added = {verb.module: set() for verb in VERBS.values()}
+    for verb in VERBS.values():
+        added[verb.module].add(verb.name)
+    for verb in VERBS:
+        assert set(choices(cli.parser(verb))) == added[VERBS[verb].module]
+    assert set(choices(cli.parser())) == set(VERBS)
 
 
 @pytest.mark.slow
@@ -395,14 +387,6 @@ def test_a_list_of_runs_loads_little(workspace):
     late = "hashlib logging subprocess tempfile calendar pydantic yaml psutil nbtrain.base.node_records"
     ours = "nbtrain.cli.planning nbtrain.cli.checkpoint nbtrain.jobs.queue.folder nbtrain.api.verbs"
     assert loaded & {*late.split(), *ours.split()} == set()
-
-
-def test_help_names_every_verb_of_checkpoint_and_data():
-    for verb in ("checkpoint", "data"):
-        [verbs_of] = [action for action in cli.parser()._actions if action.choices and verb in action.choices]
-        [words] = [entry.help for entry in verbs_of._choices_actions if entry.dest == verb]
-        [under] = [action for action in verbs_of.choices[verb]._actions if isinstance(action.choices, dict)]
-        assert words.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
         "  document 1 would end in 4 9\n"
         "The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept "
         "as text_document.idx.before-repair.\n"
-        "Nothing was changed; --yes does it.\n"
+        "Nothing was changed. Add --yes to write the repair.\n"
     )
     assert prefix.with_suffix(".idx").read_bytes() != right
     assert cli.main(["data", "repair", str(prefix), "--eod-id", "9", "--yes"]) == 0

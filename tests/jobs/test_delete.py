@@ -162,14 +162,14 @@ def test_the_command_asks_first(run, capsys, monkeypatch):
     """Nobody there: refused. No: nothing goes. Yes: it goes."""
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert cli.main(["delete", "run"]) == 2
-    assert "nobody is here to be asked whether run is to be deleted: add --yes." in capsys.readouterr().err
+    assert "cannot ask whether to delete run without a terminal: add --yes." in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "")
     assert cli.main(["delete", "run"]) == 0
     assert capsys.readouterr().out.endswith("Nothing was deleted.\n")
     assert run.exists()
     assert cli.main(["delete", "run", "--yes"]) == 0
-    assert capsys.readouterr().out.endswith("run is deleted; 2.0 MiB are free again.\n")
+    assert capsys.readouterr().out.endswith("run is deleted, which freed 2.0 MiB.\n")
     assert not run.path.exists()
 
 

@@ -84,7 +84,7 @@ def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
     assert "  1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table
     path = workspace / "gpt-smaller.yaml"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 0
-    assert f"{path}: written; `nbtrain submit {path}` starts it." in (said := capsys.readouterr().out)
+    assert f"{path}: written. `nbtrain submit {path}` starts it." in (said := capsys.readouterr().out)
     assert said.startswith("--- gpt-fake\n+++ changed\n-") and load(path).name == "gpt-smaller"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 2
     assert "exists already" in capsys.readouterr().err

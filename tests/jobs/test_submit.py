@@ -288,7 +288,7 @@ def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, 
     yaml = str(workspace / "tiny.yaml")
     assert cli.main(["submit", yaml]) == 0
     assert cli.main(["submit", "--wait", yaml, "batch.train_tokens=2560"]) == 6
-    assert "tiny: goes on with its own settings; nothing was submitted." in capsys.readouterr().err
+    assert "tiny: its job is active and keeps its settings; nothing was submitted." in capsys.readouterr().err
     assert cli.main(["resume", "tiny"]) == 0
     assert cli.main(["resume", "tiny", "batch.train_tokens=2560"]) == 6
     assert job.run.job_ids() == [job.job_id]

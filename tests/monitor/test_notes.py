@@ -47,7 +47,7 @@ def test_an_archived_run_is_listed_on_request_and_while_it_is_active(workspace, 
     assert (listed.name, listed.archived, listed.notes) == ("active", True, "diverged")
     assert [entry.name for entry in list_runs(wanted=run_filter(archived=True))] == ["active", "ended"]
     assert cli.main(["runs", "ended"]) == 0
-    assert capsys.readouterr().out == "No run matches; `nbtrain runs --archived` lists all.\n"
+    assert capsys.readouterr().out == "No run matches. `nbtrain runs --archived` lists all runs.\n"
     assert cli.main(["runs", "ended", "--archived"]) == 0
     assert "ended  FAILED" in capsys.readouterr().out
 
@@ -65,7 +65,7 @@ def test_the_verbs(workspace, capsys):
     assert said("notes") == "gpt has no notes.\n"
     assert said("notes", "two\nlines \x1b[1m") == "two\nlines \\x1b[1m\n" == said("notes")
     assert said("notes", "") == "gpt has no notes.\n"
-    assert said("archive") == "gpt: archived; `nbtrain runs --archived` lists it.\n"
+    assert said("archive") == "gpt: archived. `nbtrain runs --archived` lists it.\n"
     assert notes_of(run).archived
     assert said("archive", "--undo") == "gpt: listed again.\n" and not notes_of(run).archived
 

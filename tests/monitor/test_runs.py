@@ -82,7 +82,7 @@ def test_runs_are_filtered_and_sorted(workspace, capsys):
     assert names("--sort", "loss") == ["gpt-c", "gpt-a", "bert", "gpt-b"]
     assert names("--sort", "loss", "--reverse", "-n", "2") == ["bert", "gpt-a"]
     assert cli.main(["runs", "nothing"]) == 0
-    assert capsys.readouterr().out == "No run matches; `nbtrain runs` lists all.\n"
+    assert capsys.readouterr().out == "No run matches. `nbtrain runs` lists all runs.\n"
 
 
 def test_runs_are_found_by_label(workspace, capsys):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.html_table import is_number
+from nbtrain.base.table import aligned
 from nbtrain.base.terminal import printable
 
 Table = tuple[list[str], list[list[str]]]
@@ -13,15 +14,8 @@ SOURCE_COLUMNS = ["source", "documents", "bytes", "tokens", "bytes/token"]
 def text_table(header: list[str], rows: list[list[str]]) -> str:
     """Aligned columns for a terminal: a cell is one line of what can be printed."""
     header, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    numbers = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numbers)
-        ).rstrip()
-        for row in ([header, *rows] if any(header) else rows)
-    )
+    numbers = {at for at in range(len(header)) if all(is_number(row[at]) for row in rows)}
+    return "\n".join(aligned([header, *rows] if any(header) else rows, numbers))
 
 
 def as_facts(table: Table) -> dict[str, str]:

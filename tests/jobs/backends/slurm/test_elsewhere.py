@@ -163,7 +163,7 @@ def test_a_running_job_is_reached_by_its_folder(
     """Save and cancel need no Slurm: the supervisor reads control/ask.json."""
     become(RUNNING, RUNNING)
     assert cli.main(["save", "tiny"]) == 0
-    assert capsys.readouterr().out == "tiny: asked to save at the next step.\n"
+    assert capsys.readouterr().out == "tiny: will save after the current step.\n"
     assert cli.main(["resume", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. Watch it")
     deadline = time.monotonic() + 60

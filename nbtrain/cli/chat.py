@@ -1,0 +1,73 @@
+"""`nbtrain chat RUN`: questions and answers in the terminal, until Ctrl-D."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli.output import show
+from nbtrain.cli.serve import add_loading, add_sampling, generation_of
+from nbtrain.cli.verbs import run_of, run_verb
+
+YOU, FORGET = "you> ", "/new"
+
+
+def add_verbs(under: Any) -> None:
+    """Add the verb below `under`, the subparsers of nbtrain."""
+    text = (
+        f"It uses the chat template of the run's data or of its tokenizer. {FORGET} begins another "
+        "conversation, Ctrl-C stops an answer, Ctrl-D ends. Messages may also come from a pipe, one a line."
+    )
+    parser = run_verb(under, "chat", chat, text, "nbtrain chat gpt-tiny-instructions")
+    add_sampling(parser)
+    text = "Use this chat template, written as in a run YAML or in Jinja. Default: the run's own."
+    parser.add_argument("--chat-template", metavar="FILE", help=text)
+    add_loading(parser)
+
+
+def chat(options: argparse.Namespace) -> None:
+    """Answer messages until there are no more."""
+    from nbtrain.api.generate import loading_of
+    from nbtrain.serving.conversation import Conversation
+
+    run = run_of(options)
+    loading = loading_of(run, options.step, options.dtype, options.tensor_parallel_size)
+    with Conversation(loading, generation_of(options), options.chat_template) as conversation:
+        show(
+            f"{run.name}, step {conversation.step:,}, seed {options.seed}. {FORGET} begins another "
+            "conversation, Ctrl-D ends.",
+            sys.stderr,
+        )
+        if not conversation.has_template:
+            show(
+                f"{run.name} was not trained on conversations: it continues each text that you type. "
+                "docs/finetuning.md explains how to train it on conversations.",
+                sys.stderr,
+            )
+        for message in _messages():
+            if message.strip() == FORGET:
+                conversation.messages.clear()
+                continue
+            try:
+                for piece in conversation.answer(message):
+                    print(piece, end="", flush=True)
+            except ConfigError as error:
+                show(f"{type(error).__name__}: {error}", sys.stderr)
+            except KeyboardInterrupt:
+                pass
+            print(flush=True)
+
+
+def _messages() -> Iterator[str]:
+    """The lines of stdin that are not empty, until its end; at a terminal, with a prompt and line editing."""
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        import readline  # noqa: F401  (input() then edits lines and remembers them)
+    while True:
+        try:
+            line = input(YOU if at_terminal else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line

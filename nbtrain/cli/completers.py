@@ -1,0 +1,125 @@
+"""What the shell may complete: runs, examples, datasets, checkpoints, jobs, notebooks, keys and their values.
+
+argcomplete calls these functions at each TAB with the typed `prefix` and the arguments parsed before. They
+have to answer at once, so nothing here imports the schema: keys and values come from its shipped JSON Schema.
+"""
+
+import argparse
+import functools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nbtrain.base.rundir import RunDir, run_names
+from nbtrain.base.workspace import bundled, data_home, example_names, output_root, resolve
+
+
+def no_words(**_: Any) -> Iterable[str]:
+    """Leave the word to the shell, which completes names of files."""
+    return ()
+
+
+def runs(**_: Any) -> list[str]:
+    """The names of the runs under the output directory."""
+    return run_names()
+
+
+def configs(prefix: str, **_: Any) -> list[str]:
+    """What names a run YAML: runs, examples, presets, YAML files and folders below the typed path."""
+    from nbtrain.config.presets import PRESETS
+
+    return [*run_names(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]
+
+
+def datasets(prefix: str, **_: Any) -> list[str]:
+    """The names of prepared datasets, and prefixes of .bin/.idx pairs below the typed path."""
+    folder = data_home() / "dataset"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [*names, *_files(prefix, (".idx",))]
+
+
+def steps(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """The steps of the checkpoints of the run that is named before."""
+    folder = run_folder(getattr(parsed_args, "run", None))
+    return [str(step) for step in folder.checkpoint_steps()] if folder else []
+
+
+def jobs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """The ids of the jobs of the run that is named before."""
+    folder = run_folder(getattr(parsed_args, "run", None))
+    return folder.job_ids() if folder else []
+
+
+def run_folder(run: str | None) -> RunDir | None:
+    """The directory of a run that is named by its name or its folder."""
+    if not run:
+        return None
+    folders = (RunDir(output_root() / run), RunDir(resolve(run)))
+    return next((folder for folder in folders if folder.exists()), None)
+
+
+def gpu_types(**_: Any) -> list[str]:
+    """The names of the device table."""
+    from nbtrain.config.arithmetic.devices import BY_NAME
+
+    return list(BY_NAME)
+
+
+def notebooks(**_: Any) -> list[str]:
+    """The names of the notebooks that are shipped."""
+    return sorted(path.stem for path in bundled("notebooks").glob("[0-9]*.ipynb"))
+
+
+def overrides(prefix: str, **_: Any) -> list[str]:
+    """The keys of a run YAML, each with `=`; after a key's `=` its values, where they can be listed."""
+    key, equals, _value = prefix.partition("=")
+    found = keys()
+    if not equals:
+        return [f"{key}=" for key in found]
+    return [f"{key}={value}" for value in found.get(key, ())]
+
+
+@functools.cache
+def keys() -> dict[str, tuple[str, ...]]:
+    """{dotted key: the values that it may have, if they can be listed}, from the shipped JSON Schema."""
+    schema = json.loads((bundled("docs") / "run.schema.json").read_text(encoding="utf-8"))
+    return dict(_keys(schema, schema["$defs"], ""))
+
+
+def _keys(
+    model: dict[str, Any], models: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, field in model["properties"].items():
+        choices = [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
+        sections = [models[choice["$ref"].rpartition("/")[2]] for choice in choices if "$ref" in choice]
+        if sections:
+            for section in sections:
+                yield from _keys(section, models, f"{prefix}{name}.")
+        elif prefix or name not in ("extends", "schema_version"):
+            yield f"{prefix}{name}", tuple(value for choice in choices for value in _values(choice))
+
+
+def _values(choice: dict[str, Any]) -> list[str]:
+    if choice.get("type") == "boolean":
+        return ["true", "false"]
+    return [str(value) for value in choice.get("enum", [choice["const"]] if "const" in choice else [])]
+
+
+def _files(prefix: str, endings: tuple[str, ...]) -> list[str]:
+    """Folders, and files with one of some endings, whose paths begin with `prefix`."""
+    folder = os.path.dirname(prefix)  # noqa: PTH120 (a Path would drop the "./" that was typed)
+    try:
+        found = list(os.scandir(os.path.expanduser(folder) or "."))  # noqa: PTH111
+    except OSError:
+        return []
+    paths = []
+    for entry in found:
+        path = os.path.join(folder, entry.name)  # noqa: PTH118
+        if entry.name.startswith(".") or not path.startswith(prefix):
+            continue
+        if entry.is_dir():
+            paths.append(f"{path}/")
+        elif entry.name.endswith(endings):
+            paths.append(path.removesuffix(".idx") if endings == (".idx",) else path)
+    return sorted(paths)

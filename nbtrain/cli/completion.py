@@ -1,0 +1,79 @@
+"""Completion in the shell: answers a TAB, and `nbtrain completion` installs it.
+
+    nbtrain completion                 the line that installs it for this shell
+    nbtrain completion bash            the shell code; also zsh and fish
+
+At each TAB the shell starts `nbtrain` with _ARGCOMPLETE set, and argcomplete answers from the parser and its
+completers. Of the verbs' modules only that of the typed verb is loaded.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from nbtrain.cli.completers import no_words
+from nbtrain.cli.output import show
+from nbtrain.cli.verbs import add_verb
+
+SHELLS = {
+    "bash": ("~/.bashrc", 'eval "$(nbtrain completion bash)"'),
+    "zsh": ("~/.zshrc", 'autoload -U compinit && compinit; eval "$(nbtrain completion zsh)"'),
+    "fish": ("~/.config/fish/config.fish", "nbtrain completion fish | source"),
+}
+"""{shell: (the file that it reads when it starts, the line to add)}"""
+
+
+def add_verbs(under: Any) -> None:
+    """Add the verb below `under`, the subparsers of nbtrain."""
+    parser = add_verb(
+        under,
+        "completion",
+        completion,
+        "With SHELL, print the shell code to evaluate when the shell starts; without it, print the line that "
+        "installs it. After that, TAB completes verbs, options, runs, datasets, checkpoints and the keys and "
+        "values of key=value.",
+    )
+    parser.add_argument(
+        "shell", metavar="SHELL", nargs="?", choices=tuple(SHELLS), help="One of bash, zsh and fish."
+    )
+
+
+def completion(options: argparse.Namespace) -> None:
+    """Print the shell code, or how to install it."""
+    if options.shell is not None:
+        from argcomplete.shell_integration import shellcode
+
+        print(shellcode(["nbtrain"], shell=options.shell))
+        return
+    shell = Path(os.environ.get("SHELL", "")).name
+    shell = shell if shell in SHELLS else "bash"
+    file, line = SHELLS[shell]
+    show(f"To complete nbtrain's verbs, runs and keys with TAB in {shell}, add this line to {file}:\n")
+    print(f"  {line}")
+    others = [f"`nbtrain completion {other}`" for other in SHELLS if other != shell]
+    show(f"\nFor this terminal alone, type it here. {' and '.join(others)} print the code for other shells.")
+
+
+def is_asked() -> bool:
+    """Whether the shell has started this process to complete a line."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def typed_verb() -> str:
+    """The word after `nbtrain` in the line that the shell completes, if another word follows it; else ""."""
+    typed = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
+    words = typed.split()
+    is_complete = len(words) > 2 or (len(words) == 2 and typed[-1:].isspace())
+    return words[1] if is_complete else ""
+
+
+def answer(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell from the parser; does not return. Without an answer, bash completes file names."""
+    import argcomplete
+
+    argcomplete.autocomplete(
+        parser,
+        always_complete_options="long",
+        default_completer=no_words,  # type: ignore[arg-type]  # a function will do: it is only called
+    )

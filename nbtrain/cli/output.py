@@ -1,0 +1,107 @@
+"""What a verb shows: folded to the terminal's width, with colours for states, verdicts and findings.
+
+Only on a terminal. A pipe or a file gets the text unchanged, so that `nbtrain runs | grep` sees one line for
+each row. NO_COLOR (https://no-color.org) and TERM=dumb turn the colours off.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from nbtrain.base import jobstate, terminal
+
+RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
+"""Colours of ANSI terminals, which every theme keeps readable on its own background."""
+
+STATES = {
+    jobstate.SUCCEEDED: GREEN,
+    jobstate.RUNNING: BLUE,
+    jobstate.STARTING: BLUE,
+    jobstate.QUEUED: YELLOW,
+    jobstate.RESTARTING: YELLOW,
+    jobstate.SUSPENDED: YELLOW,
+    jobstate.CANCELLED: YELLOW,
+    jobstate.FAILED: RED,
+    jobstate.LOST: RED,
+}
+PHASES = {state.capitalize(): color for state, color in STATES.items()} | {"Error": RED, "Gone": RED}
+"""Phases of a job and its replicas, as the job page spells them."""
+LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "WARN": YELLOW, "error": RED, "FAIL": RED}
+"""Levels of findings and of doctor's lines."""
+VERDICTS = {
+    "fits: yes": GREEN,
+    "fits: no": RED,
+    "does not fit": RED,
+    "valid": GREEN,
+    "not valid": RED,
+    "cannot work": RED,
+    "passed": GREEN,
+    "failed": RED,
+    "complete": GREEN,
+    "incomplete": RED,
+}
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+COLORED: tuple[tuple[re.Pattern[str], Mapping[str, int]], ...] = (
+    (re.compile(rf"\b({_any_of(STATES)})\b"), STATES),
+    # As a cell of a table, or after the run's name at the beginning of a line.
+    (re.compile(rf"(?:^\S+ |  )({_any_of(PHASES)})(?=  | \(|:|$)", re.M), PHASES),
+    (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),
+    # After the name of what is judged, or as a cell of a table: never inside a sentence.
+    (re.compile(rf"(?:: |  |^)({_any_of(VERDICTS)})(?=[;,:.]|  |$)", re.M), VERDICTS),
+    (re.compile(r"^(\w*Error|JobFailed)(?=: )"), {}),
+)
+"""(pattern whose one group is the word, its colours); a word without a colour is an error's name."""
+
+
+def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print what a verb has found, fitted to the terminal that `file` (default: stdout) is, if it is one.
+
+    `result` is anything that prints itself, or a function that returns the text. Both are called with the
+    width known, so that tables fit.
+    """
+    stream = sys.stdout if file is None else file
+    terminal.columns = columns_of(stream)
+    try:
+        text = terminal.folded(str(result() if callable(result) else result), terminal.columns)
+    finally:
+        terminal.columns = None
+    print(colored(text) if has_colors(stream) else text, file=stream, flush=flush)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """The width of a terminal; None for a stream that is not one."""
+    if not stream.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Whether a stream is a terminal whose user has not turned colours off."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def colored(text: str) -> str:
+    """The text with ANSI colours for its states, verdicts, findings' levels and an error's name."""
+    for pattern, colors in COLORED:
+        text = pattern.sub(functools.partial(_painted, colors), text)
+    return text
+
+
+def _painted(colors: Mapping[str, int], found: re.Match[str]) -> str:
+    word = found[1]
+    return f"{found[0].removesuffix(word)}\x1b[{colors.get(word, RED)}m{word}\x1b[0m"

@@ -1,0 +1,86 @@
+"""A conversation with a run's model in this process: `nbtrain chat`.
+
+With a chat template, each answer follows all messages before it, in the form of the run's training data (or
+of its imported tokenizer). A model without one has seen no conversations: it continues each text by itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.generation import Generation
+from nbtrain.config.load import load_resolved
+from nbtrain.corpus.sources.chat import ASSISTANT
+from nbtrain.serving.chat import AlpacaTemplate, ChatPrompt, NoTemplate, Suffix, template_of
+from nbtrain.serving.engine_process import Loading
+from nbtrain.serving.refusals import Refusal
+from nbtrain.serving.resident import RESIDENT
+
+
+class Conversation:
+    """The messages so far, and the model that answers. As a context manager it keeps the model loaded."""
+
+    def __init__(self, loading: Loading, generation: Generation, template_file: str | None = None):
+        """Nothing is loaded yet. `template_file` replaces the run's own chat template."""
+        self.messages: list[dict[str, str]] = []
+        self._generation, self._template_file = generation, template_file
+        self._loading = loading
+        self._used = RESIDENT.used(loading)
+
+    def __enter__(self) -> "Conversation":
+        """Load the model. Raises NbtrainError if it cannot be loaded, or for a file that is no template."""
+        self._engine = self._used.__enter__()
+        try:
+            config = load_resolved(RunDir(self._loading.run_dir).config_yaml)
+            tokenizer = tokenizer_dir(config.tokenizer.name)
+            self._template = template_of(config, self._template_file, tokenizer, self._engine.ready["eod"])
+        except BaseException:
+            self._used.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._used.__exit__(None, None, None)
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint that answers."""
+        return self._engine.ready["step"]
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model is asked in a chat; without a template it continues each text by itself."""
+        return not isinstance(self._template, NoTemplate)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether an answer follows from earlier messages; Alpaca's template has room for one instruction."""
+        return self.has_template and not isinstance(self._template, AlpacaTemplate)
+
+    def answer(self, text: str) -> Iterator[str]:
+        """Yield the answer to a message, piece by piece; what was yielded becomes part of the conversation.
+
+        Raises ConfigError for a message that the template refuses or that the model cannot take.
+        """
+        if not self.remembers:
+            self.messages.clear()
+        messages = [*self.messages, {"role": "user", "content": text}]
+        try:
+            prompt = self._template.prompt(messages) if self.has_template else ChatPrompt([text])
+        except Refusal as refusal:
+            raise ConfigError(refusal.message) from None
+        generation = replace(self._generation, stop=(*self._generation.stop, *prompt.stop))
+        # Like a notebook, unlike a server: a long conversation loses its beginning and continues.
+        request = {**generation.to_dict(), "prompt": prompt.pieces, "slides": True}
+        suffix, pieces = Suffix(prompt.suffix), list[str]()
+        try:
+            for _, event in self._engine.stream(request):
+                if "text" not in event:
+                    continue
+                if piece := suffix.add(event["text"], bool(event.get("finish_reason"))):
+                    pieces.append(piece)
+                    yield piece
+        finally:
+            self.messages = [*messages, {"role": ASSISTANT, "content": "".join(pieces)}]

@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 # Python compiles what it imports; pip would compile all of it, a minute of one core.
 PIP    := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab labextension test check format map docs site bench parity faults soak gpu clean
+.PHONY: demo lab labextension test check format map docs pictures site bench parity faults soak gpu clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -41,6 +41,10 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix nbtrain tests notebooks
 	$(BIN)/ruff format nbtrain tests
 	$(BIN)/nbstripout notebooks/*.ipynb
+
+# The pictures of README, docs and notebooks, taken in Chromium from real runs: docs/pictures/.
+pictures: $(VENV)/.installed-test
+	$(BIN)/python -m tests.pictures $(PICTURES_ARGS)
 
 # Every module of a folder with the first line of its docstring.
 FOLDER ?= nbtrain

@@ -10,7 +10,7 @@ from typing import Any
 
 VARIABLE = "NBTRAIN_FAULTS"
 KINDS = ("nan", "spike", "weights", "kill", "stop", "sleep", "raise", "oom", "memory", "full")
-"""What `do` may be; docs/faults.md says what each does."""
+"""What `do` may be; docs/try-a-fault.md says what each one does."""
 FIELDS = dict.fromkeys(("rank", "attempt", "step", "do"), "all") | {
     "factor": "spike",
     "signal": "kill",

@@ -1,4 +1,4 @@
-"""Faults on order, so that their handling can be seen on a healthy run: for tests and docs/faults.md.
+"""Faults on order, so that their handling can be seen on a healthy run: for tests and docs/try-a-fault.md.
 
     NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'
 

@@ -1,0 +1,111 @@
+"""The messages of docs/errors.md: `python -m tests.docs.errors` writes them anew.
+
+A block after a command shows what the command prints. A block after `<!-- measured: FAULT -->` shows what a
+run reported when it suffered that fault: the row of docs/evidence/faults-local.md that begins so.
+"""
+
+import contextlib
+import io
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.cli import __main__ as cli
+from tests.docs.pages import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "errors.md"
+FAULTS = REPOSITORY / "docs" / "evidence" / "faults-local.md"
+# Trained runs, and a dataset (tests/fixtures/make_old_workspace.py).
+WORKSPACE = REPOSITORY / "tests" / "fixtures" / "old_workspace.tar.gz"
+FILES = {
+    "tabs.yaml": "extends: gpt-tiny\nname: tabs\nbatch:\n\tmicro_batch_size: 4\n",
+    "mine.yaml": "extends: gpt-tiny\nname: mine\ntokenizer: {name: mine}\ndata:\n  name: mine\n"
+    "  sources:\n    - {kind: jsonl, path: mine.jsonl}\n",
+    "mine.jsonl": '{"body": "The sea was calm."}\n',
+}
+# A command, or the name of a fault, and the message below it.
+MESSAGE = re.compile(
+    r"^(?:```sh\n([^\n]+)\n```\n\n|<!-- measured: ([^\n]+) -->\n)```text\n(.*?)```$", re.MULTILINE | re.DOTALL
+)
+# What the page calls the workspace and the machine.
+SHOWN_WORKSPACE = "/home/me/work"
+
+
+def page_with_messages(page: str, folder: Path) -> str:
+    """The page with what its commands print now; they run in a workspace below `folder`."""
+    with tarfile.open(WORKSPACE) as archive:
+        archive.extractall(folder, filter="data")
+    workspace = folder / "workspace"
+    for name, text in FILES.items():
+        (workspace / name).write_text(text)
+    reports = measured_reports()
+
+    def fresh(match: re.Match) -> str:
+        command, fault, _ = match.groups()
+        shown = printed(command, workspace) if command else reported(fault, reports)
+        head = f"```sh\n{command}\n```\n\n" if command else f"<!-- measured: {fault} -->\n"
+        return f"{head}```text\n{shown.rstrip()}\n```"
+
+    return MESSAGE.sub(fresh, page)
+
+
+def printed(command: str, workspace: Path) -> str:
+    """What a command of the page prints, in the words that the page uses for the machine."""
+    out = io.StringIO()
+    with (
+        _in_workspace(workspace),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(SystemExit),
+    ):
+        cli.main(command.split()[1:])
+    text = out.getvalue().replace(str(workspace), SHOWN_WORKSPACE).replace(os.uname().nodename, "node-a")
+    # Of a plan, the finding that says why it does not fit.
+    if finding := re.search(r"^error, cannot run.*\n(?: .*\n)+", text, re.MULTILINE):
+        return finding[0]
+    return text
+
+
+@contextlib.contextmanager
+def _in_workspace(workspace: Path) -> Iterator[None]:
+    variables = {"NBTRAIN_WORKSPACE": str(workspace), "NBTRAIN_QUEUE": str(workspace.parent / "queue")}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    before = {key: os.environ.get(key) for key in (*variables, "NBTRAIN_OUTPUT", "NBTRAIN_DATA")}
+    for key in before:
+        os.environ.pop(key, None)
+    os.environ.update(variables)
+    try:
+        with contextlib.chdir(workspace):
+            yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
+
+
+def measured_reports() -> dict[str, str]:
+    """{fault: what a user reads} of docs/evidence/faults-local.md."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+ \| .+ \|$", FAULTS.read_text(encoding="utf-8"), re.MULTILINE)
+    return {fault: words.replace("\\|", "|") for fault, words in rows}
+
+
+def reported(fault: str, reports: dict[str, str]) -> str:
+    """The report of the first fault whose name begins so."""
+    for name, words in reports.items():
+        if name.startswith(fault):
+            return words
+    raise ValueError(f"docs/evidence/faults-local.md has no fault that begins with {fault}")
+
+
+def without_numbers(text: str) -> str:
+    """Every number as #: counts of examples, times and sizes differ from machine to machine."""
+    return re.sub(r"\d+(?:[.,]\d+)*", "#", text)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        PAGE.write_text(page_with_messages(PAGE.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")

@@ -8,9 +8,9 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import bundled
 
-# Parts of docs/ that a workspace does not need: measurements, pictures and the site's configuration. The
-# wheel is built without them (pyproject.toml), and a workspace made from a clone is the same.
-LEFT_OUT = ("evidence", "pictures", "conf.py")
+# Parts of docs/ that a workspace does not need: measurements with their large pictures, and the site's
+# configuration. The wheel is built without them (pyproject.toml); a workspace from a clone is the same.
+LEFT_OUT = ("evidence", "conf.py")
 # [text](target), ![text](target), and the elements that a README has for pictures of two themes.
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 PICTURE = re.compile(r"<picture>.*?</picture>\n*|<img\b[^>]*>\n*", re.DOTALL)

@@ -208,7 +208,7 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
     where = f"{config.where(f'backend.env.{VARIABLE}')}: backend.env.{VARIABLE}"
-    fix = "Correct it, or leave it out to train without faults; docs/try-a-fault.md lists what may be ordered."
+    fix = "Correct it, or remove it to train without faults; docs/try-a-fault.md lists the faults."
     try:
         orders = read_orders(text)
     except ValueError as error:

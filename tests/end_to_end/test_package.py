@@ -1,6 +1,7 @@
 """A built wheel, installed elsewhere, is the whole product."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -24,6 +25,30 @@ def test_the_given_packages_are_plain_dependencies():
         assert package in named
         assert package in pinned
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_an_index_page_gets_its_links_from_one_setting(tmp_path):
+    """Without an address they stay relative; with one, no link of README.md is left relative."""
+    from hatchling.metadata.core import ProjectMetadata
+    from hatchling.plugin.manager import PluginManager
+
+    readme, project = (ROOT / "README.md").read_text(), (ROOT / "pyproject.toml").read_text()
+    (tmp_path / "README.md").write_text(readme)
+    version = tmp_path / "nbtrain" / "base" / "version.py"
+    version.parent.mkdir(parents=True)
+    version.write_text((ROOT / "nbtrain" / "base" / "version.py").read_text())
+    setting = "replacement = '\\1"
+    assert project.count(setting) == 1
+
+    def page(pyproject: str) -> str:
+        (tmp_path / "pyproject.toml").write_text(pyproject)
+        return ProjectMetadata(str(tmp_path), PluginManager()).core.readme
+
+    assert page(project) == readme
+    published = page(project.replace(setting, f"{setting}https://example.com/files/"))
+    links = re.findall(r"\]\(([^)]*)\)|(?:src|srcset)=\"([^\"]*)\"", published)
+    assert len(links) > 20
+    assert all(re.match(r"https://|#", link or source) for link, source in links)
 
 
 @pytest.mark.slow

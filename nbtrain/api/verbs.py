@@ -74,9 +74,9 @@ def load(
     """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own.
 
     `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the
-    name that the tokenizer and the dataset of that text get. With `placeholders`, an image, a volume or
+    name of the dataset of that text, and of its tokenizer. With `placeholders`, an image, a volume or
     machines that the backend needs and the run does not name are filled in as REPLACE-ME: such a run can be
-    planned and shown, and is not started. Raises ConfigError, also for a source without a name.
+    planned and shown, and is not started. Raises ConfigError.
     """
     changes = with_source(overrides, source, dataset) if source or dataset else overrides
     config = load_config(run.config if isinstance(run, Run) else run, changes, check=not placeholders)

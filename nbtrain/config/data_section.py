@@ -53,8 +53,9 @@ AddedToken = Annotated[str, Field(pattern="^[!-~]{2,64}$")]
 class TokenizerConfig(ConfigModel):
     """A byte-level BPE in data/tokenizer/<name>/: taken from `path`, or trained if there is none yet."""
 
-    name: Name
-    """Folder under data/tokenizer/."""
+    name: Name = ""
+    """Folder under data/tokenizer/. Left out, it is data.name. A run that extends another one and has other
+    text does not inherit this name: it trains its own tokenizer, unless it has init_from."""
     vocab_size: VocabularySize
     """Entries, the end-of-document token included: the most that training makes; the model has this many."""
     path: PathText | None = None
@@ -131,8 +132,9 @@ class BlendEntry(ConfigModel):
 class DataConfig(ConfigModel):
     """The dataset in data/dataset/<name>/, and how samples are cut from it."""
 
-    name: Name
-    """Folder under data/dataset/."""
+    name: Name = ""
+    """Folder under data/dataset/. Left out, it is the run's name. A run that extends another one and has
+    other text does not inherit this name."""
     sources: list[Source] = []
     """Where the text comes from, in order; empty for a blend, or if the .bin and .idx exist already."""
     blend: list[BlendEntry] = []

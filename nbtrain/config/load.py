@@ -2,7 +2,8 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Each layer is merged with what its recipe and its model.architecture stand for (recipes.py).
+Each layer is merged with what its recipe and its model.architecture stand for (recipes.py), and inherits the
+names of a dataset and a tokenizer only with what they are made from (own_names.py).
 
 All problems of a file are reported together, each with the file and line that set the value.
 """
@@ -25,6 +26,7 @@ from nbtrain.base.workspace import display, example_folders, example_names, type
 from nbtrain.config.earlier import ADDED_LATER, renamed
 from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
+from nbtrain.config.own_names import with_default_names, with_own_names
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.recipes import expanded
 from nbtrain.config.schedule_section import NO_LENGTH, given_unit
@@ -60,7 +62,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
         refuse_other(path, located.value)
     layer = override_layer(overrides)
     if layer.value or not isinstance(run, RunConfig):
-        config = validate(located.merged_with(expanded(layer, located)), label)
+        config = validate(_over(located, layer), label)
         config._run = name
     else:
         config = run
@@ -184,8 +186,14 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
         if not _is_file(parent_path):
             where, name = own.origins["extends"], shortened(parent)
             raise ConfigError(f"{where}: extends {name!r}: no such file in {path.parent}.")
-        base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, place)))
-    return base.merged_with(expanded(own, base))
+        further = read_with_parents(parent_path.absolute(), (*seen, place))
+        base = with_own_names(base.merged_with(further), further, base)
+    return _over(base, own)
+
+
+def _over(base: Located, layer: Located) -> Located:
+    """A layer over its base: with what its names stand for, and without names of what it makes otherwise."""
+    return with_own_names(base.merged_with(expanded(layer, base)), layer, base)
 
 
 def _is_file_name(path: Path) -> bool:
@@ -281,6 +289,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def validate(located: Located, label: str) -> RunConfig:
     """The schema's word on a merged mapping. Raises ConfigError with every problem."""
+    located = with_default_names(located)
     problems = unknown_keys(located)
     try:
         config = RunConfig.model_validate(located.value)

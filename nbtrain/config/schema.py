@@ -44,7 +44,7 @@ from nbtrain.config.watch_section import (
     ProfileConfig,
     StabilityConfig,
 )
-from nbtrain.config.yaml_source import OverridePlace
+from nbtrain.config.yaml_source import NotWritten, OverridePlace
 
 SCHEMA_VERSION = 1
 
@@ -289,7 +289,18 @@ class RunConfig(ConfigModel):
 
     def sets(self, key: str) -> bool:
         """Whether a file or an override says the value of a dotted key, or a part of it."""
-        return any(known == key or known.startswith(f"{key}.") for known in self._origins)
+        return any(
+            (known == key or known.startswith(f"{key}.")) and not isinstance(place, NotWritten)
+            for known, place in self._origins.items()
+        )
+
+    @property
+    def names_tokenizer(self) -> bool:
+        """Whether the YAML itself, or an override, says which tokenizer the run has.
+
+        Otherwise the run trains its own tokenizer, under the name of its dataset.
+        """
+        return not isinstance(self._origins.get("tokenizer.name"), NotWritten)
 
     @property
     def as_arguments(self) -> list[str]:

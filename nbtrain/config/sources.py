@@ -1,6 +1,6 @@
 """Entries of data.sources: where text comes from, with one model for each kind."""
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -230,3 +230,12 @@ SOURCE_TYPES: tuple[type[SourceModel], ...] = get_args(get_args(Source)[0])
 def kind_of(source: type[SourceModel]) -> str:
     """What `kind:` names a source in a YAML."""
     return get_args(source.model_fields["kind"].annotation)[0]
+
+
+# Settings of a source that do not change its text; the mirror's address may hold a password.
+BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
+
+
+def text_settings(source: Any) -> dict[str, Any]:
+    """Return the settings that decide the text of one source."""
+    return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}

@@ -191,6 +191,13 @@ class OverridePlace(str):
         return place
 
 
+class NotWritten(str):
+    """The place of a value that no file and no override gives, though it is not the schema's default."""
+
+    def __new__(cls) -> "NotWritten":
+        return super().__new__(cls, "default")
+
+
 @dataclass
 class Located:
     """A nested dict and, for each dotted key in it, where it was written."""

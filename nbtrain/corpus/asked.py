@@ -10,30 +10,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from nbtrain.base.version import __version__
 from nbtrain.config.data_section import DataConfig
+from nbtrain.config.own_names import MAKES_DATASET
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import Source
+from nbtrain.config.sources import Source, text_settings
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
-
-# Settings of a source that do not change its text; the mirror's address may hold a password.
-BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """What decides the content of a dataset, besides the tokenizer (compared by hash)."""
     data = config.data
-    return {
-        "sources": [source_settings(source) for source in data.sources],
-        "cleaning": data.cleaning.model_dump(),
-        "json_key": data.json_key,
-        "extra_json_keys": data.extra_json_keys,
-        "split_sentences": data.split_sentences,
-    }
-
-
-def source_settings(source: Any) -> dict[str, Any]:
-    """What decides the text of one source."""
-    return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}
+    made = {key: getattr(data, key) for key in MAKES_DATASET if key != "blend"}
+    sources = [text_settings(source) for source in data.sources]
+    return {**made, "sources": sources, "cleaning": data.cleaning.model_dump()}
 
 
 def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +34,17 @@ def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
     # Sources that a version with other kinds wrote stay as they are: the comparison names them.
     with contextlib.suppress(KeyError, ValidationError):
         sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
-        filled["sources"] = [source_settings(source) for source in sources.validate_python(there["sources"])]
+        filled["sources"] = [text_settings(source) for source in sources.validate_python(there["sources"])]
     return filled
 
 
-def same_sources(there: list[dict[str, Any]], config: RunConfig) -> bool:
-    """Whether sources that were written down are those of a run."""
-    return with_defaults({"sources": there})["sources"] == settings(config)["sources"]
+def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Return whether the `sources` and `cleaning` of two records, each of a manifest, give the same text.
+
+    `there` may be older than a setting; `wanted` has the form of `settings`.
+    """
+    before = with_defaults({key: there[key] for key in ("sources", "cleaning") if key in there})
+    return all(before.get(key) == wanted[key] for key in ("sources", "cleaning"))
 
 
 def software(*distributions: str) -> dict[str, str]:

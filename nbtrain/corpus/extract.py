@@ -23,8 +23,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.locks import LOCK_FILE, locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, display
+from nbtrain.config.sources import text_settings
 from nbtrain.corpus import broken_records
-from nbtrain.corpus.asked import source_settings
 from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
 from nbtrain.corpus.lease import stop_if_ended
 from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts
@@ -88,7 +88,7 @@ def extracted(
     """
     inputs: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "settings": source_settings(reader.config),
+        "settings": text_settings(reader.config),
         "fingerprint": reader.fingerprint(),
     }
     text = json.dumps(inputs, sort_keys=True)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.workspace import dataset_dir, display, resolve
+from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.folder import folder_of, read_manifest
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
 from nbtrain.dataset.manifest import DatasetManifest, added_counts
@@ -102,6 +103,21 @@ class BlendFiles(DatasetFiles):
     def require(self, vocab_size: int | None = None) -> DatasetManifest:
         """The manifest of a blend that `open_blend` finds whole. Raises DataError."""
         return self.open_blend(vocab_size).manifest
+
+    def check_tokenizer(self, config: RunConfig) -> None:
+        """Raise DataError if the run has another tokenizer than its datasets, and theirs is known."""
+        manifest, own = self.manifest(), tokenizer_dir(config.tokenizer.name)
+        if manifest is None or manifest.tokenizer_sha256 is None:
+            return
+        theirs, ours = folder_of(manifest.tokenizer_sha256, [own]), read_manifest(own)
+        if theirs == own or (theirs is None and ours is None):
+            return
+        fix = f"Set tokenizer.name: {theirs.name}." if theirs else "Name the tokenizer that they have."
+        raise DataError(
+            f"{self.where}: the datasets were encoded with {display(theirs) if theirs else 'a tokenizer'} "
+            f"(sha256 {manifest.tokenizer_sha256[:12]}), but tokenizer.name = {config.tokenizer.name} is "
+            f"{'not there' if ours is None else ours['sha256'][:12]}: ids would mean other text. {fix}"
+        )
 
     def _together(self, manifests: list[DatasetManifest]) -> BlendManifest:
         tokenizers: dict[str, str] = {}

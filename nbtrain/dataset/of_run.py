@@ -5,8 +5,10 @@ from pathlib import Path
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.order import natural
-from nbtrain.base.workspace import dataset_dir, display, resolve, typed_path, valid_name
+from nbtrain.base.workspace import dataset_dir, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import settings
+from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
 from nbtrain.dataset.indexed import bin_path, idx_path
@@ -25,6 +27,15 @@ def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
     dataset = dataset_of(config)
     vocab_size = config.tokenizer.vocab_size
     return dataset.open_blend(vocab_size) if isinstance(dataset, BlendFiles) else dataset.open(vocab_size)
+
+
+def other_text_of_tokenizer(config: RunConfig) -> str:
+    """Return a clause on the other text that a run's tokenizer was trained on; "" if it is the run's text.
+
+    Nothing is said of a run with init_from, whose weights know that tokenizer.
+    """
+    directory = tokenizer_dir(config.tokenizer.name)
+    return "" if config.init_from is not None else other_text_of(directory, settings(config))
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:

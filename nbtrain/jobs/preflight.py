@@ -25,6 +25,7 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.inputs import check_same_settings
@@ -295,7 +296,12 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
         )
-    if tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+    if manifest and isinstance(dataset, BlendFiles):
+        try:
+            dataset.check_tokenizer(config)
+        except DataError as error:
+            yield mistake(str(error), "")
+    elif tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
         yield mistake(
             f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., "
             "but "

@@ -9,7 +9,6 @@ import difflib
 import shlex
 from collections.abc import Iterator, Mapping
 
-from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import Overrides, flatten, override_layer
 
@@ -91,19 +90,14 @@ def _statements(source: str) -> list[ast.stmt]:
 
 
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
-    """Overrides that also set data.sources to one entry, and the name of the dataset and its tokenizer.
+    """Return overrides that also set data.sources to one entry, and the name of its dataset.
 
-    Raises ConfigError for a source without a name: the run's own dataset would be asked for with other text;
-    and, as nb.load does, for overrides or a source that cannot be read.
+    Without `dataset`, the text gets a name of its own (config/own_names.py). Raises ConfigError, as nb.load
+    does, for overrides or a source that cannot be read.
     """
-    if source and not dataset:
-        raise ConfigError(
-            f"source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and "
-            'dataset: set dataset, e.g. "my-text".'
-        )
     added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:
-        added |= {"data.name": dataset, "tokenizer.name": dataset}
+        added["data.name"] = dataset
     further = [f"{key}={value}" for key, value in added.items()]
     read = dict(flatten(override_layer(further).value))
     if isinstance(overrides, Iterator):

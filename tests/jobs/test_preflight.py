@@ -29,6 +29,9 @@ MACHINE = Machine(
     gpus=(),
 )
 
+# Another size or other text would have names of its own.
+NAMES = {"data.name": "mock", "tokenizer.name": "mock"}
+
 
 def found(config, machine=MACHINE):
     return [(problem.kind, str(problem)) for problem in preflight(config, machine)]
@@ -548,7 +551,7 @@ def test_a_truncated_bin(tiny, own_data):
 
 def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
     """Ids above the model's vocabulary would index outside the embedding."""
-    config = tiny(**{"tokenizer.vocab_size": 300})
+    config = tiny(**NAMES, **{"tokenizer.vocab_size": 300})
     problems = found(config)
     assert any("tokenizer.vocab_size = 300" in message for _, message in problems)
     # Nothing is missing, and a prepare would make nothing.
@@ -557,7 +560,7 @@ def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
 
 def test_data_of_other_settings(tiny, own_data):
     """A run is not trained on text that its YAML does not ask for; names and weights may differ."""
-    config = tiny(**{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
+    config = tiny(**NAMES, **{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
     [(kind, message)] = found(config)
     assert kind == "data"
     assert "data/dataset/mock: made with other settings: data.sources[0].num_documents = " in message
@@ -582,7 +585,7 @@ def test_missing_data_without_sources(tiny, own_data):
 
 def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
     """uint16 tokens cannot hold a vocabulary of 70,000."""
-    config = tiny(**{"tokenizer.vocab_size": 70_000})
+    config = tiny(**NAMES, **{"tokenizer.vocab_size": 70_000})
     [(kind, message)] = found(config)
     assert kind == "data"
     assert "uint16 holds at most 65,535" in message

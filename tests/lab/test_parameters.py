@@ -37,22 +37,13 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
 
 
 def test_a_source_as_overrides():
-    """One entry in place of all sources, under a name that tokenizer and dataset share."""
+    """One entry in place of all sources, under a name of its own."""
     assert with_source("a.b=1 'c.d=x y'", "", "") == ["a.b=1", "c.d=x y"]
     assert with_source("", "{kind: jsonl, path: a b.jsonl}", "mine") == [
         "data.sources=[{kind: jsonl, path: a b.jsonl}]",
         "data.name=mine",
-        "tokenizer.name=mine",
     ]
-    with pytest.raises(ConfigError) as caught:
-        with_source("", "{kind: wiki, mirror: 'http://me:s3cret@host'}", "")
-    assert "s3cret" not in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        with_source("", "{kind: wiki}", "")
-    assert str(caught.value) == (
-        "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: "
-        'set dataset, e.g. "my-text".'
-    )
+    assert with_source("", "{kind: wiki}", "") == ["data.sources=[{kind: wiki}]"]
 
 
 @pytest.mark.parametrize(

@@ -454,6 +454,7 @@ def test_every_rule_finds_something_in_a_case():
         "a_checkpoint_comes_before_the_end",
         "dataset_is_not_repeated_too_often",
         "dataset_counts_agree",
+        "tokenizer_is_of_this_text",  # tests/dataset/prepare/test_own_tokenizer.py
         "decay_ends_with_the_run",
         "local_checkpoints_are_apart",
     }

@@ -10,7 +10,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import shortened
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus.tokenizer.beginning import (
     SETTINGS,
     SPECIAL_TOKENS_MAP,
@@ -79,6 +79,15 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return files.read_json(directory / "manifest.json")
     except ValueError as error:
         raise DataError(f"{error}. Remove the folder and run `nbtrain prepare RUN.yaml`.") from None
+
+
+def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
+    """Return the folder in the data directory whose tokenizer has this hash; `first` is tried first."""
+    for folder in [*first, *sorted((data_home() / "tokenizer").glob("[!.]*"))]:
+        entry = read_manifest(folder)
+        if entry and entry["sha256"] == sha256:
+            return folder
+    return None
 
 
 def adopt(

@@ -11,8 +11,19 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
+from nbtrain.config.own_names import MAKES_TRAINED
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import FORCE, origin, place, same_sources, settings, software
+from nbtrain.config.shipped_names import refuse_name_of_shipped_tokenizer
+from nbtrain.corpus.asked import (
+    FORCE,
+    differences,
+    origin,
+    place,
+    same_text,
+    settings,
+    software,
+    with_defaults,
+)
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, empty_error
 from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
@@ -29,6 +40,8 @@ from nbtrain.corpus.tokenizer.folder import (
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+NAMED_CHANGES = 3
 
 
 def is_trained(config: RunConfig) -> bool:
@@ -80,17 +93,21 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     manifest = read_manifest(directory)
     path = config.tokenizer.path
     if manifest is None and path is None and _holds_files(directory):
+        _check_own(config, manifest, directory, [])
         path = str(directory)
     if path is not None:
         return _brought(config, resolve(path), directory, manifest, force, say)
     others = _encoded_with(manifest, config) if manifest and force else []
     if manifest is not None and (not (force and manifest["trained"] and config.data.sources) or others):
+        _check_own(config, manifest, directory, others)
         loaded = Tokenizer.load(directory, manifest=manifest)
         _check_trained_for(config, manifest, directory)
         trained = manifest["trained"]
         how = "brought"
         if trained:
-            how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
+            how = "trained on these sources"
+            if not same_text(trained, settings(config)):
+                how = f"trained on other sources{_why_kept(config)}"
             if others:
                 verb = "is" if len(others) == 1 else "are"
                 how += f"; not made again, since {', '.join(others)} {verb} encoded with it"
@@ -123,6 +140,39 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
             loaded.vocab_size,
         )
     return loaded
+
+
+def _why_kept(config: RunConfig) -> str:
+    """Why a run has a tokenizer that was trained on other text: a clause, "" if it has no text itself."""
+    if config.init_from is not None:
+        return f"; the weights of init_from ({config.init_from}) know its ids"
+    return f"; {place(config, 'tokenizer.name')} names it" if config.data.sources else ""
+
+
+def _check_own(
+    config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
+) -> None:
+    """Raises DataError if a run that names no tokenizer would have another one than that of its own text."""
+    if config.names_tokenizer or config.init_from is not None or not config.data.sources:
+        return
+    name, trained = config.tokenizer.name, manifest and manifest["trained"]
+    if trained and same_text(trained, settings(config)):
+        return
+    found = "holds a tokenizer that was brought"
+    if trained:
+        there = with_defaults({key: trained[key] for key in ("sources", "cleaning") if key in trained})
+        here = {key: settings(config)[key] for key in ("sources", "cleaning")}
+        changed = differences({key: there[key] for key in here}, here, "data")
+        found = "was trained on other text: " + "; ".join(
+            f"{key} = {before} there, {now} in this run" for key, before, now in changed[:NAMED_CHANGES]
+        )
+    again = f"; or {FORCE}" if trained and not others else ""
+    used = f" ({', '.join(others)}: encoded with it)" if others else ""
+    raise DataError(
+        f"{display(directory)}: {found}{used}. This run names no tokenizer, so that it trains its own under "
+        f"the name of its dataset. Give data.name another value; to encode with the tokenizer that is there, "
+        f"set tokenizer.name: {name}{again}."
+    )
 
 
 def _brought(
@@ -206,8 +256,8 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
     if strange := sorted(path.name for path in directory.iterdir() if not path.name.startswith(".")):
         raise DataError(
             f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use a "
-            f"tokenizer that lies there, put its {ONE_FILE} into that folder and leave tokenizer.path empty; "
-            "else move the folder away, or give tokenizer.name another value."
+            f"tokenizer that lies there, put its {ONE_FILE} into that folder, set tokenizer.name and leave "
+            "tokenizer.path empty; otherwise move the folder away, or give tokenizer.name another value."
         )
 
 
@@ -263,8 +313,7 @@ def _holds_files(directory: Path) -> bool:
 
 
 def _wanted(config: RunConfig) -> dict[str, Any]:
-    keys = ("vocab_size", "train_bytes", "trainer", "train_seed", "eod_token")
-    return {key: getattr(config.tokenizer, key) for key in keys}
+    return {key: getattr(config.tokenizer, key) for key in MAKES_TRAINED}
 
 
 def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: Path) -> None:
@@ -292,6 +341,7 @@ def _shown(value: Any) -> str:
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
     """Train and put in place; the manifest, and a clause on the sample for the report."""
     _refuse_strange(directory, read_manifest(directory))
+    refuse_name_of_shipped_tokenizer(config)
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
     total = corpus.total_bytes()
     sample_bytes = min(total, train_bytes) if total else train_bytes
@@ -317,7 +367,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     record = {
         **wanted,
         "sample_bytes": int(progress.done),
-        "sources": settings(config)["sources"],
+        **{key: settings(config)[key] for key in ("sources", "cleaning")},
         "software": {**software(), **training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")

@@ -15,7 +15,7 @@ import numpy as np
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, read_manifest
+from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, folder_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
 from nbtrain.dataset.files import DatasetFiles
@@ -233,13 +233,9 @@ def _find_tokenizer(
         return _named_tokenizer(named)
     if manifest is None or manifest.tokenizer_sha256 is None:
         return None, None
-    folders = [tokenizer_dir(target.tokenizer.name)] if isinstance(target, RunConfig) else []
-    folders += sorted((data_home() / "tokenizer").glob("[!.]*"))
-    for folder in folders:
-        entry = read_manifest(folder)
-        if entry and entry["sha256"] == manifest.tokenizer_sha256:
-            return Tokenizer.load(folder), display(folder)
-    return None, None
+    own = [tokenizer_dir(target.tokenizer.name)] if isinstance(target, RunConfig) else []
+    folder = folder_of(manifest.tokenizer_sha256, own)
+    return (Tokenizer.load(folder), display(folder)) if folder is not None else (None, None)
 
 
 def _named_tokenizer(named: str) -> tuple[Decoder, str]:

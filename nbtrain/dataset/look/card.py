@@ -17,8 +17,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.html_table import grouped_table
 from nbtrain.base.look import ORANGE
 from nbtrain.base.terminal import printable
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.folder import folder_of
+from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
@@ -281,7 +283,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         else None,
         duplicates=asdict(find_duplicates(indexed)),
         seq_length=config.model.seq_length if config is not None else None,
-        warnings=[*_epoch_warnings(splits), *_unknown_warnings(own)],
+        warnings=[*_epoch_warnings(splits), *_unknown_warnings(own), *_other_text_warnings(own, config)],
     )
 
 
@@ -333,6 +335,14 @@ def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
         if (unknown := source.get("unknown_tokens") or 0)
         > UNKNOWN_WARNED_FRACTION * (tokens := source.get("tokens") or 0)
     ]
+
+
+def _other_text_warnings(manifest: DatasetManifest | None, config: RunConfig | None) -> list[str]:
+    if not manifest or not manifest.tokenizer_sha256 or (config and config.init_from is not None):
+        return []
+    folder = folder_of(manifest.tokenizer_sha256, [tokenizer_dir(config.tokenizer.name)] if config else [])
+    clause = other_text_of(folder, manifest.settings or {}) if folder else ""
+    return [f"{clause}: it needs more tokens for this text than one that is trained on it."] if clause else []
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:

@@ -23,6 +23,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.shipped_names import refuse_name_of_shipped_dataset
 from nbtrain.corpus import broken_records
 from nbtrain.corpus.asked import FORCE, origin, place, settings, software
 from nbtrain.corpus.cleaning import Cleaner
@@ -94,6 +95,7 @@ def prepare_dataset(
             f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. "
             f"To use it, leave data.sources empty; to replace it, {FORCE}."
         )
+    refuse_name_of_shipped_dataset(config)
     why = "an earlier prepare did not end" if begun else "the dataset is not there"
     why = why if manifest is None else "force"
     manifest = encoding.run(manifest, workers)

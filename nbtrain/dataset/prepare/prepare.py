@@ -60,6 +60,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             if isinstance(dataset, BlendFiles):
                 named = [f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend]
                 with _step(report, "encode") as say:
+                    dataset.check_tokenizer(config)
                     say("used", f"a blend of datasets that are there: {', '.join(named)}")
             else:
                 with ChosenWorkers(config) as workers:

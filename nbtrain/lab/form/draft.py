@@ -15,6 +15,7 @@ from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.config import architectures, recipes
 from nbtrain.config.load import Overrides, load
+from nbtrain.config.own_names import OWN_NAMES, leads_names
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
@@ -71,7 +72,7 @@ class Draft:
         """The run whose configuration `run` is, if this is to be its clone."""
         self.base = load(run, check=False)
         self._base_values = self.base.model_dump()
-        self._of_names: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+        self._of_leading: dict[str, dict[str, Any]] = {}
         now = load(self.base, overrides, check=False).model_dump()
         self._changed: dict[str, Any] = {}
         for key, one in every_field().items():
@@ -114,15 +115,24 @@ class Draft:
         return bool(kind := kind_of(key)) and kind in self._changed
 
     def _values_beside_names(self, key: str) -> dict[str, Any]:
-        """The YAML's values with what the names stand for that the field of `key` follows."""
-        names = self._names(key) if key in OF_RECIPE else ()
-        if not names:
+        """The YAML's values with those changes that the field of `key` follows, and what they stand for."""
+        if key in OWN_NAMES:
+            leading = {
+                name: value for name, value in self._changed.items() if leads_names(name) and name != key
+            }
+        else:
+            leading = self._names(key) if key in OF_RECIPE else {}
+        if not leading:
             return self._base_values
-        if names not in self._of_names:
-            self._of_names[names] = load(self.base, dict(names), check=False).model_dump()
-        return self._of_names[names]
+        known = repr(leading)
+        if known not in self._of_leading:
+            try:
+                self._of_leading[known] = load(self.base, leading, check=False).model_dump()
+            except ConfigError:  # of the text of a source, which the assessment reports
+                self._of_leading[known] = self._base_values
+        return self._of_leading[known]
 
-    def _names(self, key: str) -> tuple[tuple[str, Any], ...]:
+    def _names(self, key: str) -> dict[str, Any]:
         """The changes that the field of `key` follows: a recipe and an architecture that there are."""
         changed, names = self._changed, dict[str, Any]()
         if changed.get(RECIPE) in recipes.NAMES:
@@ -134,7 +144,7 @@ class Draft:
         if changed.get(ARCHITECTURE) in architectures.NAMES:
             names[ARCHITECTURE] = changed[ARCHITECTURE]
         names.pop(key, None)
-        return tuple(names.items())
+        return names
 
     @property
     def architecture(self) -> Any:
@@ -289,7 +299,8 @@ class Draft:
 
 def _leads(key: str) -> bool:
     """Whether the values of other fields follow this one's."""
-    return key in (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY) or key.endswith(".kind")
+    names = (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY)
+    return key in names or key.endswith(".kind") or leads_names(key)
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

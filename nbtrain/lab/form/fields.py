@@ -19,6 +19,7 @@ from nbtrain.base.workspace import bundled, workspace
 from nbtrain.config import architectures, recipes
 from nbtrain.config.fields import described
 from nbtrain.config.keys import entry_models, field_keys
+from nbtrain.config.own_names import OWN_NAMES
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show, spelled
@@ -167,10 +168,11 @@ def kind_of(key: str) -> str:
 
 @functools.cache
 def following() -> tuple[str, ...]:
-    """Keys of fields whose values follow another field's: the recipe, the architecture, or the kind of their
-    section."""
+    """Keys of fields whose values follow another field's: the recipe, the architecture, the kind of their
+    section, or the text and the tokenizer that a name stands for."""
     known = every_field()
-    return tuple(key for key in known if key in OF_RECIPE or known[key].within or kind_of(key))
+    leads = (*OF_RECIPE, *OWN_NAMES)
+    return tuple(key for key in known if key in leads or known[key].within or kind_of(key))
 
 
 def group_of(section: str) -> str:

@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator
 
 from nbtrain.base import amounts
+from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.schedule_section import given_unit, other_warmups
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.of_run import other_text_of_tokenizer
 from nbtrain.planner.findings import Cost, Finding, finding_of
 from nbtrain.planner.lint.subject import Subject
 
@@ -295,6 +297,23 @@ def dataset_counts_agree(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def tokenizer_is_of_this_text(subject: Subject) -> Iterator[Finding]:
+    """A tokenizer of other text needs more tokens for this one."""
+    try:
+        clause = other_text_of_tokenizer(subject.config)
+    except DataError as error:
+        clause = str(error).rstrip(".")
+    if clause:
+        yield finding_of(
+            subject.config,
+            "tokenizer_is_of_this_text",
+            "tokenizer.name",
+            f"{clause}: it needs more tokens for this text than one that is trained on it.",
+            "Leave tokenizer.name out and give data.name a new value to train one on this text.",
+            level="note",
+        )
+
+
 def validations_are_few(subject: Subject) -> Iterator[Finding]:
     """A validation batch costs a forward pass, a third of a training step."""
     config = subject.config
@@ -361,6 +380,7 @@ SCHEDULE_RULES = (
     fp16_scale_can_move,
     dataset_is_not_repeated_too_often,
     dataset_counts_agree,
+    tokenizer_is_of_this_text,
     validations_are_few,
     checkpoints_are_few,
 )

@@ -1156,7 +1156,7 @@ BROKEN = {
     ),
     "a blend of itself": (
         "gpt-125m",
-        ["data.blend=[{name: wiki-en, weight: 1}]", "data.sources=[]"],
+        ["data.name=wiki-en", "data.blend=[{name: wiki-en, weight: 1}]", "data.sources=[]"],
         "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, "
         "the folder that keeps the blend's own index. Give the blend another name.",
     ),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import DataConfig
 from nbtrain.config.sources import TextSource
-from nbtrain.corpus.asked import same_sources
+from nbtrain.corpus.asked import same_text
+from nbtrain.corpus.asked import settings as settings_of
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 from tests.fuzzing import num_cases
@@ -56,9 +57,9 @@ def test_the_manifest_says_how_line_ends_are_read(workspace):
     assert described["newlines"] == "lf"
     before = {"kind": "text", "path": "a.txt", "document_separator": None}
     config = SimpleNamespace(data=DataConfig(name="x", sources=[text("a.txt")]))
-    assert same_sources([before], config)
+    assert same_text({"sources": [before]}, settings_of(config))
     config = SimpleNamespace(data=DataConfig(name="x", sources=[text("a.txt", newlines="keep")]))
-    assert not same_sources([before], config)
+    assert not same_text({"sources": [before]}, settings_of(config))
 
 
 @pytest.mark.parametrize("separator", [None, "---"])

@@ -15,8 +15,7 @@ import zstandard
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
-from nbtrain.config.sources import WikiSource
-from nbtrain.corpus.asked import source_settings
+from nbtrain.config.sources import WikiSource, text_settings
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import wiki
 from nbtrain.corpus.sources.base import open_source
@@ -226,7 +225,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
     assert described["attribution"] == (
         "Wikipedia (testwiki, https://test.example/), by its contributors; each page's history names them."
     )
-    assert "hush" not in str(described) + str(source_settings(source.config))
+    assert "hush" not in str(described) + str(text_settings(source.config))
     (workspace / "data" / "download" / name).unlink()
     assert source.fingerprint() == described["fingerprint"]
     assert source.describe()["attribution"].startswith("Wikipedia (testwiki), by its contributors")

@@ -66,6 +66,8 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
         "data.sources.0.path=texts/a.txt",
         "data.cleaning.min_bytes=7",
         "data.sources.0.path=texts/a.txt",
+        "data.name=small",
+        "tokenizer.name=small",
     )
     (workspace / "run.yaml").write_text(
         RUN.replace("  cleaning", "    - {kind: text, path: more}\n  cleaning")

@@ -375,7 +375,7 @@ def test_two_datasets_share_a_tokenizer(make_config, workspace):
     assert steps(report)[0] == (
         "tokenizer",
         "kept",
-        "data/tokenizer/small: 300 entries, trained on other sources",
+        "data/tokenizer/small: 300 entries, trained on other sources; tokenizer.name names it",
     )
     assert report.manifest.counts["dropped"] == {"duplicate": 1}
 
@@ -451,8 +451,9 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
             config = make_config(tokenizer={"name": "mine", "path": path}, data={"name": "mine"})
             assert refusal(config, force=force) == (
                 "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To use "
-                "a tokenizer that lies there, put its tokenizer.json into that folder and leave "
-                "tokenizer.path empty; else move the folder away, or give tokenizer.name another value."
+                "a tokenizer that lies there, put its tokenizer.json into that folder, set "
+                "tokenizer.name and leave tokenizer.path empty; otherwise move the folder away, or give "
+                "tokenizer.name another value."
             )
     assert everything(mine.parent) == {"mine/spiece.model": hashlib.sha256(b"somebody's").hexdigest()}
 

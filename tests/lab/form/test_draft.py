@@ -219,6 +219,22 @@ def test_what_a_recipe_sets_follows_it(run: str, typed: dict[str, object], overr
     assert draft.texts_for(load(run, draft.overrides, check=False)) == {}
 
 
+def test_names_follow_the_text_and_the_vocabulary() -> None:
+    """The form shows the names that the run gets; a name that was typed stays."""
+    draft, names = Draft("gpt-tiny"), ("data.name", "tokenizer.name")
+    draft.type({"data.sources": "[{kind: jsonl, path: books.jsonl}]"})
+    assert [draft.value(name) for name in names] == [draft.config.data.name] * 2
+    assert draft.overrides.keys() == {"data.sources"}
+    draft.type({"name": "books"})
+    assert [draft.value(name) for name in names] == ["books", "books"]
+    draft.type({"data.name": "python-docs-1k"})
+    assert (draft.config.data.name, draft.value("tokenizer.name")) == ("python-docs-1k", "python-docs-1k")
+    assert draft.overrides["data.name"] == "python-docs-1k"
+    again = Draft("gpt-tiny", {"tokenizer.vocab_size": 2048, "name": "wide"})
+    assert again.changes == {"name": "wide", "tokenizer.vocab_size": 2048}
+    assert again.value("tokenizer.name") == again.config.tokenizer.name == "wide"
+
+
 def test_defaults_are_those_of_the_recipe() -> None:
     """Of its architecture too, unless another one was chosen; a name that is no recipe has none."""
     draft = Draft("gpt3-tiny")

@@ -1,0 +1,60 @@
+"""Datasets and tokenizers of the shipped runs: no other run makes something else under their names.
+
+Whatever is prepared first, `nbtrain prepare gpt-tiny` finds its own files or none.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.workspace import bundled, workspace
+from nbtrain.config.load import load
+from nbtrain.config.own_names import DATA_NAME, TOKENIZER_NAME, makes_same_dataset, makes_same_tokenizer
+from nbtrain.config.schema import RunConfig
+
+
+def refuse_name_of_shipped_dataset(config: RunConfig) -> None:
+    """Raise DataError if a shipped run makes another dataset under the name that this run is to make."""
+    for other in _runs_that_say(config.data.name):
+        if (
+            other.data.name == config.data.name
+            and other.data.sources
+            and not makes_same_dataset(other, config)
+        ):
+            raise DataError(
+                f"{config.where(DATA_NAME)}: {DATA_NAME} = {config.data.name}: is the dataset that "
+                f"{other.name} makes from other settings. Give {DATA_NAME} another value."
+            )
+
+
+def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
+    """Raise DataError if a shipped run trains another tokenizer under the name that this run is to train."""
+    name = config.tokenizer.name
+    for other in _runs_that_say(name):
+        trains = other.data.sources and other.tokenizer.path is None and other.init_from is None
+        if other.tokenizer.name == name and trains and not makes_same_tokenizer(other, config):
+            raise DataError(
+                f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name}: is the tokenizer that "
+                f"{other.name} trains on its own text, and is not there yet. To use it, run `nbtrain prepare "
+                f"{other.name}` first; to train one on this text, leave {TOKENIZER_NAME} out or give it "
+                "another value."
+            )
+
+
+def _runs_that_say(name: str) -> Iterator[RunConfig]:
+    """The shipped runs, as the workspace has them, if any of their files holds the name."""
+    roots = [workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt")]
+    files: dict[Path, Path] = {}
+    for root in roots:
+        for path in root.rglob("*.yaml"):
+            files.setdefault(path.relative_to(root), path)
+    if not any(
+        f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files.values()
+    ):
+        return
+    for relative, path in sorted(files.items()):
+        if len(relative.parts) == 2 and relative.parts[0] in ("training", "finetuning"):
+            try:
+                yield load(path, check=False)
+            except ConfigError:  # somebody edits it; whoever names it will be told
+                continue

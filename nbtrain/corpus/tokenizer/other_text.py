@@ -1,0 +1,26 @@
+"""Tokenizers that were trained on other text than a dataset has: they need more tokens for that text."""
+
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.workspace import display
+from nbtrain.corpus.asked import same_text
+from nbtrain.corpus.tokenizer.folder import read_manifest
+
+NAMED_SOURCES = 2
+
+
+def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
+    """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if none.
+
+    `wanted` holds the sources and the cleaning of a dataset, as corpus/asked.py records them. A tokenizer
+    that was brought, or that is not there, was trained on no text that is known.
+    """
+    trained = (read_manifest(directory) or {}).get("trained")
+    if not trained or not wanted.get("sources") or same_text(trained, wanted):
+        return ""
+    names = [source.get("path") or source["kind"] for source in trained["sources"]]
+    more = len(names) - NAMED_SOURCES
+    listed = [*names[:NAMED_SOURCES], *([f"{amounts.counted(more, 'more source')}"] if more > 0 else [])]
+    return f"{display(directory)} was trained on other text ({', '.join(listed)})"

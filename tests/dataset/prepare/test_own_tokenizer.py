@@ -1,0 +1,156 @@
+"""Whose tokenizer a dataset is encoded with: its own, or one that the YAML names, in any order."""
+
+import json
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.config.load import load
+from nbtrain.corpus.tokenizer.folder import read_manifest
+from nbtrain.dataset.look.card import data_card
+from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.planner.plan import plan
+
+MODEL = "{num_layers: 1, hidden_size: 8, num_attention_heads: 1, seq_length: 16}"
+DEMO = f"""\
+name: demo
+model: {MODEL}
+tokenizer: {{vocab_size: 300}}
+data:
+  name: demo-300
+  sources: [{{kind: jsonl, path: demo.jsonl}}]
+  split: 8,1,1
+batch: {{micro_batch_size: 1, global_batch_size: 1, train_tokens: 160}}
+lr_schedule: {{lr: 1.0e-3}}
+evaluation: {{eval_iters: 1}}
+"""
+BOOKS = "extends: demo.yaml\nname: books\ndata:\n  sources: [{kind: jsonl, path: books.jsonl}]\n"
+
+
+@pytest.fixture
+def files(workspace):
+    """demo.yaml and books.yaml, which extends it, on two texts with other words."""
+    for name, words in (("demo", "def return self import"), ("books", "whale captain harpoon ocean")):
+        pairs = [
+            f"{word} {other} {number}" for number in range(40) for word in words.split() for other in "ab"
+        ]
+        lines = [json.dumps({"text": " ".join(pairs[start : start + 8])}) for start in range(0, 320, 8)]
+        (workspace / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (workspace / "demo.yaml").write_text(DEMO)
+    (workspace / "books.yaml").write_text(BOOKS)
+    return workspace
+
+
+def prepared(run, *overrides, **keywords):
+    """(tokens, sha256 of the tokenizer) of a run that is prepared."""
+    config = load(run, list(overrides))
+    prepare(config, **keywords)
+    manifest = dataset_of(config).manifest()
+    return manifest.counts["tokens"], manifest.tokenizer_sha256
+
+
+def refusal(run, *overrides, **keywords):
+    with pytest.raises(DataError) as caught:
+        prepare(load(run, list(overrides)), **keywords)
+    return str(caught.value)
+
+
+def test_the_demo_does_not_depend_on_what_was_prepared_before(files, monkeypatch):
+    """Demo first, or after runs that extend it with other text, another vocabulary, or cleaned otherwise."""
+    monkeypatch.setenv("NBTRAIN_DATA", str(files / "first"))
+    demo, books = prepared("demo.yaml"), prepared("books.yaml")
+    assert demo[1] != books[1]
+    monkeypatch.setenv("NBTRAIN_DATA", str(files / "second"))
+    assert prepared("books.yaml") == books
+    for override in (
+        "tokenizer.vocab_size=290",
+        "data.cleaning.min_bytes=9",
+        "data.sources.0.path=books.jsonl",
+    ):
+        prepared("demo.yaml", override)
+    assert prepared("demo.yaml") == demo
+    assert prepared("books.yaml") == books
+
+
+def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
+    """Then prepare, plan and data card say so; a run that names none is refused it, also under force."""
+    prepared("demo.yaml")
+    named = ["data.sources.0.path=books.jsonl", "tokenizer.name=demo-300", "data.name=books"]
+    config = load("demo.yaml", named)
+    step = prepare(config).steps[0]
+    assert step.reason == (
+        "data/tokenizer/demo-300: 300 entries, trained on other sources; override tokenizer.name=demo-300: "
+        "tokenizer.name names it"
+    )
+    (finding,) = [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
+    assert finding.message.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl): ")
+    for target in (config, "books"):
+        (warning,) = [text for text in data_card(target).warnings if "other text" in text]
+        assert warning.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl): ")
+    assert not data_card(load("demo.yaml")).warnings
+    assert not [one for one in plan(load("demo.yaml")).findings if one.rule == "tokenizer_is_of_this_text"]
+    # Its own sources are changed in the same file.
+    (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
+    message = refusal("demo.yaml")
+    assert message.startswith(
+        "data/tokenizer/demo-300: was trained on other text: data.sources[0].path = 'demo.jsonl' there, "
+        "'books.jsonl' in this run. "
+    )
+    assert "set tokenizer.name: demo-300; or make it again" in message
+    assert "(books: encoded with it)" in refusal("demo.yaml", force=True)
+
+
+def test_force_trains_a_changed_text_again(files):
+    """If no other dataset is encoded with the tokenizer of the old text."""
+    _, before = prepared("demo.yaml")
+    (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
+    _, after = prepared("demo.yaml", force=True)
+    assert before != after
+    assert read_manifest(tokenizer_dir("demo-300"))["trained"]["sources"][0]["path"] == "books.jsonl"
+
+
+def test_a_brought_tokenizer_is_named(files):
+    """One that lies in the folder of the dataset's name belongs to whoever put it there."""
+    prepared("demo.yaml")
+    tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
+    (tokenizer_dir("books") / "manifest.json").unlink()
+    message = "data/tokenizer/books: holds a tokenizer that was brought. This run names no tokenizer, "
+    assert refusal("books.yaml").startswith(message)
+    prepared("books.yaml", "tokenizer.name=books")
+    assert refusal("books.yaml", force=True).startswith(message)
+
+
+def test_weights_keep_their_tokenizer(files):
+    """A run with init_from has other text and the tokenizer of its model; none is trained for it."""
+    _, demo = prepared("demo.yaml")
+    (files / "tuned.yaml").write_text(BOOKS.replace("name: books", "name: tuned\ninit_from: demo"))
+    assert prepared("tuned.yaml")[1] == demo
+    config = load("tuned.yaml")
+    assert (
+        prepare(config)
+        .steps[0]
+        .reason.endswith("other sources; the weights of init_from (demo) know its ids")
+    )
+    assert not [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
+
+
+def test_a_blend_has_the_tokenizer_of_its_datasets(files):
+    """An inherited name that is another one's is refused, and the message says which it is."""
+    prepared("demo.yaml")
+    prepared("books.yaml")
+    blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]"]
+    assert refusal("demo.yaml", *blend).endswith("ids would mean other text. Set tokenizer.name: books.")
+    assert load("demo.yaml", blend).data.name == "mixed"
+    prepare(load("demo.yaml", [*blend, "tokenizer.name=books"]))
+
+
+def test_names_of_shipped_runs_are_theirs(files):
+    """Nothing else is made under them: the demo finds its own files or none."""
+    message = refusal("demo.yaml", "tokenizer.name=python-docs-1k")
+    assert "tokenizer.name = python-docs-1k: is the tokenizer that " in message
+    assert "run `nbtrain prepare gpt-tiny` first" in message
+    message = refusal("demo.yaml", "data.name=python-docs-1k", "tokenizer.name=words")
+    assert "data.name = python-docs-1k: is the dataset that " in message
+    assert read_manifest(tokenizer_dir("python-docs-1k")) is None

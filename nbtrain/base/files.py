@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nbtrain.base.errors import RecordError
+from nbtrain.base.git_lfs import pointer_problem
 
 # Part of the cause of a job whose run directory can no longer be written.
 READ_ONLY = "on a read-only disk"
@@ -146,6 +147,8 @@ def _json_value(path: Path, content: bytes) -> Any:
         line = content.count(b"\n", 0, error.start) + 1
         raise RecordError(f"{path}:{line}: not JSON: byte {error.start + 1} is not UTF-8") from error
     except json.JSONDecodeError as error:
+        if problem := pointer_problem(content):
+            raise RecordError(f"{path}: {problem}") from error
         what = f"{error.msg.removesuffix(' at')} (column {error.colno})"
         raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
     except RecursionError as error:

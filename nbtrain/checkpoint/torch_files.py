@@ -13,6 +13,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 from nbtrain.parallel.startup import prepare_deepspeed
 
@@ -77,7 +78,8 @@ def load_file(path: Path, mmap: bool = False) -> Any:
         ) from None
     except DAMAGED as error:
         # Without torch's own words: they advise to turn the protection off.
-        raise CheckpointError(f"{display(path)} {_why_refused(error)}.") from None
+        problem = pointer_problem_of(path) or _why_refused(error)
+        raise CheckpointError(f"{display(path)} {problem}.") from None
 
 
 def code_problem(path: Path) -> str | None:

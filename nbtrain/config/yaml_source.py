@@ -18,6 +18,7 @@ import yaml
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.terminal import shortened
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.
@@ -276,6 +277,8 @@ def read_yaml(path: Path, label: str | None = None) -> Located:
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if problem := pointer_problem(text.encode()):
+        raise ConfigError(f"{path}: {problem}.")
     return parse_yaml(text, label)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -252,6 +253,8 @@ class IndexedDataset:
         path = bin_path(self.prefix)
         expected, found = self.num_tokens * self._itemsize, path.stat().st_size
         if found < expected:
+            if problem := pointer_problem_of(path):
+                raise DataError(f"{display(path)}: {problem}.")
             raise DataError(
                 f"{display(path)}: truncated: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
                 f"{self.num_tokens:,} tokens of {self._itemsize} bytes = {expected:,} bytes; "
@@ -328,6 +331,8 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
         raise missing(path) from None
     except OSError as error:
         raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+    if problem := pointer_problem_of(path):
+        raise DataError(f"{display(path)}: {problem}.")
     if raw.startswith(LEGACY_MAGIC):
         raise DataError(
             f"{display(path)}: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "

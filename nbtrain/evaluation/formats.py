@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.files import too_many_digits
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.terminal import nearest
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -161,6 +162,8 @@ def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
                 except UnicodeDecodeError as error:
                     raise DataError(f"{where}: is no text in UTF-8 (byte {error.start}).") from None
                 except json.JSONDecodeError as error:
+                    if problem := pointer_problem_of(path):
+                        raise DataError(f"{path}: {problem}.") from None
                     raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}).") from None
                 except RecursionError:
                     raise DataError(

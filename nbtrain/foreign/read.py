@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.workspace import typed_path, workspace
 from nbtrain.config.other_files import JOB_KINDS
 from nbtrain.foreign.flags import VERSIONS, tables
@@ -102,6 +103,8 @@ def _text(path: Path) -> str:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
         text = path.read_text(encoding="utf-8")
+        if problem := pointer_problem(text.encode()):
+            raise ConfigError(f"{path}: {problem}.")
         # What DeepSpeed refuses of a JSON is left in it, to be named.
         return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
     except FileNotFoundError:

@@ -20,6 +20,7 @@ from typing import Any
 
 from nbtrain.base.amounts import counted
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.pretrained.header import Header, Tensor, read_header
@@ -184,6 +185,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        if problem := pointer_problem_of(path):
+            raise CheckpointError(f"{display(path)}: {problem}.") from error
         raise CheckpointError(
             f"{display(path)}: cannot be read as JSON: {error}. Download the folder again."
         ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from nbtrain.base.amounts import size
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 
 # The limit of the safetensors library; a longer "head" is another kind of file.
@@ -68,6 +69,8 @@ def read_header(path: Path) -> Header:
             content = stream.read(count) if count <= MOST_HEAD_BYTES else b""
     except OSError as error:
         raise CheckpointError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+    if problem := pointer_problem_of(path):
+        raise CheckpointError(f"{display(path)}: {problem}.")
     if length < 8 or count > MOST_HEAD_BYTES:
         raise _damaged(path, "is no safetensors file: it does not begin with the length of a head")
     if len(content) < count:

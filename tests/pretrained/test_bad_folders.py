@@ -203,7 +203,7 @@ def test_half_a_download_is_caught(folder):
     assert "is damaged: 2 bytes follow its last tensor" in message(folder)
     (folder / WEIGHTS).write_bytes(b"")
     assert "is no safetensors file" in message(folder)
-    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (folder / WEIGHTS).write_bytes(b"no head at all")
     assert "is no safetensors file: it does not begin with the length of a head" in message(folder)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus.tokenizer.beginning import (
@@ -163,7 +164,9 @@ def _is_own(folder: Path) -> bool:
 
 
 def _refuse_other_formats(path: Path, content: bytes) -> None:
-    """Raises DataError, with the command that converts it, if a file is a tokenizer of another kind."""
+    """Raise DataError, with what to run, if a file is a Git LFS pointer or a tokenizer of another kind."""
+    if problem := pointer_problem_of(path):
+        raise DataError(f"{display(path)}: {problem}.")
     kind = next((kind for kind, begins in OTHER_FORMATS.items() if begins.match(content)), None)
     if kind is None:
         return
@@ -303,6 +306,8 @@ def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> 
         return {}
     kept = {}
     for one in found:
+        if problem := pointer_problem_of(one):
+            raise DataError(f"{display(one)}: {problem}.")
         name = one.relative_to(path).as_posix()
         target = directory / KEPT / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -355,6 +360,9 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
+    for path in (vocab, merges):
+        if problem := pointer_problem_of(path):
+            raise DataError(f"{display(path)}: {problem}.")
     try:
         # Both raise bare Exceptions from Rust.
         built = byte_level(tokenizers.Tokenizer(BPE.from_file(str(vocab), str(merges))))

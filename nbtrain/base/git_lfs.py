@@ -1,0 +1,40 @@
+"""Git LFS pointers: the three lines that a clone without git-lfs holds instead of a large file.
+
+    version https://git-lfs.github.com/spec/v1
+    oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+    size 12345
+
+The format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md. Hugging Face's hub hands out the same
+pointers for files that it stores in Xet.
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+# The specification: a pointer has less than 1,024 bytes; older programs wrote two other addresses.
+MOST_BYTES = 1024
+_POINTER = re.compile(
+    rb"\s*version https?://(git-lfs\.github\.com/spec|hawser\.github\.com/spec|git-media\.io)/v\d+\r?\n"
+    rb"([a-z0-9.-]+ [^\r\n]*\r?\n)*"
+    rb"size (?P<size>\d+)\s*"
+)
+
+
+def pointer_problem(content: bytes) -> str | None:
+    """Return what is wrong with a file that holds `content` if it is a pointer, without a full stop."""
+    match = _POINTER.fullmatch(content) if len(content) < MOST_BYTES else None
+    if match is None:
+        return None
+    return (
+        f"is a Git LFS pointer, not the file ({int(match['size']):,} bytes, which are not on this disk): run "
+        "`git lfs pull` in its repository, or download the file itself"
+    )
+
+
+def pointer_problem_of(path: Path) -> str | None:
+    """Return pointer_problem of a file; None for a file that is not there or may not be read."""
+    with suppress(OSError, ValueError):
+        if Path(path).stat().st_size < MOST_BYTES:
+            return pointer_problem(Path(path).read_bytes())
+    return None

@@ -43,6 +43,17 @@ class FileSourceModel(SourceModel):
     """Stop with an error when more than this share of the records cannot be read; null sets no limit."""
 
 
+class FolderSourceModel(FileSourceModel):
+    """Fields of a source that chooses the files of a folder by their names."""
+
+    split: Literal["train", "validation", "test", "all"] | None = None
+    """Which files of a folder to read, by the split that their names say; train also takes files whose names
+    say none. Null refuses a folder that mixes files of validation or test with others."""
+    exclude: list[Text] = []
+    """Files of a folder to leave out, e.g. ["stats.json", "old/*.jsonl"]. A pattern without a slash is
+    compared with the name of the file and of every folder above it."""
+
+
 class PythonDocsSource(SourceModel):
     """Docstrings of the standard library and of installed packages, read with ast, never imported."""
 
@@ -51,7 +62,7 @@ class PythonDocsSource(SourceModel):
     """Stop after this many bytes of text."""
 
 
-class TextSource(FileSourceModel):
+class TextSource(FolderSourceModel):
     """Plain text: a file, or a folder of .txt files; also .gz, .zst, .bz2 and .xz."""
 
     kind: Literal["text"]
@@ -61,8 +72,8 @@ class TextSource(FileSourceModel):
     """Line ends: lf turns each \\r\\n of Windows into \\n and saves a token per line; keep leaves them."""
 
 
-class JsonlSource(FileSourceModel):
-    """One JSON object per line, or one array of objects: .jsonl; also .gz, .zst, .bz2 and .xz."""
+class JsonlSource(FolderSourceModel):
+    """JSON objects, one per line or in one array: .jsonl, .ndjson, .json; also .gz, .zst, .bz2 and .xz."""
 
     has_extra_keys = True
     kind: Literal["jsonl"]
@@ -70,8 +81,8 @@ class JsonlSource(FileSourceModel):
     """Key whose string is the document."""
 
 
-class ParquetSource(FileSourceModel):
-    """Parquet files; one column is read, row group by row group."""
+class ParquetSource(FolderSourceModel):
+    """Parquet files: .parquet, .parq, .pq; one column is read, row group by row group."""
 
     has_extra_keys = True
     kind: Literal["parquet"]
@@ -90,7 +101,7 @@ class HfDatasetSource(FileSourceModel):
     """Column whose string is the document."""
 
 
-class WikiextractorSource(FileSourceModel):
+class WikiextractorSource(FolderSourceModel):
     """The output of wikiextractor --json: folders AA, AB, ... with files wiki_00, wiki_01, ..."""
 
     has_extra_keys = True
@@ -121,8 +132,8 @@ class WikiSource(SourceModel):
     """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
 
 
-class TokensSource(FileSourceModel):
-    """Documents that are token ids already: .jsonl or .json, also compressed, or .parquet."""
+class TokensSource(FolderSourceModel):
+    """Documents that are token ids already: .jsonl, .ndjson or .json, also compressed, or .parquet."""
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"
@@ -133,7 +144,7 @@ class TokensSource(FileSourceModel):
     """Append the end-of-document token to documents that do not end in it."""
 
 
-class FineTuningSourceModel(FileSourceModel):
+class FineTuningSourceModel(FolderSourceModel):
     """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
@@ -141,7 +152,7 @@ class FineTuningSourceModel(FileSourceModel):
 
 
 class PromptCompletionSource(FineTuningSourceModel):
-    """A prompt and the completion that is learnt: .jsonl or .json, also compressed, or .parquet."""
+    """A prompt and the completion that is learnt: .jsonl, .ndjson or .json, also compressed, or .parquet."""
 
     kind: Literal["prompt-completion"]
     prompt_key: Word = "prompt"
@@ -160,8 +171,8 @@ class AlpacaSource(FineTuningSourceModel):
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations in .jsonl or .json, also compressed, or .parquet: role and content, ShareGPT's, or
-    OpenAssistant's trees."""
+    """Conversations in .jsonl, .ndjson or .json, also compressed, or .parquet: role and content, ShareGPT's,
+    or OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
@@ -177,8 +188,8 @@ class ChatSource(FineTuningSourceModel):
 
 
 class PreferenceSource(FineTuningSourceModel):
-    """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl or .json,
-    also compressed, or .parquet."""
+    """A prompt with a chosen and a rejected answer, texts or messages, for the section dpo: .jsonl, .ndjson
+    or .json, also compressed, or .parquet."""
 
     kind: Literal["preference"]
     prompt_key: Word = "prompt"

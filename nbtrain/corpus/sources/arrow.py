@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart, Tally, Texts
@@ -71,6 +72,8 @@ class OpenTable(ABC):
         # Errors of the system have a number, those of Arrow have none.
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
             return unreadable(self._path, error, self._where)
+        if problem := pointer_problem_of(self._path):
+            return DataError(f"{self._where}: {display(self._path)}: {problem}.")
         first = str(error).splitlines()[0].rstrip(".")
         return DataError(
             f"{self._where}: {display(self._path)}: no {self.format}, or damaged: {first}. Copy or download "

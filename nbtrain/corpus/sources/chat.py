@@ -24,7 +24,7 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus.records import Example, Preference, SourcePart, Tally
 from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
 from nbtrain.corpus.sources.json_line import keys_of, kind_of
-from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
+from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 from nbtrain.corpus.sources.record_files import Row
 from nbtrain.corpus.sources.templates import Template
 
@@ -195,7 +195,7 @@ class ChatReader(ExampleReader):
 
     def _is_flat(self, path: Path) -> bool:
         """Whether the rows of a file are messages of trees, by its columns or its first line."""
-        if path.suffix.lower() == SUFFIX:
+        if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)
         with self.open_file(path) as stream:

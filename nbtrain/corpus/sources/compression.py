@@ -1,7 +1,8 @@
 """Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, also of several members (frames, streams).
 
-All four behave alike for files that are cut short, and count the bytes read, as their libraries do not.
-Archives and other compressions are recognised and refused, with the command that unpacks them.
+A file is unpacked because of its first bytes, whatever its name says. All four formats behave alike for files
+that are cut short, and count the bytes read, as their libraries do not. Archives, other compressions and
+files of another kind of source are recognised and refused, with what to do about them.
 """
 
 import bz2
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.workspace import display
 from nbtrain.corpus.optional import optional
 
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t", ".xz": "xz -t"}
 SUFFIXES = tuple(CHECKS)
+PACKINGS = {**{suffix: suffix for suffix in SUFFIXES}, ".gzip": ".gz", ".zstd": ".zst", ".bzip2": ".bz2"}
+"""{suffix of a compressed file: the compression}."""
+PACKED_SUFFIXES = tuple(PACKINGS)
 READ_ARE = f"{', '.join(SUFFIXES[:-1])} and {SUFFIXES[-1]}"
 # Text in UTF-8 cannot begin like .gz, .zst or .xz; it may begin with BZh, but a block of bzip2 must follow.
 MAGIC = {
@@ -27,36 +32,52 @@ MAGIC = {
     ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     ".xz": re.compile(rb"\xfd7zXZ\x00"),
 }
+# A frame that zstd and lz4 skip: pzstd begins files with one. Its size follows in four bytes.
+SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+SKIPPABLE_HEAD_BYTES = 8
 
 
 class Unread(NamedTuple):
-    """A compression or archive that is not read."""
+    """A kind of file that is not read here."""
 
     name: str
     magic: re.Pattern[bytes] | None
-    """What such a file begins with; None if only its name tells."""
+    """The bytes that such a file begins with; None if only its name tells."""
     suffixes: tuple[str, ...]
-    unpack: str
+    remedy: str
+    """A sentence on what to do."""
+    command: str = ""
     """The command that unpacks it."""
 
 
+def _packed(name: str, magic: bytes | None, suffixes: tuple[str, ...], command: str) -> Unread:
+    pattern = None if magic is None else re.compile(magic, re.DOTALL)
+    return Unread(name, pattern, suffixes, f"Unpack it with `{command}`, and name what comes out.", command)
+
+
 UNREAD = (
-    Unread("a zip archive", re.compile(rb"PK(\x03\x04|\x05\x06|\x07\x08)"), (".zip",), "unzip"),
-    Unread("a 7z archive", re.compile(rb"7z\xbc\xaf\x27\x1c"), (".7z",), "7z x"),
-    Unread("a RAR archive", re.compile(rb"Rar!\x1a\x07"), (".rar",), "unrar x"),
-    Unread("an lz4 file", re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"), (".lz4",), "lz4 -d"),
-    Unread("an lzip file", re.compile(rb"LZIP\x01"), (".lz",), "lzip -d"),
-    Unread("an lzma file", re.compile(rb"\x5d\x00\x00"), (".lzma",), "xz --format=lzma -d"),
-    Unread("an lzop file", re.compile(rb"\x89LZO\x00"), (".lzo",), "lzop -d"),
-    Unread("a compress (.Z) file", re.compile(rb"\x1f[\x9d\xa0]"), (".z",), "uncompress"),
-    Unread("a snappy file", re.compile(rb"\xff\x06\x00\x00sNaPpY"), (".sz", ".snappy"), "snzip -d"),
-    Unread("a brotli file", None, (".br",), "brotli -d"),
+    _packed("a zip archive", rb"PK(\x03\x04|\x05\x06|\x07\x08)", (".zip",), "unzip"),
+    _packed("a 7z archive", rb"7z\xbc\xaf\x27\x1c", (".7z",), "7z x"),
+    _packed("a RAR archive", rb"Rar!\x1a\x07", (".rar",), "unrar x"),
+    _packed("an lz4 file", rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18", (".lz4",), "lz4 -d"),
+    _packed("an lzip file", rb"LZIP\x01", (".lz",), "lzip -d"),
+    _packed("an lzma file", rb"\x5d\x00\x00", (".lzma",), "xz --format=lzma -d"),
+    _packed("an lzop file", rb"\x89LZO\x00", (".lzo",), "lzop -d"),
+    _packed("a compress (.Z) file", rb"\x1f[\x9d\xa0]", (".z",), "uncompress"),
+    _packed("a snappy file", rb"\xff\x06\x00\x00sNaPpY", (".sz", ".snappy"), "snzip -d"),
+    _packed("a brotli file", None, (".br",), "brotli -d"),
 )
-TAR = Unread(
+TAR = _packed(
     "a tar archive",
-    re.compile(rb"[^\x00].{256}ustar(\x00|  \x00)", re.DOTALL),
+    rb"[^\x00].{256}ustar(\x00|  \x00)",
     (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
     "tar -xf",
+)
+# No text, and no compression either: the readers of lines are given these by mistake.
+OTHER_FILES = (
+    Unread("a Parquet file", re.compile(rb"PAR1"), (), "Read it with kind: parquet."),
+    Unread("an Arrow file", re.compile(rb"ARROW1\x00\x00"), (), "Write it as Parquet, or with save_to_disk."),
+    Unread("a PDF document", re.compile(rb"%PDF-"), (), "Extract its text to a .txt or .jsonl file."),
 )
 MAGIC_BYTES = 265  # the mark of a tar archive stands at byte 257
 BLOCK_BYTES = 1 << 18
@@ -67,75 +88,106 @@ ZSTD_FEED_BYTES = 4 << 10
 LARGEST_WINDOW_BYTES = 1 << 31
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether the file's name says that it is compressed."""
-    return path.suffix.lower() in CHECKS
+def packing_of_file(path: Path, where: str) -> str | None:
+    """Return the compression that a file begins with; None for plain bytes. Raises as open_bytes does."""
+    with open_bytes(path, where) as stream:
+        raw: Any = stream.raw
+        return raw.packing if isinstance(raw, Unpacked) else None
 
 
 def unread(begun: bytes, name: str) -> Unread | None:
-    """What a file that begins with `begun` is, if it is an archive or a compression that is not read."""
+    """Return the archive or compression that a file begins with, if it is one that is not read."""
     for kind in (TAR, *UNREAD):
         if kind.magic.match(begun) if kind.magic else name.lower().endswith(kind.suffixes):
             return kind
     return None
 
 
-def advice(path: Path, suffixes: tuple[str, ...]) -> str | None:
-    """What to do about a file that by its name is one of `suffixes` in a compression that is not read."""
+def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
+    """Return what a file is whose name is one of `suffixes` in a compression not read, and its command."""
     for kind in (TAR, *UNREAD):
-        if path.name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
-            return (
-                f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. "
-                f"Unpack it with `{kind.unpack}`."
-            )
+        if name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
+            return f"{kind.name} by its name: {kind.command}"
     return None
 
 
 def refusal(kind: Unread, path: Path, where: str) -> DataError:
-    """The error for a file that is an archive or a compression that is not read."""
-    return DataError(
-        f"{where}: {display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. "
-        f"Unpack it with `{kind.unpack}`, and name what comes out."
-    )
+    """The error for a file of a kind that is not read."""
+    rule = "" if kind in OTHER_FILES else f"; {READ_ARE} files are"
+    return DataError(f"{where}: {display(path)}: is {kind.name}, which is not read{rule}. {kind.remedy}")
 
 
 def packing_of(begun: bytes) -> str | None:
-    """The suffix of the compression that a file begins with; None if it begins with none that is read."""
+    """Return the compression that a file begins with; None if it begins with none that is read."""
     return next((suffix for suffix, magic in MAGIC.items() if magic.match(begun)), None)
 
 
-def open_bytes(path: Path, where: str) -> io.BufferedReader:
-    """The file's bytes, unpacked if its name ends in .gz, .zst, .bz2 or .xz.
+def beginning(file: BinaryIO | io.FileIO) -> tuple[bytes, str | None]:
+    """Return (the first MAGIC_BYTES, the compression that they show), and go back to the beginning.
 
-    Raises DataError if the file cannot be opened, has an archive or compression that is not read, or one that
-    its name does not say. Reading raises DataError if the file is damaged.
+    Frames that are to be skipped are skipped: what follows them decides. A file of such frames alone is an
+    empty .zst.
+    """
+    begun, packing = file.read(MAGIC_BYTES), None
+    position = 0
+    while SKIPPABLE.match(begun) and len(begun) >= SKIPPABLE_HEAD_BYTES:
+        position += SKIPPABLE_HEAD_BYTES + int.from_bytes(begun[4:8], "little")
+        file.seek(position)
+        begun, packing = file.read(MAGIC_BYTES), ".zst"
+    file.seek(0)
+    return begun, packing_of(begun) or (packing if not begun else None)
+
+
+def open_bytes(path: Path, where: str) -> io.BufferedReader:
+    """Open a file's bytes, unpacked if they are compressed with gzip, zstd, bzip2 or xz.
+
+    Raises DataError if the file cannot be opened, is a Git LFS pointer, or is an archive, a compression or
+    another kind of file that is not read. Reading raises DataError if the file is damaged.
     """
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
         raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
     try:
-        if is_compressed(path):
-            stream: Any = io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
-            if TAR.magic and TAR.magic.match(stream.peek(MAGIC_BYTES)):
-                raise refusal(TAR, path, where)
-            return stream
-        begun = file.read(MAGIC_BYTES)
-        file.seek(0)
-        kind, packing = unread(begun, path.name), packing_of(begun)
-        if packing and path.name.lower().endswith(TAR.suffixes):
-            kind = TAR
-        if kind:
-            raise refusal(kind, path, where)
-        if packing:
-            raise DataError(
-                f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only "
-                f"names that end in {packing} are unpacked. Rename it to {path.name}{packing}."
-            )
-        return io.BufferedReader(file, BLOCK_BYTES)
+        begun, packing = beginning(file)
+        if packing is None:
+            refuse_other_files(begun, path, where)
+            if _is_text(begun) or not (packing := PACKINGS.get(path.suffix.lower())):
+                return io.BufferedReader(file, BLOCK_BYTES)
+            # Empty, or damaged from its first byte on: the reading reports it.
+        unpacked: Any = Unpacked(file, path, where, packing)
+        stream = io.BufferedReader(unpacked, BLOCK_BYTES)
+        is_named_tar = path.name.lower().endswith(TAR.suffixes)
+        if is_named_tar or (TAR.magic and TAR.magic.match(stream.peek(MAGIC_BYTES))):
+            raise refusal(TAR, path, where)
+        return stream
     except DataError:
         file.close()
         raise
+
+
+def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
+    """Raise DataError for a Git LFS pointer and for a kind of file that is not read, by its first bytes."""
+    if problem := _pointer_problem(begun, path):
+        raise DataError(f"{where}: {display(path)}: {problem}.")
+    if kind := unread(begun, path.name):
+        raise refusal(kind, path, where)
+    if kind := next((kind for kind in OTHER_FILES if kind.magic and kind.magic.match(begun)), None):
+        raise refusal(kind, path, where)
+
+
+def _pointer_problem(begun: bytes, path: Path) -> str | None:
+    # A pointer may be longer than what tells the kinds of files apart.
+    return pointer_problem(path.read_bytes()) if begun.lstrip().startswith(b"version http") else None
+
+
+def _is_text(begun: bytes) -> bool:
+    """Whether a file that is not compressed begins with text: UTF-8 that may be cut in its last character."""
+    try:
+        begun.decode()
+    except UnicodeDecodeError as error:
+        return error.start > 0 and error.reason == "unexpected end of data"
+    return bool(begun) and b"\0" not in begun
 
 
 class BlockStream(io.RawIOBase):
@@ -169,20 +221,20 @@ class BlockStream(io.RawIOBase):
 class Unpacked(BlockStream):
     """What a compressed file holds, as a raw stream that can only be read forward."""
 
-    def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, suffix: str | None = None):
-        """`suffix` names the compression; None takes that of `path`."""
+    def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
+        """`packing` is the compression; None takes the one that the name of `path` says."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""
         self._file, self._path, self._where = file, path, where
-        self._suffix = suffix or path.suffix.lower()
-        self._make, self._errors = _decompressor(self._suffix, where)
+        self.packing = packing or PACKINGS[path.suffix.lower()]
+        self._make, self._errors = _decompressor(self.packing, where)
         self._member: Any = self._make()
         self._left = b""  # compressed bytes that belong to the next member
         self._has_begun = False  # whether the member under way has got a byte
         self._num_members = 0
         self._unpacked_bytes = 0
-        is_zstd = self._suffix == ".zst"
+        is_zstd = self.packing == ".zst"
         self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
         self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
         # Whether the last block was as large as may be: more may come without input.
@@ -222,21 +274,21 @@ class Unpacked(BlockStream):
         return block
 
     def _damaged(self, reason: str) -> DataError:
-        name, check = display(self._path), CHECKS[self._suffix]
+        name, check = display(self._path), CHECKS[self.packing]
         return DataError(
-            f"{self._where}: {name}: damaged {self._suffix} file: {reason}, after "
+            f"{self._where}: {name}: damaged {self.packing} file: {reason}, after "
             f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} unpacked). Copy or download it again; "
             f"`{check}` checks it."
         )
 
 
-def _decompressor(suffix: str, where: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
+def _decompressor(packing: str, where: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
     """(what makes the decompressor of one member, the errors that it raises)."""
-    if suffix == ".gz":
+    if packing == ".gz":
         return lambda: zlib.decompressobj(wbits=31), (zlib.error,)
-    if suffix == ".bz2":
+    if packing == ".bz2":
         return bz2.BZ2Decompressor, (OSError, ValueError)
-    if suffix == ".xz":
+    if packing == ".xz":
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstandard = optional("zstandard", f"{where}: a .zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)

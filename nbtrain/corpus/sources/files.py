@@ -13,7 +13,6 @@ import logging
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,22 +21,24 @@ from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import heap
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart
-from nbtrain.corpus.sources import base, compression, folder
-from nbtrain.corpus.sources.compression import is_compressed, open_bytes
+from nbtrain.corpus.sources import base, compression, file_kinds, folder
+from nbtrain.corpus.sources.choice import Choice, counted_splits
+from nbtrain.corpus.sources.compression import open_bytes, packing_of_file
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 << 10
 # Suffix -> the package that reads such files.
-PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow", ".arrow": "pyarrow"}
-PACKED = (*compression.SUFFIXES, ".parquet")
+PACKAGES = {
+    ".zst": "zstandard",
+    ".zstd": "zstandard",
+    **dict.fromkeys((*file_kinds.COLUMNS, *file_kinds.ARROW), "pyarrow"),
+}
+PACKED = (*compression.PACKED_SUFFIXES, *file_kinds.COLUMNS)
 # What text shrinks to in them, for the decision which files are small.
 USUAL_RATIO = 4
-
-
-def with_compressed(*suffixes: str) -> tuple[str, ...]:
-    """Each suffix, and each followed by .gz, .zst, .bz2 or .xz."""
-    return tuple(suffix + packed for suffix in suffixes for packed in ("", *compression.SUFFIXES))
+# Files that are left out of a folder and named in one warning.
+NAMED_FILES = 10
 
 
 class FileReader(base.SourceReader):
@@ -50,38 +51,71 @@ class FileReader(base.SourceReader):
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
+            self._refuse_choice()
             return [path]
-        if not folder.is_folder(path, self.where):
-            if path.is_symlink():
-                raise folder.dangling(path, self.where)
-            raise DataError(
-                f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). "
-                "Relative paths start at the workspace"
-                f"{'; patterns are not read, name the folder' if '*' in path.name else ''}."
-            )
-        found = folder.wanted_files(path, self.is_wanted, self.where)
-        if not found:
-            what = f"path = {self.config.path!r}: the folder holds {self.nothing_found()}."
-            raise DataError(" ".join([f"{self.where}: {what}", *self._unread()[:1]]))
-        return found
+        return [path / name for name in self._choice(path).read]
 
-    def _unread(self) -> list[str]:
-        """What to do about files of the folder that would be read if their compression were read."""
-        root = resolve(self.config.path)
+    def _choice(self, root: Path) -> Choice:
+        """Which files of the folder are read. Raises DataError if there is no folder, or no file to read."""
+        where = f"{self.where}: path = {self.config.path!r}"
         if not folder.is_folder(root, self.where):
-            return []
-        advice = partial(compression.advice, suffixes=self.suffixes)
-        found = folder.wanted_files(root, lambda name: advice(Path(name)) is not None, self.where)
-        return [str(advice(path)) for path in found]
+            if root.is_symlink():
+                raise folder.dangling(root, self.where)
+            pattern = "; patterns are not read, name the folder" if "*" in root.name else ""
+            raise DataError(
+                f"{where}: no such file or folder ({display(root)}). Relative paths start at the "
+                f"workspace{pattern}."
+            )
+        choice = Choice.of(root, self.is_wanted, self.config.split, self.config.exclude, self.where)
+        if not choice.read:
+            raise DataError(f"{where}: {self._nothing_read(choice)}")
+        if self.config.split is None and (mixed := choice.mixed_splits()):
+            raise DataError(
+                f"{where}: the folder holds files of several splits: {mixed}. Text that a model is evaluated "
+                "on must not be trained on: set split: train, which leaves out the files of other splits, "
+                "or list files to leave out in exclude. If the names mean something else, set split: all."
+            )
+        return choice
+
+    def _nothing_read(self, choice: Choice) -> str:
+        """Return why no file of the folder is read, and what to set."""
+        if choice.other_splits:
+            there = counted_splits(choice.other_splits)
+            return f"no file of the folder is of split {self.config.split!r}; there are {there}. Set split."
+        if choice.excluded:
+            return f"exclude leaves out every file of the folder ({len(choice.excluded):,}). Change exclude."
+        left_out = f" {sentence}" if (sentence := self._left_out(choice)) else ""
+        return f"the folder holds no {self.wanted_files()}.{left_out}"
+
+    def _refuse_choice(self) -> None:
+        """Raise DataError for settings that choose among the files of a folder if the path is a file."""
+        for key in ("split", "exclude"):
+            if getattr(self.config, key):
+                raise DataError(
+                    f"{self.where}: {key} chooses among the files of a folder, and path = "
+                    f"{self.config.path!r} is a file. Remove {key}."
+                )
+
+    def _left_out(self, choice: Choice) -> str | None:
+        """A sentence on the files of the folder that are not read, NAMED_FILES by name; None without any."""
+        root = resolve(self.config.path)
+        names = [name for name in choice.others if not file_kinds.stands_beside_data(Path(name).name)]
+        if not names:
+            return None
+        named = []
+        for name in names[:NAMED_FILES]:
+            reason = file_kinds.why_not_read(Path(name).name, self.suffixes)
+            named.append(f"{folder.shown(root / name)} ({reason})" if reason else folder.shown(root / name))
+        more = f", and {len(names) - NAMED_FILES:,} more" if len(names) > NAMED_FILES else ""
+        return f"Files that kind: {self.kind} does not read are left out: {', '.join(named)}{more}."
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file of a folder is read."""
-        return name.lower().endswith(self.suffixes)
+        return file_kinds.suffix_of(name) in self.suffixes and not file_kinds.is_metadata(name)
 
-    def nothing_found(self) -> str:
-        """The end of the message on a folder without a wanted file."""
-        *others, last = self.suffixes
-        return f"no {', '.join(others)} or {last} file" if others else f"no {last} file"
+    def wanted_files(self) -> str:
+        """The files of a folder that are read, in words after "no"."""
+        return f"file with the suffix {file_kinds.listed_suffixes(self.suffixes)}"
 
     def fingerprint(self) -> dict[str, Any]:
         root = resolve(self.config.path)
@@ -97,8 +131,21 @@ class FileReader(base.SourceReader):
     def check_dependencies(self) -> None:
         for suffix in sorted(PACKAGES.keys() & {path.suffix.lower() for path in self.files()}):
             optional(PACKAGES[suffix], f"{self.where}: a {suffix} file")
-        for advice in self._unread():
-            logger.warning("%s: left out: %s", self.where, advice)
+        self.report_left_out()
+
+    def report_left_out(self) -> None:
+        """Warn of the files of the folder that are not read, and of patterns that exclude no file."""
+        root = resolve(self.config.path)
+        if not folder.is_folder(root, self.where):
+            return
+        choice = self._choice(root)
+        if sentence := self._left_out(choice):
+            logger.warning("%s: %s", self.where, sentence)
+        if choice.other_splits:
+            there = counted_splits(choice.other_splits)
+            logger.info("%s: split: %s leaves out %s.", self.where, self.config.split, there)
+        for pattern in choice.unmatched:
+            logger.warning("%s: exclude: %r matches no file of the folder.", self.where, pattern)
 
     def parts(self) -> Iterator[SourcePart]:
         group: list[Path] = []
@@ -187,7 +234,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
     """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`."""
-    if is_compressed(path):
+    if packing_of_file(path, where):
         with open_lines(path, where) as stream:
             yield from stream_pieces(path, stream, separator)
         return

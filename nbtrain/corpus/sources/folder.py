@@ -21,13 +21,15 @@ IRREGULAR = {
 }
 
 
-def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
-    """The files below `root` whose name is wanted, in the order of relative paths, without hidden ones.
+def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tuple[list[str], list[str]]:
+    """Return (the files below `root` whose name is wanted, all others): relative paths, none hidden.
 
     Links are followed; each folder is read once: by its own name if it lies below `root`, else by its first
-    link. Raises DataError for what cannot be read, a dead link, an irregular file, and a name not in UTF-8.
+    link. Raises DataError for a folder that cannot be read, and for a wanted name that is a dead link, an
+    irregular file, or not UTF-8.
     """
-    found: list[tuple[str, Path]] = []
+    wanted: list[str] = []
+    others: list[str] = []
     seen: set[tuple[int, int] | str] = set()
     links = [""]
     while links:
@@ -56,11 +58,13 @@ def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> li
                     folders.append(name)
                 elif entry.is_symlink() and _leads_to_folder(root / name, is_wanted(entry.name), where):
                     heapq.heappush(links, name)
-                elif is_wanted(entry.name) and (entry.is_symlink() or is_file(root / name, where)):
-                    found.append((name, root / name))
-    for _, path in found:
-        check_name(path, where)
-    return [path for _, path in sorted(found)]
+                elif not is_wanted(entry.name):
+                    others.append(name)
+                elif entry.is_symlink() or is_file(root / name, where):
+                    wanted.append(name)
+    for name in wanted:
+        check_name(root / name, where)
+    return sorted(wanted), sorted(others)
 
 
 def status(path: Path, where: str) -> os.stat_result | None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus.sources import arrow
+from nbtrain.corpus.sources.file_kinds import ARROW
 from nbtrain.corpus.sources.folder import is_file, is_folder, unreadable
 
 
@@ -54,7 +56,7 @@ class HfDatasetReader(arrow.ColumnReader):
     """One column of one split, and those of data.extra_json_keys."""
 
     kind = "hf-dataset"
-    suffixes = (".arrow",)
+    suffixes = ARROW
 
     def open_table(self, path: Path) -> OpenArrow:
         return OpenArrow(path, self.where)
@@ -100,6 +102,9 @@ class HfDatasetReader(arrow.ColumnReader):
                 )
         return [folder / name for name in names]
 
+    def report_left_out(self) -> None:
+        """The folder lists its own files: the others are those of save_to_disk, or of another split."""
+
     def licence(self) -> str | None:
         return self._info("license")
 
@@ -112,6 +117,8 @@ class HfDatasetReader(arrow.ColumnReader):
         except PermissionError as error:
             raise unreadable(path, error, self.where) from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if problem := pointer_problem_of(path):
+                raise DataError(f"{self.where}: {display(path)}: {problem}.") from error
             raise DataError(
                 f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the "
                 f"whole folder."

@@ -1,7 +1,12 @@
-"""A file that is one JSON array, as lines: one element per line, in the memory of the largest element.
+"""Files of JSON that are not lines, as lines: one element per line, in the memory of the largest element.
 
-The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken
-element costs no other, and each is parsed as a line is. The line of a problem counts elements from 1.
+    [{...}, {...}]              one array: cut at the commas outside of every string and inner bracket
+    {                           objects over several lines, one after the other: cut where one ends
+      "text": ...
+    }
+
+Nothing is parsed here. So a broken element of an array costs no other, and each is parsed as a line is. The
+line of a problem counts elements from 1.
 """
 
 import io
@@ -15,6 +20,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import compression
+from nbtrain.corpus.sources.file_kinds import suffix_of
 from nbtrain.corpus.sources.files import line_pieces, open_lines, stream_pieces
 
 READ_BYTES = 1 << 18
@@ -26,36 +32,38 @@ _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _INNER = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 _OUTER = re.compile(_STRING + rb'|["\[\]{},]', re.DOTALL)
 _ARRAY = re.compile(rb"\s*\[")
-# A line of JSON lines may be an array too, which is broken; a file of one array goes on with an object.
+# A line of JSON lines may be an array too, which is broken; a file of one array continues with an object.
 _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{|\]\s*$)")
+# The first line of an object that json.dumps(indent=...) or jq has written, and what follows it.
+_INDENTED_OBJECT = re.compile(rb'\s*\{[ \t\r]*\n\s*("|\})')
 
 
 def open_records(path: Path, where: str) -> io.BufferedReader:
-    """A file of objects as lines, be it JSON lines or an array. Errors are those of open_lines."""
+    """Open a file of objects as lines, whether it holds JSON lines, one array or objects over several lines.
+
+    Errors are those of open_lines.
+    """
     stream = open_lines(path, where)
-    if not _begins_array(stream, path):
-        return stream
-    return io.BufferedReader(ArrayLines(stream, path, where), READ_BYTES)
-
-
-def _begins_array(stream: io.BufferedReader, path: Path) -> bool:
-    """Whether a file is one array: a .json begins with a bracket, another with a bracket and an object."""
     begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
-    name = path.name.lower()
-    for suffix in compression.SUFFIXES:
-        name = name.removesuffix(suffix)
-    return bool((_ARRAY if name.endswith(".json") else _ARRAY_OF_OBJECTS).match(begun))
+    # A .json begins with a bracket if it is one array, another file with a bracket and an object.
+    if (_ARRAY if suffix_of(path.name) == ".json" else _ARRAY_OF_OBJECTS).match(begun):
+        return io.BufferedReader(ArrayLines(stream, path, where), READ_BYTES)
+    if _INDENTED_OBJECT.match(begun):
+        return io.BufferedReader(ObjectLines(stream, path, where), READ_BYTES)
+    return stream
 
 
 def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """The parts of a large file of objects; those of an array bring their content."""
+    """The parts of a large file of objects; those of a file that is not lines bring their content."""
     with open_records(path, where) as stream:
-        is_array = isinstance(stream.raw, ArrayLines)
-        yield from stream_pieces(path, stream) if is_array else line_pieces(path, where)
+        is_cut = isinstance(stream.raw, ArrayLines)
+        yield from stream_pieces(path, stream) if is_cut else line_pieces(path, where)
 
 
 class ArrayLines(compression.BlockStream):
     """The elements of an array as lines. Reading raises DataError if it has no end or anything after it."""
+
+    _of_what = "the array"
 
     def __init__(self, stream: io.BufferedReader, path: Path, where: str):
         super().__init__()
@@ -92,11 +100,7 @@ class ArrayLines(compression.BlockStream):
                 buffer, position, start = buffer[start:] + more, scanned - start, 0
                 if not more or len(buffer) > MAX_ELEMENT_BYTES:
                     what = f"is over {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
-                    raise DataError(
-                        f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array "
-                        f"{what}: the file is cut short, or a quote or bracket is missing. Fix the file, or "
-                        f"write one object per line."
-                    )
+                    raise self._without_end(what)
                 continue
             position = match.end()
             mark = buffer[match.start()]
@@ -116,3 +120,42 @@ class ArrayLines(compression.BlockStream):
                 f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object "
                 f"per line."
             )
+
+    def _without_end(self, what: str) -> DataError:
+        return DataError(
+            f"{self._where}: {self._name}: element {self._num_elements + 1:,} of {self._of_what} {what}: the "
+            "file is cut short, or a quote or bracket is missing. Fix the file, or write one object per line."
+        )
+
+
+class ObjectLines(ArrayLines):
+    """Objects one after the other as lines. Reading raises DataError if the last has no end."""
+
+    _of_what = "the file"
+
+    def _cut(self) -> Iterator[bytes]:
+        buffer = self._stream.read(READ_BYTES).removeprefix(BOM_UTF8)
+        start = position = depth = 0
+        while True:
+            match = _INNER.search(buffer, position)
+            if match is None or match[0] == b'"':
+                more = self._stream.read(max(READ_BYTES, len(buffer) - start))
+                scanned = len(buffer) if match is None else match.start()
+                buffer, position, start = buffer[start:] + more, scanned - start, 0
+                if more and len(buffer) <= MAX_ELEMENT_BYTES:
+                    continue
+                if buffer and not buffer.isspace():
+                    what = f"is over {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
+                    raise self._without_end(what)
+                return
+            position = match.end()
+            mark = buffer[match.start()]
+            if mark in b"[{":
+                depth += 1
+            elif mark in b"]}":
+                depth -= 1
+                if depth <= 0:
+                    depth = 0
+                    element, start = buffer[start:position], position
+                    self._num_elements += 1
+                    yield element

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, the document under one key; or one array of such objects."""
+"""JSON: one object per line, one array of objects, or objects one after the other; the text under one key."""
 
 import io
 from collections.abc import Iterator
@@ -9,15 +9,16 @@ import orjson
 
 from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.files import FileReader, with_compressed
+from nbtrain.corpus.sources.file_kinds import RECORDS
+from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
 
 
 class JsonlReader(FileReader):
-    """.jsonl files, also compressed. Broken lines are left out and counted, lone surrogates drop a text."""
+    """Files of objects. Broken lines are left out and counted, lone surrogates drop a text."""
 
     kind = "jsonl"
-    suffixes = with_compressed(".jsonl")
+    suffixes = RECORDS
     gives_unicode = True
     drops_empty = False
 

@@ -9,11 +9,23 @@ from typing import Any
 
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.sources import arrow
+from nbtrain.corpus.sources.file_kinds import COLUMNS
 
-SUFFIX = ".parquet"
+MAGIC = b"PAR1"
 LARGEST_BATCH_ROWS = 8192
 # Column chunks are read through such a buffer and not whole.
 BUFFER_BYTES = 1 << 20
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet by its name or, whatever its name, by its first bytes."""
+    if path.suffix.lower() in COLUMNS:
+        return True
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:  # its reader reports why it cannot be read
+        return False
 
 
 class OpenParquet(arrow.OpenTable):
@@ -54,10 +66,10 @@ class OpenParquet(arrow.OpenTable):
 
 
 class ParquetReader(arrow.ColumnReader):
-    """.parquet files."""
+    """Parquet files."""
 
     kind = "parquet"
-    suffixes = (SUFFIX,)
+    suffixes = COLUMNS
 
     def open_table(self, path: Path) -> OpenParquet:
         return OpenParquet(path, self.where)

@@ -1,4 +1,4 @@
-"""Files that hold objects: .jsonl and .json (lines, or one array; compressed too), and .parquet.
+"""Files that hold objects: JSON (lines, or one array; compressed too), and Parquet.
 
 For sources that look at several keys of a record: fine-tuning examples, token ids.
 """
@@ -14,10 +14,11 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
-from nbtrain.corpus.sources.files import FileReader, with_compressed
+from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS
+from nbtrain.corpus.sources.files import FileReader
 from nbtrain.corpus.sources.json_array import open_records, record_pieces
 from nbtrain.corpus.sources.json_line import not_utf8
-from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
+from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 
 
 class Row(NamedTuple):
@@ -31,7 +32,7 @@ class Row(NamedTuple):
 class RecordFileReader(FileReader):
     """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`."""
 
-    suffixes = (*with_compressed(".jsonl", ".json"), SUFFIX)
+    suffixes = (*RECORDS, *COLUMNS)
 
     def columns(self) -> dict[str, str] | None:
         """Which columns of a .parquet are read -> the setting that names each; None reads all columns."""
@@ -46,7 +47,7 @@ class RecordFileReader(FileReader):
         yield from rows
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
-        if path.suffix.lower() == SUFFIX:
+        if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 yield from file.parts(self.columns())
         else:
@@ -62,7 +63,7 @@ class RecordFileReader(FileReader):
             return
         for name in part.details:
             path = Path(name)
-            if path.suffix.lower() == SUFFIX:
+            if is_parquet(path):
                 yield from self._table(path, part, tally)
             else:
                 yield from self._lines(part if part.path else SourcePart(name, details=(name,)), tally)

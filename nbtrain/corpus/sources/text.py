@@ -7,6 +7,7 @@ from pathlib import Path
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import files
+from nbtrain.corpus.sources.file_kinds import TEXTS
 
 
 class TextReader(files.FileReader):
@@ -16,7 +17,7 @@ class TextReader(files.FileReader):
     """
 
     kind = "text"
-    suffixes = files.with_compressed(".txt")
+    suffixes = TEXTS
     gives_unicode = True
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:

@@ -13,5 +13,5 @@ class WikiextractorReader(JsonlReader):
     def is_wanted(self, name: str) -> bool:
         return name.startswith("wiki_")
 
-    def nothing_found(self) -> str:
-        return "no file wiki_00, wiki_01, ... as wikiextractor writes them"
+    def wanted_files(self) -> str:
+        return "file wiki_00, wiki_01, ... as wikiextractor writes them"

@@ -87,13 +87,13 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     name = f"{where}: {display(path)}"
     try:
         with path.open("rb") as stream:
-            begin = stream.read(compression.MAGIC_BYTES)
+            begin, packing = compression.beginning(stream)
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror}.") from error
-    if kind := compression.unread(begin, path.name):
-        raise compression.refusal(kind, path, where)
-    # No dump begins with BZh as text: what does is bzip2, though its next bytes may be damaged.
-    packing = compression.packing_of(begin) or (".bz2" if begin.startswith(b"BZh") else None)
+    if packing is None:
+        compression.refuse_other_files(begin, path, where)
+        # No dump begins with BZh as text: what does is bzip2, though its next bytes may be damaged.
+        packing = ".bz2" if begin.startswith(b"BZh") else None
     raw = b""
     try:
         for block in _blocks(Dump(path, where, packing), 0, None):

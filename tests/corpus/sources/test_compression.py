@@ -135,16 +135,46 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
 
 @packed
 @pytest.mark.parametrize("content", [CONTENT, b""])
-def test_a_compressed_file_by_another_name(suffix, content, workspace):
-    """An archive is named as what it is; nothing of it is read as text."""
-    (workspace / "a.jsonl").write_bytes(PACK[suffix](content))
-    with pytest.raises(DataError) as caught:
-        open_bytes(workspace / "a.jsonl", "here")
-    assert str(caught.value) == (
-        f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in "
-        f"{suffix} are "
-        f"unpacked. Rename it to a.jsonl{suffix}."
+@pytest.mark.parametrize("name", ["a.jsonl", "a", "a.gz", "a.xz"])
+def test_first_bytes_decide_and_not_the_name(suffix, content, name, workspace):
+    """A compressed file is unpacked whatever its name says, also if it says another compression."""
+    (workspace / name).write_bytes(PACK[suffix](content))
+    with open_bytes(workspace / name, "here") as stream:
+        assert stream.read() == content
+
+
+def test_plain_text_that_is_named_as_compressed(workspace, read):
+    """Some download tools unpack a .gz and keep its name: what is there is text, and read as text."""
+    (workspace / "a.jsonl.gz").write_text('{"text": "\u4e2d"}\n' * 200)
+    assert read(JsonlSource(kind="jsonl", path="a.jsonl.gz")).records == ["\u4e2d"] * 200
+
+
+@pytest.mark.parametrize("sizes", [[4], [0], [5, 100_000], [4, 4, 4]])
+def test_frames_to_be_skipped_before_the_text(sizes, workspace):
+    """pzstd begins a file with such a frame; what follows it tells zstd from lz4, which skips them too."""
+    frames = b"".join(
+        bytes([0x50 + place, 0x2A, 0x4D, 0x18]) + size.to_bytes(4, "little") + b"x" * size
+        for place, size in enumerate(sizes)
     )
+    for name in ("a.jsonl.zst", "a.jsonl"):
+        (workspace / name).write_bytes(frames + PACK[".zst"](CONTENT))
+        with open_bytes(workspace / name, "here") as stream:
+            assert stream.read() == CONTENT
+    (workspace / "a").write_bytes(frames + b"\x04\x22\x4d\x18" + bytes(30))
+    with pytest.raises(DataError, match="a: is an lz4 file, which is not read"):
+        open_bytes(workspace / "a", "here")
+    (workspace / "a").write_bytes(frames)
+    with open_bytes(workspace / "a", "here") as stream:
+        assert stream.read() == b""
+
+
+def test_long_mode_of_zstd(workspace):
+    """Frames of `zstd --long=28` ask for a window of 256 MiB, twice as much as zstd takes by itself."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (workspace / "a.zst").write_bytes(stream.compress(CONTENT) + stream.flush())
+    with open_bytes(workspace / "a.zst", "here") as stream:
+        assert stream.read() == CONTENT
 
 
 UNREAD = {
@@ -190,26 +220,37 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     folder.mkdir()
     with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
         archive.writestr("a.jsonl", CONTENT)
+    (folder / "b.jsonl.tar.gz").touch()
     named = (
-        "texts/a.jsonl.zip is a zip archive by its name, which is not read; .gz, .zst, .bz2 and .xz files "
-        "are. Unpack "
-        "it with `unzip`."
+        "Files that kind: jsonl does not read are left out: texts/a.jsonl.zip (a zip archive by its name: "
+        "unzip), texts/b.jsonl.tar.gz (a tar archive by its name: tar -xf)."
     )
     source = JsonlSource(kind="jsonl", path="texts")
     assert refusal(source).endswith(named)
     (folder / "b.jsonl").write_bytes(b"{}")
     with caplog.at_level(logging.WARNING):
         open_source(source, "here").check_dependencies()
-    assert caplog.messages == [f"here: left out: {named}"]
-    caplog.clear()
-    (folder / "a.jsonl.zip").unlink()
-    (folder / "a.jsonl.tar.gz").touch()
-    with caplog.at_level(logging.WARNING):
-        open_source(source, "here").check_dependencies()
-    assert caplog.messages == [
-        "here: left out: texts/a.jsonl.tar.gz is a tar archive by its name, which is not read; .gz, .zst, "
-        ".bz2 and .xz files are. Unpack it with `tar -xf`."
-    ]
+    assert caplog.messages == [f"here: {named}"]
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b"PAR1" + bytes(30), "is a Parquet file, which is not read. Read it with kind: parquet."),
+        (b"%PDF-1.7\n", "is a PDF document, which is not read. Extract its text to a .txt or .jsonl file."),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n",
+            "is a Git LFS pointer, not the file (12,345 bytes, which are not on this disk): run `git lfs "
+            "pull` in its repository, or download the file itself.",
+        ),
+    ],
+)
+def test_other_files(content, remedy, workspace, refusal):
+    """A file of another kind is named as what it is, whatever it is called, and nothing of it is read."""
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        (workspace / name).write_bytes(content)
+        message = refusal(JsonlSource(kind="jsonl", path=name))
+        assert message == f"run.yaml:7: data.sources[0]: {name}: {remedy}"
 
 
 def test_a_text_that_begins_as_bzip2(workspace):

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.sources import JsonlSource, TextSource, WikiextractorSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.sources.file_kinds import split_of
 
 
 def text(path, **settings):
@@ -105,8 +107,8 @@ def test_missing_path_and_empty_folder(workspace, refusal):
     )
     (workspace / "empty").mkdir()
     assert refusal(text("empty")) == (
-        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst, .txt.bz2 "
-        "or .txt.xz file."
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no file with the suffix .txt (also "
+        "compressed: .gz, .zst, .bz2, .xz)."
     )
 
 
@@ -232,3 +234,96 @@ def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
         "data.sources[0]: a.jsonl: has become shorter while it was read. Let nothing write to it, and start "
         "again."
     )
+
+
+RECORD = b'{"text": "x"}\n'
+
+
+def test_every_suffix_of_records(write, read):
+    """Kind jsonl reads .jsonl, .ndjson and .json, plain or compressed, in upper or lower case."""
+    names = ("a.jsonl", "b.NDJSON", "c.json", "d/e.json.gz", "f.jsonl.bz2", "g.ndjson.gzip")
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".gzip": gzip.compress}
+    contents = {
+        name: pack.get(Path(name).suffix, bytes)(b'{"text": "%s"}\n' % name.encode()) for name in names
+    }
+    write(**{f"in/{name}": content for name, content in contents.items()})
+    assert sorted(read(jsonl("in")).records) == sorted(names)
+
+
+def test_each_file_that_is_not_read_is_named(write, caplog):
+    """One warning names the files that another kind reads, or none, but no README, licence or checksum."""
+    beside = ("README.md", "LICENSE", "_SUCCESS", "dataset_infos.json", "a.jsonl.sha256", ".gitattributes")
+    write(**{f"in/{name}": RECORD for name in ("a.jsonl", "b.csv", "c.parq", "d.txt.gz", "e", *beside)})
+    open_source(jsonl("in"), "here").check_dependencies()
+    assert caplog.messages == [
+        "here: Files that kind: jsonl does not read are left out: in/b.csv, in/c.parq (read by kind: "
+        "parquet), in/d.txt.gz (read by kind: text), in/e."
+    ]
+    caplog.clear()
+    write(**{f"in/{number:02}.csv": b"" for number in range(20)})
+    open_source(jsonl("in"), "here").check_dependencies()
+    assert caplog.messages[0].endswith("in/09.csv, and 14 more.")
+
+
+HUB = {
+    "train.jsonl": "train",
+    "data/train-00000-of-00002-0a1b.parquet": "train",
+    "c4-train.00000-of-01024.json.gz": "train",
+    "training/a.jsonl": "train",
+    "validation_matched.jsonl": "validation",
+    "en/dev.jsonl": "validation",
+    "dev/en.jsonl": "validation",
+    "Val-1.json": "validation",
+    "wiki.test.tokens.txt": "test",
+    "eval.jsonl": "test",
+    "held-out/a.jsonl": "test",
+    "heldout_2024.jsonl": "test",
+    "train/test.jsonl": "test",
+    "test/train.jsonl": "train",
+    "train-test.jsonl": "test",
+    "latest.jsonl": None,
+    "trains.jsonl": None,
+    "device.jsonl": None,
+    "contest/a.jsonl": None,
+}
+
+
+def test_the_split_that_a_name_says():
+    """Words between separators, in folders too; the last part of a path decides, a held-out split first."""
+    assert {name: split_of(name) for name in HUB} == HUB
+
+
+@pytest.mark.parametrize("held_out", ["test.jsonl", "dev/b.jsonl", "x-validation.jsonl.gz", "heldout.json"])
+@pytest.mark.parametrize("other", ["train.jsonl", "a.jsonl"])
+def test_a_folder_of_several_splits(write, read, refusal, held_out, other):
+    """It is refused until the source says which split it reads, or which files it leaves out."""
+    write(**{f"in/{other}": RECORD, f"in/{held_out}": RECORD.replace(b'"x"', b'"held out"')})
+    message = refusal(jsonl("in"))
+    assert f"({held_out})" in message
+    assert f"({other})" in message
+    assert "set split: train" in message
+    for chosen in ({"split": "train"}, {"exclude": [held_out]}, {"exclude": [Path(held_out).name]}):
+        assert read(jsonl("in", **chosen)).records == ["x"]
+    assert sorted(read(jsonl("in", split="all")).records) == ["held out", "x"]
+    split = split_of(held_out)
+    assert read(jsonl("in", split=split)).records == ["held out"]
+    other_split = {"test": "validation", "validation": "test"}[split]
+    assert "no file of the folder is of split" in refusal(jsonl("in", split=other_split))
+
+
+def test_a_folder_of_one_split(write, read):
+    """A folder of test files alone is meant as such, and a folder that is named test is not a mixture."""
+    write(**{"test/a.jsonl": RECORD, "in/test-1.jsonl": RECORD, "in/test-2.jsonl": RECORD})
+    assert read(jsonl("test")).records == ["x"]
+    assert read(jsonl("in")).records == ["x", "x"]
+
+
+def test_choosing_among_nothing(write, refusal, caplog):
+    """Split and exclude are refused beside one file, and a pattern for all files or none is named."""
+    write(**{"in/a.jsonl": RECORD})
+    assert refusal(jsonl("in/a.jsonl", split="train")).endswith("is a file. Remove split.")
+    assert refusal(jsonl("in", exclude=["*.jsonl"])).endswith(
+        "exclude leaves out every file of the folder (1). Change exclude."
+    )
+    open_source(jsonl("in", exclude=["b*"]), "here").check_dependencies()
+    assert caplog.messages == ["here: exclude: 'b*' matches no file of the folder."]

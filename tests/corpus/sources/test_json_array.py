@@ -128,3 +128,26 @@ def test_memory_is_that_of_an_element(workspace):
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 4 << 20
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("size", [50, 1 << 20])
+@pytest.mark.parametrize("read_bytes", [1, 7, 1 << 18])
+def test_objects_over_several_lines(workspace, read, part_bytes, monkeypatch, suffix, size, read_bytes):
+    """What json.dumps(indent=2) and jq write: one object, or several one after the other."""
+    part_bytes(size)
+    monkeypatch.setattr(json_array, "READ_BYTES", read_bytes)
+    texts = ['a "quoted" {brace}', "b]\n", "c"]
+    for count in (1, 3):
+        content = "\n".join(json.dumps({"text": text, "n": [1, {}]}, indent=2) for text in texts[:count])
+        (workspace / f"a{suffix}").write_text(content)
+        assert read(source(f"a{suffix}")).records == texts[:count]
+
+
+def test_an_object_over_several_lines_without_an_end(workspace, refusal):
+    """The message names the object, counted from 1."""
+    (workspace / "a.json").write_text('{\n "text": "a"\n}\n{\n "text": "b')
+    assert refusal(source("a.json")) == (
+        "run.yaml:7: data.sources[0]: a.json: element 2 of the file does not end: the file is cut short, or "
+        "a quote or bracket is missing. Fix the file, or write one object per line."
+    )

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.wiki import dump
@@ -102,6 +103,19 @@ def test_multistream(workspace):
     points = dump.entry_points(dump.open_dump(path, "here"), 600)
     assert len(points) > 2
     assert all(after - before >= 600 for before, after in itertools.pairwise(points))
+
+
+@pytest.mark.parametrize("name", ["a.xml.zst", "dump"])
+def test_a_dump_that_pzstd_has_written(workspace, name):
+    """It begins with a frame that is skipped, and has a frame for each of its threads."""
+    content = dump_xml(PAGES)
+    pack = zstandard.ZstdCompressor().compress
+    frames = bytes.fromhex("502a4d18 04000000 39000000")
+    for start in range(0, len(content), 9000):
+        frames += pack(content[start : start + 9000])
+    assert [one.title for one in read(write(workspace, frames, name))] == [
+        f"Page {number}" for number in range(60)
+    ]
 
 
 def test_one_stream_has_one_entry(workspace):

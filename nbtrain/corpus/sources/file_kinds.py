@@ -1,0 +1,118 @@
+"""Which files of a folder are read as what: the one table of suffixes, and of names that say a split.
+
+    suffixes                     also compressed   read by kind
+    .jsonl .ndjson .json         yes               jsonl, and tokens, chat, alpaca, ... (record_files.py)
+    .parquet .parq .pq           no                parquet, and tokens, chat, alpaca, ...
+    .txt                         yes               text
+    .arrow                       no                hf-dataset (a folder of save_to_disk)
+
+A suffix chooses files of a folder only. A file is read as what its first bytes say (compression.py).
+"""
+
+import re
+from pathlib import PurePosixPath
+
+from nbtrain.corpus.sources.compression import PACKED_SUFFIXES, SUFFIXES, advice
+
+RECORDS = (".jsonl", ".ndjson", ".json")
+COLUMNS = (".parquet", ".parq", ".pq")
+TEXTS = (".txt",)
+ARROW = (".arrow",)
+COMPRESSIBLE = {*RECORDS, *TEXTS}
+"""Suffixes that may be followed by that of a compression."""
+KINDS = {
+    **dict.fromkeys(RECORDS, "jsonl"),
+    **dict.fromkeys(COLUMNS, "parquet"),
+    **dict.fromkeys(TEXTS, "text"),
+    **dict.fromkeys(ARROW, "hf-dataset"),
+}
+"""{suffix: the kind of source that reads such files as plain text}."""
+
+# Files that Hugging Face's datasets and models keep beside the data, and that hold no records.
+METADATA = {
+    "config.json",
+    "croissant.json",
+    "dataset_dict.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "state.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+# What stands beside data and is not data: nobody has to be told that it is not read.
+BESIDE_DATA = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|authors|makefile)([._-].*)?|_[^.]*"
+    r"|.*\.(md5|sha1|sha256|sha512|crc|crc32|sig|asc)|(md5|sha1|sha256|sha512)sums?(\.txt)?",
+    re.IGNORECASE,
+)
+
+SPLIT_WORDS = {
+    "test": (
+        "test",
+        "testing",
+        "eval",
+        "evaluation",
+        "heldout",
+        "held-out",
+        "held_out",
+        "holdout",
+        "hold-out",
+    ),
+    "validation": ("validation", "valid", "val", "dev", "development"),
+    "train": ("train", "training"),
+}
+"""{split: the words that name it in files and folders}: those of Hugging Face's datasets, and held-out."""
+# Words end where datasets lets them end: at -, ., _, a blank, a digit, and the ends of the name.
+_SPLITS = {
+    split: re.compile(rf"(?<![^-._ 0-9])({'|'.join(map(re.escape, words))})(?![^-._ 0-9])")
+    for split, words in SPLIT_WORDS.items()
+}
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a name in lower case, without that of a compression: ".jsonl" of "A.JSONL.gz"."""
+    path = PurePosixPath(name.lower())
+    if path.suffix in PACKED_SUFFIXES and PurePosixPath(path.stem).suffix in COMPRESSIBLE:
+        return PurePosixPath(path.stem).suffix
+    return path.suffix
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a file describes a dataset or a model instead of holding records."""
+    return name.lower() in METADATA
+
+
+def stands_beside_data(name: str) -> bool:
+    """Whether a file is no data and usual beside data: a README, a licence, a checksum, _SUCCESS."""
+    return is_metadata(name) or BESIDE_DATA.fullmatch(name) is not None
+
+
+def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
+    """Return why a file of a folder that is searched for `suffixes` is left out, and what would read it."""
+    if unpack := advice(name, suffixes):
+        return unpack
+    kind = KINDS.get(suffix_of(name))
+    return f"read by kind: {kind}" if kind and suffix_of(name) not in suffixes else ""
+
+
+def listed_suffixes(suffixes: tuple[str, ...]) -> str:
+    """Return suffixes as messages list them: ".jsonl, .ndjson or .json (also .gz, .zst, .bz2, .xz)"."""
+    *others, last = suffixes
+    listed = f"{', '.join(others)} or {last}" if others else last
+    packed = [suffix for suffix in suffixes if suffix in COMPRESSIBLE]
+    if not packed:
+        return listed
+    which = "" if len(packed) == len(suffixes) else f"{', '.join(packed)} "
+    return f"{listed} ({which}also compressed: {', '.join(SUFFIXES)})"
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a path below a folder names: train, validation, test; None if it names none.
+
+    The last part of the path that names one decides. Of a name with several, the held-out one counts.
+    """
+    for part in reversed(PurePosixPath(name.lower()).parts):
+        for split, words in _SPLITS.items():
+            if words.search(part):
+                return split
+    return None

@@ -34,6 +34,8 @@ def export(
 
     Step 0 is what `init_from` names, before any training.
 
+    Without `folder`, a new one in the run's own folder, export/step<N>-<to>, gets the model.
+
     `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
     and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file
     for llama.cpp; `folder` is then that file. "peft" is a folder with the adapters of
@@ -60,28 +62,27 @@ def export_weights(
     max_shard_bytes: int | None,
 ) -> "ExportedModel":
     """`export` for the targets that hold weights."""
-    from nbtrain.jobs.export_model import MAX_SHARD_BYTES, export_model
+    from nbtrain.jobs.export_model import MAX_SHARD_BYTES, default_place, export_model
 
     if overrides:
-        raise ConfigError("a run's weights are written as they are: overrides have no place in this export.")
+        raise ConfigError("a run's weights are written unchanged: leave out the settings (key=value).")
     if output is not None:
         raise ConfigError(
-            f"-o is for flags and JSON; name the folder after the run: nbtrain export RUN {output}."
+            f"-o is for flags and JSON; name the folder after the run: `nbtrain export RUN {output}`."
         )
-    if len(folders) != 1:
+    if len(folders) > 1:
         raise ConfigError(
-            f"an export of a run's weights writes one folder, and {len(folders) or 'none'} is named: nbtrain "
-            "export RUN DIR."
-            if len(folders) < 2
-            else f"an export writes one folder, and {len(folders)} are named: {', '.join(map(str, folders))}."
+            f"an export writes one folder, and {len(folders)} are named: {', '.join(map(str, folders))}."
         )
-    if not isinstance(folders[0], str | Path) or not str(folders[0]).strip():
+    if folders and (not isinstance(folders[0], str | Path) or not str(folders[0]).strip()):
         raise misused("folder", folders[0], "the path of a folder to write")
+    directory = open_run(run).directory
+    step = whole_or_none("step", step, "the newest checkpoint")
     return export_model(
-        open_run(run).directory,
-        typed_path(folders[0]).absolute(),
+        directory,
+        typed_path(folders[0]).absolute() if folders else default_place(directory, to, step),
         target=to,
-        step=whole_or_none("step", step, "the newest checkpoint"),
+        step=step,
         dtype=None if dtype is None else as_text("dtype", dtype),
         max_shard_bytes=MAX_SHARD_BYTES
         if max_shard_bytes is None

@@ -169,15 +169,16 @@ def submit(
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, resume it if it ended early.
 
-    A run that has succeeded is refused; with finished="open" and its own settings it is opened, so that a
-    notebook can run twice. If the machine is too small, SubmitError is raised; with too_small="explain", a
-    NotLaunched comes back instead, unless there is a mistake to fix too. Missing data is refused; with
-    prepared=False it is prepared first. `dry_run` names a file that gets Slurm's batch script, the
-    Kubernetes manifest or the commands for hosts: nothing is submitted.
+    A run that has succeeded is refused; with finished="open" and the settings of one of its jobs it is
+    opened, so that a notebook can run twice, also after the run was resumed with other settings. If the
+    machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back instead,
+    unless there is a mistake to fix too. Missing data is refused; with prepared=False it is prepared first.
+    `dry_run` names a file that gets Slurm's batch script, the Kubernetes manifest or the commands for hosts:
+    nothing is submitted.
     """
     from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.refusals import finished_config, refuse_finished, trained_changes
+    from nbtrain.jobs.refusals import refuse_finished, was_trained_with
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -195,8 +196,7 @@ def submit(
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
         if finished == "open" and existing.state == jobstate.SUCCEEDED:
-            trained_with = (existing.config, finished_config(directory))
-            if any(before and not trained_changes(before, config) for before in trained_with):
+            if was_trained_with(directory, config):
                 return existing
             refuse_finished(directory, config)
         if existing.state in jobstate.ACTIVE:

@@ -36,6 +36,7 @@ from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
     OverridePlace,
+    label_of,
     parse_value,
     read_yaml,
     to_text,
@@ -58,7 +59,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     else:
         path = find(run)
         refuse_script(path)
-        located, label, name = read_with_parents(path), path.name, str(run)
+        located, label, name = read_with_parents(path), label_of(path), str(run)
         refuse_other(path, located.value)
     layer = override_layer(overrides)
     if layer.value or not isinstance(run, RunConfig):
@@ -81,12 +82,13 @@ def load_resolved(path: str | Path) -> RunConfig:
             f"{display(path)}: no such file: submit writes it, and a run cannot be read without it. Submit "
             "the run again from its YAML, restore the file, or name another run (`nbtrain runs`)."
         )
-    located = renamed(read_yaml(path, str(path)))
-    config = validate(located, str(path))
+    label = display(path.absolute())
+    located = renamed(read_yaml(path, label))
+    config = validate(located, label)
     missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))} - ADDED_LATER)
     if missing:
         raise ConfigError(
-            f"{path}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
+            f"{label}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
             "field: it is written by submit and not edited; put changes in a run YAML or an override."
         )
     return config

@@ -20,6 +20,7 @@ from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.terminal import shortened
+from nbtrain.base.workspace import display
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.
 _FLOAT = re.compile(
@@ -264,9 +265,14 @@ def _is_part_of(value: Any, entries: list[Any]) -> bool:
     )
 
 
+def label_of(path: Path) -> str:
+    """What messages call a YAML: its name, or its path if every run has a file of that name."""
+    return display(path.absolute()) if path.name == "config.yaml" else path.name
+
+
 def read_yaml(path: Path, label: str | None = None) -> Located:
     """A run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping."""
-    label = label or path.name
+    label = label or label_of(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -2,7 +2,8 @@
 
     refused      an active job; a folder outside of the output root, or reached by a link; a folder from which
                  this user may remove nothing; unless `force`: a run with a file that another run or a run
-                 YAML names, with a damaged job.json, or of whose LOST job something could not be ended
+                 YAML names, with a damaged job.json, or of whose LOST job something could not be ended. A
+                 fine-tuned run whose complete checkpoint holds all its weights needs its source no more.
     deleted      everything in the run directory; of a link in it the link alone, never what it points to
 
 The folder gets another name first, so that half of a run is never listed as one. Datasets and tokenizers are
@@ -16,12 +17,13 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files, last_words
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.records import JobRecord
@@ -46,11 +48,14 @@ class Deletion:
     size_bytes: int
     checkpoints: int
     jobs: int
+    exports: int
+    """Models that `nbtrain export` wrote into the run directory."""
     links: tuple[str, ...]
     """Links in the run directory, relative to it, with what they point to."""
 
     def __str__(self) -> str:
         what = f"{amounts.counted(self.jobs, 'job')}, {amounts.counted(self.checkpoints, 'checkpoint')}"
+        what += f", {amounts.counted(self.exports, 'exported model')}" if self.exports else ""
         lines = [f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}"]
         shown = [f"  {link}: the link alone goes" for link in self.links[:SHOWN_LINKS]]
         more = len(self.links) - SHOWN_LINKS
@@ -74,7 +79,8 @@ def survey(run: RunDir, force: bool = False) -> Deletion:
                 links.append(f"{path.relative_to(run.path)} -> {path.readlink()}")
     if not force:
         _refuse_referred(run)
-    return Deletion(run, size, len(run.checkpoint_steps()), len(run.job_ids()), tuple(sorted(links)))
+    exports = len(list(run.export.iterdir())) if run.export.is_dir() else 0
+    return Deletion(run, size, len(run.checkpoint_steps()), len(run.job_ids()), exports, tuple(sorted(links)))
 
 
 @by_its_owner
@@ -208,10 +214,26 @@ def _references(run: RunDir) -> Iterator[str]:
         except (OSError, ConfigError, RecordError):
             continue
         for key, text in _texts(value):
-            if key == "init_from" and text == run.name:
-                yield f"{display(path)}: starts from {text}"
-            elif "/" in text and _lies_in(resolve(text), run.path):
+            is_start = key == "init_from" and (text == run.name or _lies_in(resolve(text), run.path))
+            if is_start and (why := _needs_start(path, value)) is not None:
+                yield f"{display(path)}: starts from {text}{why}"
+            elif not is_start and "/" in text and _lies_in(resolve(text), run.path):
                 yield f"{display(path)}: {key} = {text}"
+
+
+def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
+    """Why a run still reads what it started from, as the end of a sentence; None if it does not.
+
+    `config` is the content of its config.yaml at `path`, or of a run YAML that was never submitted.
+    """
+    if config.get("lora") is not None:
+        return ", which it reads at every start because its checkpoints hold only adapters (lora)"
+    if config.get("dpo") is not None:
+        return ", which is the reference of its preferences (dpo)"
+    run = RunDir(path.parent)
+    if not run.exists():
+        return ""
+    return ", and has no complete checkpoint yet" if newest_checkpoint_step(run) is None else None
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

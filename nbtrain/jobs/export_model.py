@@ -1,4 +1,4 @@
-"""`nbtrain export RUN DIR`: a checkpoint for other programs.
+"""`nbtrain export RUN [DIR]`: a checkpoint for other programs.
 
     hf              a folder that transformers, vLLM, SGLang and others load
     consolidated    one safetensors file by our own names, of any model
@@ -22,7 +22,7 @@ from typing import Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.errors import CheckpointError, ConfigError, DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
@@ -81,6 +81,16 @@ class ExportedModel:
         return "\n".join([said, *self.notes])
 
     __repr__ = __str__
+
+
+def default_place(run: RunDir, target: str, step: int | None) -> Path:
+    """The folder or file of an export that names none: export/step<N>-<target> in the run's folder.
+
+    Raises CheckpointError if the run has no checkpoint.
+    """
+    if step is None and (step := next(reversed(run.checkpoint_steps()), None)) is None:
+        raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
+    return run.export / f"step{step}-{target}{TARGETS[target]}"
 
 
 def export_model(

@@ -1,12 +1,13 @@
 """Why a run may not be submitted or resumed: one function for each reason."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step, newest_saved_step
-from nbtrain.base.errors import SubmitError
+from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.locks import LOCK_FILE
 from nbtrain.base.records import Heartbeat
@@ -85,6 +86,24 @@ def finished_config(run: RunDir) -> RunConfig | None:
         # The mode was that of one job.
         before = load(before, {"mode": "full"}, check=False)
     return before if before.mode == "full" else None
+
+
+def was_trained_with(run: RunDir, config: RunConfig) -> bool:
+    """Whether a job of the run had the settings of `config`, as far as they decide what is trained.
+
+    A run that was resumed with other settings, such as more tokens, was trained with the settings of its
+    earlier jobs too.
+    """
+    for before in (finished_config(run), load_resolved(run.config_yaml)):
+        if before is not None and not trained_changes(before, config):
+            return True
+    for job_id in run.job_ids():
+        # A job that was cut off at its start has none; one of an earlier nbtrain may not be readable.
+        with contextlib.suppress(ConfigError):
+            path = run.job(job_id).config_yaml
+            if path.is_file() and not trained_changes(load_resolved(path), config):
+                return True
+    return False
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:

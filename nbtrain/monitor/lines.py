@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import (
     ACTIVE,
@@ -125,13 +126,18 @@ def _engine_word(view: RunView) -> dict[str, Any] | None:
 
 
 def resume_lines(run: RunDir) -> list[str]:
-    """What the newest job kept of its checkpoint, and which newer checkpoints it passed over, and why."""
+    """What the newest job kept of its checkpoint, and which newer checkpoints it passed over, and why.
+
+    A checkpoint that was passed over is left out once the run has a complete one of that step or a later one:
+    the next resume uses that.
+    """
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None
     if job is None or made is None:
         return []
-    passed = (event for event in read_events(job) if NOT_USED in str(event.get("message")))
-    newer = (str(event["message"]) for event in passed if event.get("step", 0) > made.step)
+    passed = [event for event in read_events(job) if NOT_USED in str(event.get("message"))]
+    known = max(made.step, newest_checkpoint_step(run) or 0) if passed else made.step
+    newer = (str(event["message"]) for event in passed if event.get("step", 0) > known)
     return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(newer))]
 
 

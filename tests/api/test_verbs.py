@@ -449,10 +449,10 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--grep", "nosuch"]) == 0
     assert capsys.readouterr() == ("", "mine: no line of its logs contains 'nosuch'.\n")
     for options, words in (
-        (["-i"], "--ignore-case goes with --grep."),
+        (["-i"], "--ignore-case needs --grep TEXT."),
         (
             ["-f", "--grep", "ends"],
-            "--follow shows lines as they come, --grep looks through those that are there",
+            "--follow prints new lines, --grep searches the lines that are there",
         ),
     ):
         assert cli.main(["logs", "mine", *options]) != 0
@@ -479,7 +479,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--job", earlier.job_id, "--rank", "node0"]) == 0
     assert capsys.readouterr().out == "the agent ends\n"
     assert cli.main(["logs", "mine", "--rank", "2"]) == 2
-    assert "--rank 2: mine has 2 ranks: 0 to 1; beside them supervisor and" in capsys.readouterr().err
+    assert "--rank 2: mine has 2 ranks: 0 to 1; also `supervisor` and" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")
 

@@ -188,11 +188,43 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
     assert "step 12 of tiny was trained with the tokenizer 555555555555..., and data/tokenizer/mock" in words
 
 
-def test_the_run_that_another_starts_from_is_not_deleted(tiny, base):
+@pytest.mark.parametrize("named", ["tiny", "output/tiny"])
+def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_weights(tiny, base, named):
+    """By its name or its folder; a checkpoint that is torn does not count."""
     run = RunDir.named("second")
     run.path.mkdir()
-    files.write_text(run.config_yaml, to_yaml(starting(tiny)))
-    with pytest.raises(JobError, match=r"output/second/config\.yaml: starts from tiny\n"):
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
+    files.write_text(run.config_yaml, to_yaml(starting(tiny, init_from=named)))
+    refused = rf"output/second/config\.yaml: starts from {named}, and has no complete checkpoint yet\n"
+    with pytest.raises(JobError, match=refused):
+        delete(base)
+    shutil.copytree(base.checkpoint(4), run.checkpoint(4))
+    manifest = run.checkpoint_manifest(4).read_bytes()
+    run.checkpoint_manifest(4).unlink()
+    with pytest.raises(JobError, match=refused):
+        delete(base)
+    run.checkpoint_manifest(4).write_bytes(manifest)
+    delete(base)
+    assert not base.path.exists() and run.exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ("lora", r"which it reads at every start because its checkpoints hold only adapters \(lora\)"),
+        ("dpo", r"which is the reference of its preferences \(dpo\)"),
+    ],
+)
+def test_a_run_that_is_read_at_every_start_is_not_deleted(tiny, base, section, why):
+    """Adapters and the reference of preferences: a checkpoint changes nothing."""
+    run = RunDir.named("second")
+    run.path.mkdir()
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "second"})
+    text = to_yaml(starting(tiny))
+    assert f"{section}: null\n" in text
+    files.write_text(run.config_yaml, text.replace(f"{section}: null\n", f"{section}: {{}}\n"))
+    shutil.copytree(base.checkpoint(4), run.checkpoint(4))
+    with pytest.raises(JobError, match=rf"output/second/config\.yaml: starts from tiny, {why}\n"):
         delete(base)
 
 

@@ -417,6 +417,20 @@ def test_a_run_that_is_finished_and_evaluated_is_still_finished(tiny):
     assert submit(tiny(mode="eval")).job_id not in before
 
 
+def test_a_finished_run_that_was_resumed_with_other_settings_is_opened_by_a_notebook(tiny):
+    """By the settings of each of its jobs; settings that it was never trained with are refused."""
+    run = trained_then_evaluated(tiny, 10)
+    resume(run, ["batch.train_tokens=1536"])
+    end(run.newest_job(), step=12)
+    newest = run.job_ids()[-1]
+    for settings in ({}, {"batch.train_tokens": 1536}):
+        assert nb.submit(tiny(**settings), finished="open").job.job_id == newest
+    for settings in ({"batch.train_tokens": 2560}, {"model.seed": 7}):
+        with pytest.raises(SubmitError, match=r"this run has succeeded \(12 steps\)"):
+            nb.submit(tiny(**settings), finished="open")
+    assert run.job_ids()[-1] == newest
+
+
 def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
     run = trained_then_evaluated(tiny, 4)
     submit(tiny())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base import last_words
+from nbtrain.base import files, last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
@@ -374,6 +374,11 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     job.events.write("warning", f"checkpoint global_step3 {NOT_USED}: b is missing; trying", step=3)
     assert resume_lines(run)[1:] == ["  checkpoint global_step3 is not used: b is missing"]
     assert "device\n  checkpoint global_step3 is not used: b is missing\n" in status_text(RunView(run))
+    # Saved again, and whole: what was passed over is history.
+    run.checkpoint(3).mkdir(parents=True)
+    assert len(resume_lines(run)) == 2
+    files.write_json(run.checkpoint_manifest(3), {"schema_version": 2, "files": {}})
+    assert len(resume_lines(run)) == 1 and "device\n  checkpoint" not in status_text(RunView(run))
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))

@@ -36,7 +36,11 @@ def add_verbs(under: Any) -> None:
     add_json(add_verb(under, "doctor", doctor, text))
 
     parser = add_verb(
-        under, "init", init, "They go to a new folder, or into an existing one.", "nbtrain init my-work"
+        under,
+        "init",
+        init,
+        "They go into DIR, which may exist already; nothing in it is replaced.",
+        "nbtrain init my-work",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="The folder to copy to.")
 

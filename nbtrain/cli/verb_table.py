@@ -31,7 +31,7 @@ SUMMARY_CHARS = 55
 
 GROUPS: dict[str, tuple[Verb, ...]] = {
     "start": (
-        Verb("init", "planning", "Copy notebooks, example runs and documentation here.", common=True),
+        Verb("init", "planning", "Copy notebooks, example runs and documentation.", common=True),
         Verb("demo", "notebooks", "Train a small model, from raw text to samples.", common=True),
         Verb("doctor", "planning", "Check that this machine is ready.", common=True),
         Verb("lab", "notebooks", "Open JupyterLab on the notebooks.", common=True),
@@ -121,11 +121,18 @@ RUN = (
     "RUN is a run YAML, an example's name (gpt-tiny), a preset (13B) or the name or folder of a run that was "
     "submitted."
 )
-EXIT_CODES = (
-    "Exit codes: 0 success; 1 doctor found an error, or the system refused a file; 2 wrong usage or "
-    "settings, or check found that the run cannot work; 3 data; 4 checkpoint; 5 job; 6 not submitted; 7 the "
-    "job failed or was stopped; 8 the loss became NaN or jumped; 130 interrupted."
-)
+EXIT_CODES = {
+    0: "success",
+    1: "doctor found an error, or the system refused a file",
+    2: "wrong usage or settings, or check found that the run cannot work",
+    3: "data is missing, damaged or does not fit",
+    4: "a checkpoint is missing, damaged or does not fit",
+    5: "a job or a run is not as the verb needs it",
+    6: "nothing was submitted",
+    7: "the job failed or was stopped",
+    8: "the loss became NaN or jumped",
+    130: "interrupted",
+}
 
 
 def common_verbs() -> str:
@@ -152,8 +159,8 @@ def all_verbs() -> str:
         for verb in verbs:
             also = f" Also: {', '.join(verb.aliases)}." if verb.aliases else ""
             lines.append(f"  {verb.name:<{width}}{verb.summary}{also}")
-    columns = terminal.columns or 80
-    return "\n".join([*lines, "", folded(RUN, columns), "", folded(EXIT_CODES, columns)])
+    lines += ["", folded(RUN, terminal.columns or 80), "", "Exit codes"]
+    return "\n".join([*lines, *(f"  {code:<5}{meaning}" for code, meaning in EXIT_CODES.items())])
 
 
 def unknown_verb(word: str) -> str:

@@ -2,6 +2,7 @@
 
     docs/config.md                     every field of a run YAML          from config/schema.py
     docs/metrics.md                    every scalar                       from metrics.py
+    docs/commands.md                   every verb, option and default     from the parsers of cli/
     docs/run.schema.json               JSON Schema for editors            from config/schema.py
     docs/parallelism.md                what stands between its markers    from config/rules/combinations.py
     docs/import.md                     what stands between its markers    from foreign/
@@ -23,7 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
-from nbtrain.cli.reference import flag_tables, parallelism
+from nbtrain.cli.reference import commands, flag_tables, parallelism
 from nbtrain.config import architectures, recipes
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -56,6 +57,7 @@ def generated(repository: Path) -> dict[Path, str]:
     return {
         repository / "docs" / "config.md": config_page(),
         repository / "docs" / "metrics.md": metrics_page(),
+        repository / "docs" / "commands.md": commands.commands_page(),
         repository / "docs" / "run.schema.json": json.dumps(editor_schema(), indent=2) + "\n",
         combinations: with_table(combinations.read_text("utf-8"), parallelism.combinations_table(), *marks),
         foreign: with_table(

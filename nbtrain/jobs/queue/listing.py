@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts
@@ -11,7 +12,7 @@ from nbtrain.base.jobstate import ACTIVE, QUEUED, read_state
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.table import aligned
 from nbtrain.base.terminal import shortened
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, output_root
 from nbtrain.config.backend_section import MOST_PRIORITY
 from nbtrain.jobs.control import ask_priority
 from nbtrain.jobs.queue.folder import Queue, Ticket, devices
@@ -124,7 +125,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     if len(mine.slots) < mine.count:
         said += f", and it may have {len(mine.slots)} in all"
     others = _who_has(mine, tickets)
-    others += [f"{one.name} ({QUEUED})" for one in before]
+    others += [f"{_named(one, mine)} ({QUEUED})" for one in before]
     more = len(others) - NAMED_JOBS
     named = ", ".join(others[:NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")
     place = f"; place {len(before) + 1} in the queue" if before else ""
@@ -137,8 +138,14 @@ def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
     for one in tickets:
         if one.job_id != mine.job_id and (shared := [slot for slot in one.holds if slot in mine.slots]):
             state = read_state(one.job, time.time())[0]
-            found.append(f"{one.name} ({state}, {devices(shared, len(shared))})")
+            found.append(f"{_named(one, mine)} ({state}, {devices(shared, len(shared))})")
     return found
+
+
+def _named(ticket: Ticket, mine: Ticket) -> str:
+    """The name of a job's run, and its folder if it is in another workspace: no name of this one finds it."""
+    is_here = Path(ticket.run).parent == Path(mine.run).parent
+    return ticket.name if is_here else f"{ticket.name} of another workspace, {ticket.run}"
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> str:
@@ -157,7 +164,14 @@ def queue_table(entries: Sequence[QueueEntry]) -> str:
         has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in entry.holds)
         said = has if has and entry.state in ACTIVE else short
         rows.append((place, entry.name, entry.state, entry.needs, str(entry.priority), since, said))
-    return "\n".join([*aligned(rows), *([""] if whole else []), *whole])
+    root = output_root()
+    elsewhere = [
+        f"{entry.name} is a run of another workspace: {entry.run}"
+        for entry in entries
+        if Path(entry.run).parent != root
+    ]
+    notes = [*whole, *elsewhere]
+    return "\n".join([*aligned(rows), *([""] if notes else []), *notes])
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:

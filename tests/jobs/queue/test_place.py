@@ -18,6 +18,7 @@ from nbtrain.base.cgroup import usable_cores
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.workspace import output_root
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.jobs import submit
@@ -26,7 +27,7 @@ from nbtrain.jobs.control import asked_priority, cancel
 from nbtrain.jobs.machine import Gpu
 from nbtrain.jobs.queue import after_boot, needs, place, restart
 from nbtrain.jobs.queue.folder import Queue, Ticket
-from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table
+from nbtrain.jobs.queue.listing import QueueEntry, list_queue, move, queue_table, waiting_words
 from nbtrain.jobs.queue.needs import needs_of, warnings_here
 from nbtrain.jobs.queue.place import place_of
 from nbtrain.jobs.supervisor.journal import Journal
@@ -510,7 +511,7 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
     assert main(["queue", "second"]) == 2
     assert main(["queue", "--now"]) == 2
     assert capsys.readouterr().err == (
-        "ConfigError: say what to change: --priority N or --now. `nbtrain queue` alone lists all.\n"
+        "ConfigError: say what to change: --priority N or --now. `nbtrain queue` alone lists all jobs.\n"
         "ConfigError: --priority and --now need a RUN: `nbtrain queue RUN --priority 5`.\n"
     )
 
@@ -518,10 +519,32 @@ def test_the_command_line(holders, wait_until, cause_of, capsys):
 def test_a_cause_that_the_table_cuts_stands_below_it():
     """Its end says what to do."""
     cause = f"was not started again: {'x' * 100}. Do this."
-    entry = QueueEntry(None, "first", "/output/first", "id", "LOST", "1 core", [], 0, 0.0, cause)
+    run = str(output_root() / "first")
+    entry = QueueEntry(None, "first", run, "id", "LOST", "1 core", [], 0, 0.0, cause)
     *_, row, blank, whole = queue_table([entry]).split("\n")
     assert row.endswith("xxx...")
     assert (blank, whole) == ("", f"first: {cause}")
+
+
+def test_a_job_of_another_workspace_is_named_with_its_folder(holders, tmp_path, monkeypatch):
+    """Its name alone would be looked for among the runs of this workspace."""
+
+    def ticket(name):
+        job, me = holders.job(name), ProcessIdentity.of(os.getpid())
+        return Ticket(job.job_id, str(job.run.path), name, ["gpu-0"], 1, 0, 0.0, me, "")
+
+    mine, near = ticket("mine"), ticket("near")
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "theirs"))
+    far = replace(ticket("far"), holds=["gpu-0"])
+    said = waiting_words(mine, [far], [near], 0)
+    theirs = f"far of another workspace, {tmp_path}/theirs/far (QUEUED, 1 GPU)"
+    assert said == f"waits for 1 GPU; 0 are free; before it: {theirs}, near (QUEUED); place 2 in the queue"
+    monkeypatch.delenv("NBTRAIN_OUTPUT")
+    entries = [
+        QueueEntry(1, one.name, one.run, one.job_id, "QUEUED", "1 GPU", [], 0, 0.0, None)
+        for one in (far, mine)
+    ]
+    assert queue_table(entries).endswith(f"\n\nfar is a run of another workspace: {tmp_path}/theirs/far")
 
 
 def test_a_queue_that_cannot_be_looked_at_is_said(holders):

@@ -90,7 +90,7 @@ def _verb(title: str, own: argparse.ArgumentParser, verb: Verb | None = None) ->
 
 
 def _named(action: argparse.Action) -> str:
-    """An option with its value, such as "`-n`, `--limit N`"; another argument as its word, such as "`RUN`"."""
+    """An option with its value, such as "`-n`, `--limit N`"; any other argument by its word, as "`RUN`"."""
     value = _value(action)
     if not action.option_strings:
         return f"`{value}`"

@@ -1,4 +1,4 @@
-"""docs/profiling.md: its figures are the code's, and what it names is there."""
+"""docs/profiling.md and docs/mfu.md: their figures are the code's, and what they name is there."""
 
 import re
 from pathlib import Path
@@ -10,13 +10,14 @@ from nbtrain.config.arithmetic.flops import megatron_deepspeed_tflops, model_flo
 from nbtrain.config.keys import field_keys
 from nbtrain.config.load import load
 
-PAGE = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, MFU = ((DOCS / name).read_text(encoding="utf-8") for name in ("profiling.md", "mfu.md"))
 
 
 def test_the_table_of_logged_and_right_figures():
     """Every number of the table from the samples per second in its first column."""
     rows = re.findall(
-        r"^\| (4\d\.\d{3}) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \|$", PAGE, re.MULTILINE
+        r"^\| (4\d\.\d{3}) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \|$", MFU, re.MULTILINE
     )
     assert [row[:2] for row in rows] == [("44.780", "84.02"), ("44.803", "84.06"), ("44.855", "84.16")]
     config = load("gpt-125m")

@@ -121,7 +121,7 @@ def _prepared(
     """All that can be checked without the model is; what comes back asks the model."""
     from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
     from nbtrain.evaluation.evaluate import Evaluation, ask
-    from nbtrain.evaluation.harness import ask_harness, load_tasks
+    from nbtrain.evaluation.harness import ask_harness, check_fewshot, load_tasks
     from nbtrain.evaluation.judge import TOKEN_VARIABLE, Judge, JudgedQuestions, judged_record
     from nbtrain.serving.chat import ChatText, template_of
     from nbtrain.serving.resident import RESIDENT
@@ -146,7 +146,10 @@ def _prepared(
         if not names:
             raise ConfigError("apply_chat_template is for tasks of the harness, and none is named (harness).")
         chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
+    if shots is not None and shots < 0:
+        raise ConfigError(f"num_fewshot = {shots} must be at least 0, or None for what each task says.")
     harness_tasks = load_tasks([_on_path(name) for name in names], folder) if names else []
+    check_fewshot(harness_tasks, shots)
     template = template_of(config, None, tokenizer.directory, tokenizer.eod_token)
     judged = judge = None
     if judge_questions is not None:

@@ -55,6 +55,9 @@ class EvaluationRecord:
     created_at: float
     version: str
     """Of nbtrain."""
+    num_fewshot: int | None = None
+    """Examples before each question of a task of lm-evaluation-harness; None: other tasks, or a group whose
+    tasks differ in it."""
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def path(self, run: RunDir) -> Path:

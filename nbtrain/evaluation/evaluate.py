@@ -85,5 +85,6 @@ def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
 def _of(record: EvaluationRecord) -> str:
     counts: dict[str, Any] = record.counts
     of = f"{count(counts['tokens'])} tokens" if "tokens" in counts else f"{counts['examples']:,} questions"
+    shots = f", {record.num_fewshot}-shot" if record.num_fewshot is not None else ""
     cut = f", {counts['truncated']:,} choices cut" if counts.get("truncated") else ""
-    return f"{of}{cut}, {elapsed(record.seconds)}"
+    return f"{of}{shots}{cut}, {elapsed(record.seconds)}"

@@ -7,20 +7,25 @@ NAME=FILE is the harness's own task file NAME on the JSON lines of FILE, without
 looked for in a folder of task files, or among the harness's own.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base import files
+from nbtrain.base.amounts import counted
+from nbtrain.base.errors import ConfigError, DataError, NbtrainError
 from nbtrain.base.evaluation_files import Estimate, file_name
 from nbtrain.base.progress import Progress
+from nbtrain.base.terminal import nearest
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.optional import missing
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -28,9 +33,12 @@ from nbtrain.evaluation.asked import Asked, Outcome, Score
 from nbtrain.evaluation.encoding import fitted
 from nbtrain.evaluation.evaluate import Evaluation
 
+logger = logging.getLogger(__name__)
+
 # What HFLM takes if a task does not say how long its answers are.
 MAX_GEN_TOKENS = 256
-SPLIT = re.compile(r"^(test_split|validation_split|include): *[\"']?([^\s\"'#]+)", re.MULTILINE)
+# What the lines of a local file are called, as a split of the task's data.
+LOCAL = "local"
 
 
 class Answers(Protocol):
@@ -66,6 +74,12 @@ class HarnessTask(NamedTuple):
     loaded: Any
     """lm_eval's Task or Group."""
     source: str
+    source_sha256: str | None = None
+    """Of the local file; None: the task brings its data."""
+
+    def leaves(self) -> list[Any]:
+        """Return lm_eval's Tasks: all of a group, or the one that this is."""
+        return self.loaded.get_all_tasks() if hasattr(self.loaded, "get_all_tasks") else [self.loaded]
 
 
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
@@ -85,10 +99,10 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
         include_path=None if include_path is None else str(include_path),
     )
     found = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _their_words():
         for asked in names:
             name, _, file = asked.partition("=")
-            task_file = _task_file(name, Path(file), Path(folder)) if file else None
+            task_file = _task_file(name, Path(file), Path(folder), include_path) if file else None
             try:
                 loaded = manager.load([str(task_file) if task_file else name])
             except Exception as error:  # whatever the harness, datasets or a task's own code raises
@@ -98,37 +112,63 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
             groups = loaded["groups"]
             several = {name: groups[name]} if name in groups else loaded["tasks"]
             source = Path(file).name if file else f"lm-eval {lm_eval.__version__}"
-            found += [HarnessTask(key, one, source) for key, one in several.items()]
+            sha256 = files.sha256_of(Path(file)) if file else None
+            found += [HarnessTask(key, one, source, sha256) for key, one in several.items()]
+    names = [task.name for task in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"{', '.join(twice)}: two evaluations of one name; the record of one would replace the other's. "
+            "Evaluate them one after the other, each at its own checkpoint, or join their files."
+        )
     return found
 
 
-def _task_file(name: str, file: Path, folder: Path) -> Path:
-    """A task file in `folder`: the harness's own of that name, with a local file as what it evaluates."""
+def _their_words() -> contextlib.AbstractContextManager[Any]:
+    """Send what the harness prints to stderr: stdout has our results alone, as JSON if that is asked for."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -> Path:
+    """Write a task file in `folder`: that of a name, with a local file as what it evaluates."""
     import lm_eval.tasks
 
     if not file.is_file():
         raise DataError(f"{file}: no such file.")
     [tasks, *_] = map(Path, lm_eval.tasks.__path__)
-    own = _own_file(name, tasks)
-    if own is None:
+    entry = next(
+        (
+            found
+            for place in (include_path, tasks)
+            if place is not None and (found := _own_entry(name, place))
+        ),
+        None,
+    )
+    if entry is None:
+        known = lm_eval.tasks.TaskManager().task_index
         raise ConfigError(
-            f"{name}: lm-evaluation-harness has no task file of this name. Give a folder with task files as "
-            "include_path, and the name of the task alone."
+            f"{name}: lm-evaluation-harness has no task of this name.{nearest(name, known)} Your own task "
+            "files are found in the folder that include_path names."
         )
-    splits = _splits(own)
-    wanted = "test_split" if splits.get("test_split") else "validation_split"
+    if (kind := entry.kind.name) != "TASK":
+        what = {"GROUP": "a group of tasks", "TAG": "a tag of several tasks"}.get(kind, "written in Python")
+        raise ConfigError(
+            f"{name}: is {what}, and NAME=FILE is for a single task file. Name one of its tasks, or leave "
+            "the file out."
+        )
     path = folder / f"{name}.yaml"
-    # Examples for few-shot prompts come from the same split: the harness leaves out the question itself.
+    # Examples for few-shot prompts come from the same lines, unless the task brings its own. Of a test split
+    # alone the harness leaves out the question itself, so that the lines are the test split.
+    brings_examples = "samples" in (entry.cfg.get("fewshot_config") or {})
     lines = {
-        "include": str(own),
+        "include": str(entry.yaml_path),
+        "custom_dataset": None,
         "dataset_path": "json",
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"local": str(file.absolute())}},
+        "dataset_kwargs": {"data_files": {LOCAL: str(file.absolute())}},
         "training_split": None,
-        "fewshot_split": "local",
-        "test_split": None,
         "validation_split": None,
-        wanted: "local",
+        "test_split": LOCAL,
+        "fewshot_split": None if brings_examples else LOCAL,
     }
     # JSON is YAML.
     path.write_text(json.dumps(lines), encoding="utf-8")
@@ -136,19 +176,49 @@ def _task_file(name: str, file: Path, folder: Path) -> Path:
 
 
 def _own_file(name: str, tasks: Path) -> Path | None:
-    """The file below `tasks` that defines a task; None if there is none."""
-    named = re.compile(rf"^task: *[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
-    # Of 14,000 files: most tasks are in one of their own name, some in their folder's default.yaml.
-    likely = {name: 0, "default": 1}
-    files = sorted(tasks.rglob("*.yaml"), key=lambda path: (likely.get(path.stem, 2), path))
-    return next((path for path in files if named.search(path.read_text("utf-8"))), None)
+    """Return the file below `tasks` that defines a task, group or tag; None if there is none."""
+    entry = _own_entry(name, tasks)
+    return None if entry is None else entry.yaml_path
 
 
-def _splits(path: Path) -> dict[str, str]:
-    """The splits that a task file or one that it includes names; null leaves one out."""
-    found = dict(SPLIT.findall(path.read_text("utf-8")))
-    included = _splits(path.parent / found.pop("include")) if "include" in found else {}
-    return {key: "" if value in ("null", "~") else value for key, value in {**included, **found}.items()}
+def _own_entry(name: str, tasks: Path) -> Any:
+    """Return the entry of a name in the harness's index of the folder `tasks`; None if it has none.
+
+    The harness would read all of its 14,000 files. It is given the folders of those that hold the name.
+    """
+    from lm_eval.tasks import TaskManager
+
+    written = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
+    folders = {path.parent for path in tasks.rglob("*.yaml") if written.search(path.read_bytes())}
+    outermost = [folder for folder in folders if folders.isdisjoint(folder.parents)]
+    # Of two files with one name the first counts, and of two folders the last.
+    outermost.sort(key=lambda folder: f"{folder.as_posix()}/", reverse=True)
+    manager = TaskManager(include_defaults=False, include_path=[str(folder) for folder in outermost])
+    return manager.task_index.get(name)
+
+
+def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None:
+    """Raise ConfigError for a task that has fewer examples than are to come before each question."""
+    for task in tasks:
+        for leaf in task.leaves():
+            own = leaf.get_config("num_fewshot")
+            if num_fewshot and own == 0:
+                logger.warning(
+                    "%s: its task file fixes num_fewshot = 0, which the harness does not change.",
+                    leaf.task_name,
+                )
+            shots = (num_fewshot if num_fewshot is not None and own != 0 else own) or 0
+            sampler = getattr(leaf, "sampler", None)
+            if not shots or sampler is None:
+                continue
+            is_same = leaf.get_config("fewshot_split") == leaf.get_config("test_split")
+            has, most = len(sampler.fewshot_docs()), len(sampler.fewshot_docs()) - is_same
+            if shots > most:
+                without = ", without the question itself" if is_same else ""
+                raise ConfigError(
+                    f"{leaf.task_name}: num_fewshot = {shots} must be at most {most}: {task.source} has "
+                    f"{counted(has, 'example')}{without}."
+                )
 
 
 def ask_harness(
@@ -167,29 +237,58 @@ def ask_harness(
     manager = TaskManager(include_defaults=False)
     for task in tasks:
         started = time.time()
-        results = simple_evaluate(
-            harness_model(answers, chat),
-            tasks=[task.loaded],
-            num_fewshot=num_fewshot,
-            limit=limit,
-            task_manager=manager,
-            **({"apply_chat_template": True, "fewshot_as_multiturn": chat.takes_turns} if chat else {}),
-        )
+        try:
+            with _their_words():
+                results = simple_evaluate(
+                    harness_model(answers, chat),
+                    tasks=[task.loaded],
+                    num_fewshot=num_fewshot,
+                    limit=limit,
+                    task_manager=manager,
+                    **(
+                        {"apply_chat_template": True, "fewshot_as_multiturn": chat.takes_turns}
+                        if chat
+                        else {}
+                    ),
+                )
+        except NbtrainError:
+            raise
+        except Exception as error:  # whatever the harness or a task's own code raises
+            said = f"{type(error).__name__}: {error}"
+            raise DataError(f"{task.name}: lm-evaluation-harness cannot ask this task ({said}).") from None
         assert results is not None
         own = results.get("groups", {}).get(task.name) or results["results"][task.name]
-        hashes = results.get("task_hashes") or {}
-        sha256 = hashlib.sha256("".join(f"{key} {hashes[key]}\n" for key in sorted(hashes)).encode())
         samples = [one["effective"] for one in results["n-samples"].values()]
+        shots = _shots(results["n-shot"], [leaf.task_name for leaf in task.leaves()])
+        kind = ["harness"] if chat is None else ["harness-chat"]
         found.keep(
             Outcome({"examples": sum(samples)}, _metrics(own), {}),
             started,
-            name=file_name("harness" if chat is None else "harness-chat", task.name),
+            name=file_name(*kind, task.name, *([f"{shots}-shot"] if shots else [])),
             task=f"lm-eval: {task.name}{'' if chat is None else ', as a chat'}",
             source=task.source,
-            source_sha256=sha256.hexdigest(),
+            source_sha256=task.source_sha256 or _asked_sha256(results["samples"]),
             split=None,
             limit=limit,
+            num_fewshot=shots,
         )
+
+
+def _shots(of_each: Mapping[str, int], leaves: Sequence[str]) -> int | None:
+    """Return the examples before each question; None if the tasks of a group differ in it."""
+    counts = {int(of_each.get(name) or 0) for name in leaves}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return a hash of all questions with their prompts and answers, as lm_eval's task_hashes has them."""
+    digest = hashlib.sha256()
+    for name in sorted(samples):
+        digest.update(f"{name}\n".encode())
+        for sample in samples[name]:
+            parts = ("doc_hash", "prompt_hash", "target_hash")
+            digest.update("".join(str(sample.get(part)) for part in parts).encode())
+    return digest.hexdigest()
 
 
 def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:

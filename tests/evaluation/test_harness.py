@@ -1,18 +1,26 @@
 """Tasks of lm-evaluation-harness: scores are those of the harness's own way to the exported model."""
 
+import hashlib
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import nbtrain as nb
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
+from nbtrain.cli import __main__ as cli
 from nbtrain.corpus.tokenizer.folder import KEPT
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs import export_model as exporting
+from nbtrain.serving.launched import Server
+from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.resident import RESIDENT
 from tests.evaluation import made
 from tests.inference import saved
@@ -262,9 +270,89 @@ def test_examples_before_the_question(place):
     run, _, folder = place
     asked = f"hellaswag={folder / 'hellaswag.jsonl'}"
     found = nb.evaluate(run.path, harness=asked, num_fewshot=1, limit=1)
-    record = found["harness-hellaswag"]
-    assert record.counts == {"examples": 1} and record.limit == 1
-    assert record.source == "hellaswag.jsonl" and len(record.source_sha256) == 64
+    record = found["harness-hellaswag-1-shot"]
+    assert (record.counts, record.limit, record.num_fewshot) == ({"examples": 1}, 1, 1)
+    file = folder / "hellaswag.jsonl"
+    assert (record.source, record.source_sha256) == ("hellaswag.jsonl", files.sha256_of(file))
+    none = nb.evaluate(run.path, harness=asked, limit=1)["harness-hellaswag"]
+    # Of two lines, one is the question: its only example is the other one.
+    assert none.num_fewshot == 0 and none.metrics != record.metrics
+    with pytest.raises(ConfigError, match="num_fewshot = 2 must be at most 1"):
+        nb.evaluate(run.path, harness=asked, num_fewshot=2)
+    own = nb.evaluate(run.path, harness=["say", "words"], include_path=folder / "tasks")
+    hashes = [own[f"harness-{name}"].source_sha256 for name in ("say", "words")]
+    assert len({*hashes, hashlib.sha256().hexdigest()}) == 3
+
+
+def test_json_alone_is_on_stdout(place, capfd):
+    """lm_eval prints what it bootstraps."""
+    run, _, folder = place
+    assert (
+        cli.main(
+            ["evaluate", str(run.path), "--harness", f"lambada_openai={folder / 'lambada.jsonl'}", "--json"]
+        )
+        == 0
+    )
+    said = capfd.readouterr()
+    record = json.loads(said.out)["harness-lambada-openai"]
+    assert "bootstrapping for stddev" in said.err and record["counts"] == {"examples": 3}
+
+
+def test_local_completions_of_a_server_are_the_export_s(place, monkeypatch, tmp_path):
+    """60 questions, asked as lm-eval asks any server: echo, logprobs and one new token.
+
+    After some of them the model ends the document: the entry of its end must be there, or the last token of
+    the choice is lost.
+    """
+    pytest.importorskip("tenacity")
+    tokenizer = Tokenizer.load(tokenizer_dir("small"))
+    contexts, choices = [text[:24] for text in made.texts(60)], [" blue", "of course", " The cat"]
+    asked = [{"context": text, "choices": choices} for text in contexts]
+    write_tasks(tmp_path / "tasks", (CHOOSE, made.write_lines(tmp_path / "questions.jsonl", asked)))
+    texts = [tokenizer.encode(context + choice).tolist() for context in contexts for choice in choices]
+    ends = []
+
+    def ending(weights):
+        """Make the end the next token of those texts that the commonest next token follows now."""
+
+        def following():
+            with torch.inference_mode():
+                return [int(weights(torch.tensor([ids]))[0, -1].argmax()) for ids in texts]
+
+        [(common, _)] = Counter(following()).most_common(1)
+        rows = weights.output_layer.weight.data
+        rows[tokenizer.eod_id] = 1.5 * rows[common]
+        ends.extend(token == tokenizer.eod_id for token in following())
+
+    run = saved.save_run("ends", alter=ending)
+    assert 5 < sum(ends) < 100
+    model = tmp_path / "model"
+    export(run, model)
+    expected = theirs(model, ["choose"], tmp_path / "tasks")
+    from lm_eval import simple_evaluate
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from lm_eval.tasks import TaskManager
+
+    with Server(ServeOptions(run=str(run.path), port=0, threads=1)) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", server.token)
+        served = LocalCompletionsAPI(
+            base_url=f"{server.base_url}/completions",
+            model=run.name,
+            tokenizer=str(model),
+            tokenizer_backend="huggingface",
+            max_length=96,
+        )
+        manager = TaskManager(include_defaults=False, include_path=str(tmp_path / "tasks"))
+        found = simple_evaluate(served, tasks=["choose"], task_manager=manager)
+    assert found["results"]["choose"]["acc,none"] == expected["results"]["choose"]["acc,none"]
+    pairs = [
+        (mine[0], other[0])
+        for sample, of_export in zip(found["samples"]["choose"], expected["samples"]["choose"], strict=True)
+        for mine, other in zip(sample["resps"], of_export["resps"], strict=True)
+    ]
+    assert len(pairs) == 180
+    assert [mine[0] for mine, _ in pairs] == pytest.approx([other[0] for _, other in pairs], abs=1e-3)
+    assert [mine[1] for mine, _ in pairs] == [other[1] for _, other in pairs]
 
 
 def test_what_is_refused(place, tmp_path):
@@ -274,7 +362,7 @@ def test_what_is_refused(place, tmp_path):
         (
             {"harness": f"helaswag={folder / 'hellaswag.jsonl'}"},
             ConfigError,
-            "helaswag: lm-evaluation-harness has no task file of this name.",
+            "helaswag: lm-evaluation-harness has no task of this name. Nearest: hellaswag",
         ),
         (
             {"harness": "nothing", "include_path": folder / "tasks"},

@@ -7,7 +7,9 @@ from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import yaml
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.evaluation_files import Estimate
 from nbtrain.base.extras import install_command
@@ -37,7 +39,7 @@ def test_without_the_extra(monkeypatch):
 
 @pytest.fixture
 def fake_harness(monkeypatch, tmp_path):
-    """A folder for task files, and a harness without tasks: what it is asked to load stands in `asked`."""
+    """A folder for task files, and a harness that indexes them; `asked` has what it is asked to load."""
     fake, tasks = ModuleType("lm_eval"), ModuleType("lm_eval.tasks")
     tasks.__path__ = [str(tmp_path / "tasks")]
 
@@ -45,8 +47,19 @@ def fake_harness(monkeypatch, tmp_path):
         asked: ClassVar = []
         loaded: ClassVar = {"tasks": {"one": "Task one"}, "groups": {}}
 
-        def __init__(self, **_):
-            pass
+        def __init__(self, include_path=None, include_defaults=True):
+            """As the harness: of a folder the first file of a name counts, of folders the last."""
+            paths = [include_path] if isinstance(include_path, str) else include_path or []
+            self.task_index = {}
+            for folder in [*(tasks.__path__ if include_defaults else []), *paths]:
+                found = {}
+                for path in sorted(Path(folder).rglob("*.yaml")):
+                    read = yaml.safe_load(path.read_text())
+                    kind = "GROUP" if "group" in read else "TASK"
+                    entry = SimpleNamespace(yaml_path=path, cfg=read, kind=SimpleNamespace(name=kind))
+                    if name := read.get("group") or read.get("task"):
+                        found.setdefault(name, entry)
+                self.task_index |= found
 
         def load(self, names):
             self.asked.extend(json.loads(Path(name).read_text()) if "/" in name else name for name in names)
@@ -62,13 +75,15 @@ def fake_harness(monkeypatch, tmp_path):
     ("name", "found"),
     [
         ("hellaswag", "a/hellaswag.yaml"),
-        ("winogrande", "winogrande/default.yaml"),
+        ("winogrande", "winogrande/a.yaml"),
         ("wic", "wic/default.yaml"),
-        ("prost", "prost/corypaik_prost.yaml"),
+        ("mmlu_abstract_algebra", "mmlu/default/algebra.yaml"),
+        ("prost", "prost/deep/corypaik_prost.yaml"),
+        ("in-a-flow", "flow.yaml"),
     ],
 )
 def test_the_task_file_of_a_name(fake_harness, name, found):
-    """One called as the task, a folder's default.yaml, or any that names the task."""
+    """That of the harness's own index, however its YAML is written."""
     folder, manager = fake_harness
     for path, line in {
         "a/hellaswag.yaml": "task: hellaswag",
@@ -78,19 +93,64 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
         "winogrande/default.yaml": "test_split: test\ntask: winogrande",
         "winogrande/a.yaml": "task: winogrande",
         "wic/default.yaml": 'task: "wic" # words in context',
-        "prost/corypaik_prost.yaml": "task: prost",
+        "mmlu/default/algebra.yaml": '"task": "mmlu_abstract_algebra"\n"dataset_name": "algebra"',
+        "mmlu/default/group.yaml": "group: mmlu_stem\ntask:\n  - mmlu_abstract_algebra",
+        "prost/deep/corypaik_prost.yaml": "fewshot_config: {samples: [{}]}\ntask:\n  prost",
+        "prost/group.yaml": "group: prosts\ntask: [prost]",
+        "flow.yaml": "{'task': in-a-flow, test_split: test}",
     }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(f"{line}\n")
     lines = folder / "lines.jsonl"
     lines.write_text("{}\n")
     [loaded] = harness.load_tasks([f"{name}={lines}"])
-    assert loaded == ("one", "Task one", "lines.jsonl")
-    assert manager.asked[0]["include"] == str(folder / found)
-    with pytest.raises(
-        ConfigError, match=r"^helaswag: lm-evaluation-harness has no task file of this name\."
-    ):
+    assert loaded == ("one", "Task one", "lines.jsonl", files.sha256_of(lines))
+    asked = manager.asked[0]
+    assert asked["include"] == str(folder / found)
+    # Only of a test split does the harness leave out the question itself; a task's own examples stay.
+    assert (asked["test_split"], asked["fewshot_split"]) == ("local", None if name == "prost" else "local")
+    with pytest.raises(ConfigError, match=r"^helaswag: .* no task of this name\. Nearest: hellaswag\."):
         harness.load_tasks([f"helaswag={lines}"])
+    with pytest.raises(ConfigError, match="mmlu_stem: is a group of tasks"):
+        harness.load_tasks([f"mmlu_stem={lines}"])
+    with pytest.raises(ConfigError, match="one: two evaluations of one name"):
+        harness.load_tasks([f"{name}={lines}"] * 2)
+
+
+def test_your_own_task_files_go_before_the_harness_s(fake_harness, tmp_path):
+    folder, manager = fake_harness
+    lines, mine = tmp_path / "lines.jsonl", tmp_path / "mine"
+    lines.write_text("{}\n")
+    for place in (folder, mine):
+        place.mkdir()
+        (place / "own.yaml").write_text("task: own\n")
+    harness.load_tasks([f"own={lines}"], mine)
+    assert manager.asked[0]["include"] == str(mine / "own.yaml")
+
+
+def leaf(name: str, examples: int, **settings) -> SimpleNamespace:
+    """A task as the harness has loaded it."""
+    sampler = SimpleNamespace(fewshot_docs=lambda: [{}] * examples)
+    return SimpleNamespace(task_name=name, get_config=settings.get, sampler=sampler)
+
+
+def test_more_examples_than_there_are(caplog):
+    """Before the model is loaded, in a sentence; a question is no example of itself."""
+    same = {"fewshot_split": "local", "test_split": "local"}
+    for task, shots, most in (
+        (leaf("a", 8, **same), 8, 7),
+        (leaf("a", 8, fewshot_split="dev", test_split="test"), 9, 8),
+        (leaf("a", 3, num_fewshot=5, **same), None, 2),
+    ):
+        asked = [harness.HarnessTask("a", task, "a.jsonl")]
+        with pytest.raises(
+            ConfigError, match=f"num_fewshot = {shots or 5} must be at most {most}: a.jsonl has"
+        ):
+            harness.check_fewshot(asked, shots)
+        harness.check_fewshot(asked, most)
+    fixed = harness.HarnessTask("a", leaf("a", 1, num_fewshot=0, **same), "a.jsonl")
+    harness.check_fewshot([fixed], 5)
+    assert "fixes num_fewshot = 0" in caplog.text
 
 
 def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
@@ -98,7 +158,7 @@ def test_a_group_of_groups_is_asked_once(fake_harness, monkeypatch):
     groups = {name: f"Group {name}" for name in ("mmlu", "mmlu_stem", "mmlu_other")}
     _, manager = fake_harness
     monkeypatch.setattr(manager, "loaded", {"tasks": {"mmlu_anatomy": "Task"}, "groups": groups})
-    assert harness.load_tasks(["mmlu"]) == [("mmlu", "Group mmlu", "lm-eval 0")]
+    assert harness.load_tasks(["mmlu"]) == [("mmlu", "Group mmlu", "lm-eval 0", None)]
 
 
 def test_choices_of_one_context_are_asked_together():
@@ -235,10 +295,3 @@ def test_metrics_and_their_filters():
         "acc": Estimate(0.5, 0.1),
         "exact_match (strict)": Estimate(1.0, None),
     }
-
-
-def test_the_split_that_a_task_evaluates(tmp_path):
-    """Its own word, or that of the file it includes; null is none."""
-    (tmp_path / "base.yaml").write_text("test_split: test\nvalidation_split: 'dev'\n")
-    (tmp_path / "one.yaml").write_text("include: base.yaml\ntask: one\ntest_split: null\n")
-    assert harness._splits(tmp_path / "one.yaml") == {"test_split": "", "validation_split": "dev"}

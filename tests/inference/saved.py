@@ -1,6 +1,7 @@
 """A run with a checkpoint and a tokenizer, made without training: its texts do not repeat themselves."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,16 @@ MODEL = {
 STEP = 7
 
 
-def save_run(name: str = "talks", overrides: dict[str, Any] | None = None, std: float = 0.3) -> RunDir:
-    """output/`name` in the workspace, with a whole checkpoint of step 7 as one process writes it."""
+def save_run(
+    name: str = "talks",
+    overrides: dict[str, Any] | None = None,
+    std: float = 0.3,
+    alter: Callable[[torch.nn.Module], None] = lambda model: None,
+) -> RunDir:
+    """output/`name` in the workspace, with a whole checkpoint of step 7 as one process writes it.
+
+    `alter` changes the weights before they are saved.
+    """
     folder = tokenizer_dir("small")
     if not folder.is_dir():
         made.tokenizer_in(folder)
@@ -48,6 +57,7 @@ def save_run(name: str = "talks", overrides: dict[str, Any] | None = None, std: 
     for key, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.data = init.normal(key, *parameter.shape).data
+    alter(model)
     write_checkpoint(run, config, model, Tokenizer.load(folder).sha256)
     return run
 

@@ -26,6 +26,7 @@ from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.pretrained.fit import fit
+from nbtrain.pretrained.peft import notes_of
 from nbtrain.pretrained.peft_files import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
 
@@ -59,6 +60,9 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
         adapters = read_adapters(resolve(folder), config)
         reshape.load_masters(live.engine, adapters, *how, names=adapters.parameters)
         live.tell("checkpoint", f"adapters of {folder}", step=0)
+        for note in notes_of(resolve(folder), config) if live.events is not None else ():
+            logger.warning("lora.init_from: %s", note)
+            live.tell("warning", f"lora.init_from: {note}")
 
 
 class RowsOfTokens(MadeWhole):

@@ -21,7 +21,7 @@ from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.obstacle import Obstacles, mistake
 from nbtrain.planner.findings import Cost, Finding, finding_of_problem
 from nbtrain.pretrained.fit import fit
-from nbtrain.pretrained.peft import adapter_problems
+from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
 from nbtrain.pretrained.start import RunStart, Start, identity_of, is_there, open_start, vocab_size_of
 
 
@@ -74,8 +74,9 @@ def _adapters_fit(config: RunConfig) -> Obstacles:
     except (CheckpointError, ConfigError) as error:
         yield mistake(f"{where}: {error}", "")
         return
+    fix = section_fix(resolve(lora.init_from), config) if found else ""
     for words in found:
-        yield mistake(f"{where}: {lora.init_from}: {words}.", "Make the section lora that of the adapters.")
+        yield mistake(f"{where}: {lora.init_from}: {words}.", fix)
 
 
 def other_ids(start: Start, config: RunConfig) -> str:
@@ -140,7 +141,10 @@ def record_initial(run: RunDir, config: RunConfig) -> list[str]:
         return []
     start = open_start(config)
     files.write_json(run.init_from_json, {"schema_version": SCHEMA_VERSION, **_record(start, config)})
-    return [f"init_from: {note}" for note in fit(start, config).notes]
+    notes = [f"init_from: {note}" for note in fit(start, config).notes]
+    if config.lora is not None and config.lora.init_from is not None:
+        notes += [f"lora.init_from: {note}" for note in notes_of(resolve(config.lora.init_from), config)]
+    return notes
 
 
 def _record(start: Start, config: RunConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.pretrained.header import Header, Tensor, read_header
+from nbtrain.pretrained.other_folders import what_it_is
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -31,6 +32,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# What peft writes beside a model's config.json at times.
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # Of the name of a file, on Linux (NAME_MAX).
 MOST_NAME_BYTES = 255
 # The key of a consolidated file's metadata that says what the model is.
@@ -83,6 +86,8 @@ def open_folder(path: Path) -> ModelFolder:
             f"{display(path)}: no such folder. Name one with {CONFIG} and safetensors files."
         )
     if not (path / CONFIG).is_file():
+        if (what := what_it_is(path)) is not None:
+            raise CheckpointError(f"{display(path)}: is {what}")
         raise CheckpointError(
             f"{display(path)}: holds no {CONFIG}, so that nothing says what the model is. Name a folder as "
             "`save_pretrained` of transformers writes it."
@@ -113,9 +118,11 @@ def _single_file(path: Path) -> Path:
     """The one safetensors file of a folder without an index."""
     if (path / SINGLE).is_file():
         return path / SINGLE
-    files = sorted(path.glob(f"*{SUFFIX}"))
+    files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != ADAPTER_WEIGHTS)
     if len(files) == 1:
         return files[0]
+    if not files and (what := what_it_is(path)) is not None:
+        raise CheckpointError(f"{display(path)}: is {what}")
     if files:
         raise CheckpointError(
             f"{display(path)}: holds {len(files)} safetensors files ({files[0].name}, ...) and no {INDEX}, "

@@ -22,15 +22,18 @@ from nbtrain.config.schema import ModelConfig
 from nbtrain.pretrained.families import Described, Family, describe
 from nbtrain.pretrained.folder import CONFIG, ModelFolder, open_folder
 from nbtrain.pretrained.header import Tensor
+from nbtrain.pretrained.names import matched, unwrapped
 from nbtrain.pretrained.parameters import Sizes
 from nbtrain.pretrained.tensors import OUTPUT, TensorMap, own_tensors
 from nbtrain.pretrained.written import OWN_SCHEMA
 
 # Formats whose numbers are all numbers of fp32 too, so that masters hold them as they are.
 READ = ("F32", "BF16", "F16")
-# Buffers that older files hold and that no model reads: causal masks of GPT-2, angles of Llama.
-NOT_READ = re.compile(r"(^|\.)(attn\.(masked_)?bias|self_attn\.rotary_emb\.inv_freq)$")
-GPT2_ROOT = "transformer."
+# Buffers that some files hold and that no model reads: causal masks of GPT-2, angles of Llama.
+NOT_READ = re.compile(r"(^|\.)(attn\.(masked_)?bias|rotary_emb\.(original_)?inv_freq)$")
+# The numbers of peft beside the weights of a base that they are not merged into.
+OF_ADAPTERS = re.compile(r"\.(lora_|ia3_l|vera_|token_adapter|modules_to_save)")
+SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def open_model(path: Path) -> PretrainedModel:
     described = _describe_own(folder) if folder.is_own else describe(folder.config, folder.path / CONFIG)
     sizes = Sizes.of(model_section(described, folder.path), described.vocab_size)
     known = own_tensors(sizes) if described.family is None else described.family.tensors(sizes)
-    found = _named(folder, described.family)
+    found = _named(folder, described.family, known)
     twin = found.pop(OUTPUT, None) if sizes.is_tied else None
     _compare(folder, known.tensors, found)
     for tensor in (*found.values(), *([twin] if twin is not None else [])):
@@ -114,29 +117,21 @@ def _describe_own(folder: ModelFolder) -> Described:
         ) from None
 
 
-def _named(folder: ModelFolder, family: Family | None) -> dict[str, Tensor]:
-    """Tensors by the names of the map: buffers left out, GPT-2's with the prefix that some files lack.
+def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict[str, Tensor]:
+    """Return tensors by the names of the map, whatever wrapped the model; others by their own.
 
-    Raises CheckpointError if a tensor is there with the prefix and without it.
+    Buffers are left out. Raises CheckpointError if two names mean one tensor.
     """
-    found: dict[str, Tensor] = {}
-    for name, tensor in folder.tensors.items():
-        if NOT_READ.search(name):
-            continue
-        if (
-            family is not None
-            and family.model_type == "gpt2"
-            and not name.startswith((GPT2_ROOT, "lm_head."))
-        ):
-            name = GPT2_ROOT + name
-        if name in found:
-            raise CheckpointError(
-                f"{display(folder.path)}: holds {name.removeprefix(GPT2_ROOT)} and {name}, which are two "
-                "names of one tensor, and nothing says which one counts. Remove one of them, or get another "
-                "copy of the model."
-            )
-        found[name] = tensor
-    return found
+    tensors = {
+        name: tensor for name, tensor in folder.tensors.items() if not NOT_READ.search(unwrapped(name))
+    }
+    if family is None:
+        return tensors
+    try:
+        meant = matched(tensors, (*known.tensors, OUTPUT))
+    except CheckpointError as error:
+        raise CheckpointError(f"{display(folder.path)}: {error}") from None
+    return {meant.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
@@ -145,19 +140,36 @@ def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dic
     # What says which model it is, and how one gets the whole.
     source = "metadata" if folder.is_own else CONFIG
     again = "Copy the file again." if folder.is_own else "Download the folder again."
+    extra = [name for name in found if name not in wanted]
+    if unmerged := next((name for name in extra if OF_ADAPTERS.search(name)), None):
+        raise CheckpointError(
+            f"{where}: holds adapters beside the weights that they change ({unmerged}). Merge them once with "
+            "merge_and_unload() of peft and save the model, or save the adapters alone, for lora.init_from."
+        )
     if missing := [name for name in wanted if name not in found]:
         what = _some(missing, "is missing", "are missing")
+        there = ""
+        if extra:
+            names = ", ".join(extra[:SHOWN_NAMES])
+            more = " ..." if len(extra) > SHOWN_NAMES else ""
+            there = f" Names that are there and mean none of them: {names}{more}."
         raise CheckpointError(
             f"{where}: {what}. A model of its {source} has {counted(len(wanted), 'tensor')}; the rest would "
-            f"be random numbers. {again}"
+            f"be random numbers.{there} {again}"
         )
-    if extra := [name for name in found if name not in wanted]:
+    if extra:
         what = _some(extra, "is no part of the model", "are no parts of the model")
         raise CheckpointError(
             f"{where}: {what} that its {source} describes, and would be lost. "
             + (again if folder.is_own else f"Is it the right {CONFIG}?")
         )
     for name, shape in wanted.items():
+        if found[name].shape == (0,) and shape:
+            raise CheckpointError(
+                f"{where}: {found[name].name} is empty: the model was saved under ZeRO 3, whose ranks hold a "
+                "part of each weight. Join them with DeepSpeed's zero_to_fp32.py, which is in the folder of "
+                "the checkpoint, or save again with stage3_gather_16bit_weights_on_model_save: true."
+            )
         if found[name].shape != shape:
             raise CheckpointError(
                 f"{where}: {name} has the shape {list(found[name].shape)}, and {list(shape)} by its "

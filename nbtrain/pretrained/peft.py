@@ -14,7 +14,7 @@ Without torch: for both wings (checkpoint/pretrained/adapters.py has the numbers
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,23 @@ from typing import Any
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
+from nbtrain.config.lora_section import TARGETS
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
 from nbtrain.pretrained import peft_ia3, peft_tokens
-from nbtrain.pretrained.header import read_header
 from nbtrain.pretrained.parameters import Sizes
-from nbtrain.pretrained.peft_files import PREFIX, SETTINGS, WEIGHTS, read_settings
+from nbtrain.pretrained.peft_files import (
+    PREFIX,
+    SETTINGS,
+    read_settings,
+    read_tensors,
+    targets_module,
+)
 from nbtrain.pretrained.tensors import PACKED, Piece
 from nbtrain.pretrained.written import family_of
 
 # Settings with which a file's numbers would mean something else, and their value without it.
-PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None, "layers_to_transform": None}
+PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None}
 # The others of peft 0.21.2's LoraConfig. They are not written: releases that do not know one warn of it.
 ALSO_PLAIN = {
     **dict.fromkeys(("lora_bias", "use_qalora"), False),
@@ -65,14 +72,23 @@ class AdaptedModule:
         return len(set(self.projections))
 
     @property
+    def target(self) -> str:
+        """The name in lora.targets."""
+        return self.weight.rpartition(".")[0].rpartition(".")[2]
+
+    @property
     def tensors(self) -> tuple[str, str]:
         """Names of A and B in the file."""
         return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
 
 
-def adapted_modules(config: RunConfig) -> list[AdaptedModule]:
-    """The modules with an adapter, in the model's order. Raises ConfigError if no family has the model."""
+def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -> list[AdaptedModule]:
+    """The modules with an adapter, in the model's order; without `targets` those of the run's lora.targets.
+
+    Raises ConfigError if no family has the model.
+    """
     assert config.lora is not None
+    targets = config.lora.targets if targets is None else targets
     sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
     known = family_of(config).tensors(sizes)
     size = sizes.head_size
@@ -83,7 +99,7 @@ def adapted_modules(config: RunConfig) -> list[AdaptedModule]:
         inner = weight.split(".", 2)[-1].rpartition(".")[0]
         if not weight.startswith("layers.") or not weight.endswith("weight"):
             continue
-        if inner.rpartition(".")[2] not in config.lora.targets:
+        if inner.rpartition(".")[2] not in targets:
             continue
         for tensor in dict.fromkeys(piece.tensor for piece in known.pieces[weight]):
             pieces = tuple(piece for piece in known.pieces[weight] if piece.tensor == tensor)
@@ -140,6 +156,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         "alpha_pattern": {name: _short(alpha) for name, alpha in grown.items()},
         "fan_in_fan_out": transposed,
         peft_tokens.SETTING: peft_tokens.setting_of(config),
+        "layers_to_transform": None,
         **PLAIN,
     }
 
@@ -162,15 +179,16 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     problems = [*_other_meanings(found)]
     if found.get("peft_type") != "LORA":
         return [f"peft_type is {found.get('peft_type')!r}, and only LORA is read"]
-    tensors = read_header(folder / WEIGHTS).tensors
+    tensors = read_tensors(folder, wanted_tensors(config))
     modules, scales = adapted_modules(config), _Scales(found, folder / SETTINGS)
     known = {tensor for module in modules for tensor in module.tensors}
     with_rows = peft_tokens.said_by(found, config)
     rows = {one.tensor for one in peft_tokens.modules_of_vocabulary(config) if one.rows in with_rows}
     if whole := peft_tokens.whole_matrix_problem(tensors, config):
         return [*problems, whole]
+    begun = {tensor for module in modules_begun(found, tensors, config) for tensor in module.tensors}
     for words, names in (
-        ("has no", [name for name in known if name not in tensors]),
+        ("has no", [name for name in known - begun if name not in tensors]),
         ("has", [name for name in tensors if name not in known | rows]),
     ):
         if names:
@@ -193,6 +211,65 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
             continue
         break
     return problems
+
+
+def wanted_tensors(config: RunConfig) -> list[str]:
+    """Return every tensor that a folder of adapters of this model may hold, by peft's names."""
+    modules = adapted_modules(config, TARGETS)
+    rows = peft_tokens.modules_of_vocabulary(config)
+    return [*(tensor for module in modules for tensor in module.tensors), *(one.tensor for one in rows)]
+
+
+def modules_begun(
+    found: Mapping[str, Any], tensors: Collection[str], config: RunConfig
+) -> list[AdaptedModule]:
+    """Return the run's modules that the folder has no adapter for, and asks for none: theirs begin at zero.
+
+    peft's defaults adapt q_proj and v_proj alone, and here an adapter of query_key_value has all three.
+    """
+    return [
+        module
+        for module in adapted_modules(config)
+        if not targets_module(found, module.name) and not set(module.tensors) & set(tensors)
+    ]
+
+
+def notes_of(folder: Path, config: RunConfig) -> list[str]:
+    """Return what a run does beyond the folder of lora.init_from, in sentences. Raises CheckpointError."""
+    if config.lora is None or config.lora.kind == "ia3":
+        return []
+    tensors = read_tensors(folder, wanted_tensors(config))
+    begun = modules_begun(read_settings(folder), tensors, config)
+    if not begun:
+        return []
+    names = dict.fromkeys(module.name.rpartition(".")[2] for module in begun)
+    return [f"{display(folder)} has no adapters of {', '.join(names)}: those of the run begin at zero."]
+
+
+def section_fix(folder: Path, config: RunConfig) -> str:
+    """Return what to change so that a folder's adapters fit, in a sentence; "" if no section would fit.
+
+    Raises CheckpointError if files are missing or damaged.
+    """
+    lora, found = config.lora, read_settings(folder)
+    assert lora is not None
+    if lora.kind != "lora" or found.get("peft_type") != "LORA" or any(_other_meanings(found)):
+        return ""
+    tensors = read_tensors(folder, wanted_tensors(config))
+    held = [module for module in adapted_modules(config, TARGETS) if set(module.tensors) & set(tensors)]
+    wanted: dict[str, Any] = {
+        "targets": [target for target in TARGETS if any(module.target == target for module in held)],
+        "rank": found.get("r", 8),
+        "alpha": found.get("lora_alpha", 8),
+        "use_rslora": bool(found.get("use_rslora")),
+    }
+    if set(wanted["targets"]) <= set(lora.targets):
+        # More of them begin at zero.
+        del wanted["targets"]
+    differ = {name: value for name, value in wanted.items() if value != getattr(lora, name)}
+    if not differ:
+        return "Copy the folder again, or write the adapters again."
+    return f"Set {', '.join(f'lora.{name}: {show(value)}' for name, value in differ.items())}."
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:

@@ -1,15 +1,71 @@
 """The two files of a folder of adapters, as `peft` writes them."""
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.pretrained.header import Tensor, read_header
+from nbtrain.pretrained.names import matched
+from nbtrain.pretrained.other_folders import what_it_is
 
 SETTINGS = "adapter_config.json"
+CONFIG = "config.json"
 WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
+# An adapter's own name, which is in a model's state and not in what save_pretrained writes.
+ADAPTER = re.compile(r"\.(lora_A|lora_B|ia3_l)\.(?!weight$)[^.]+(?=\.weight$|$)")
+
+
+def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Return {name: the tensor} of the file, by the wanted names, whatever wrapped the model.
+
+    Tensors that mean none of these keep their own names. Raises CheckpointError if the file is damaged, or if
+    two names mean one tensor.
+    """
+    stored = read_header(folder / WEIGHTS).tensors
+    tensors = {ADAPTER.sub(r".\1", name): tensor for name, tensor in stored.items()}
+    if len(tensors) < len(stored):
+        raise CheckpointError(
+            f"{display(folder / WEIGHTS)}: holds several adapters of one module. Save one alone with "
+            "save_pretrained(..., selected_adapters=[NAME]) of peft."
+        )
+    try:
+        meant = matched(tensors, wanted)
+    except CheckpointError as error:
+        raise CheckpointError(f"{display(folder / WEIGHTS)}: {error}") from None
+    return {meant.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def targets_module(settings: Mapping[str, Any], module: str) -> bool:
+    """Whether adapter_config.json asks for an adapter of a module, as peft decides it.
+
+    target_modules and exclude_modules are endings of names, or a regular expression of whole names.
+    """
+    if _names(settings.get("exclude_modules"), module) or not _names(settings.get("target_modules"), module):
+        return False
+    layers = settings.get("layers_to_transform")
+    if layers is None or layers == []:
+        return True
+    number = re.search(r"\.(\d+)\.", module)
+    return number is not None and int(number[1]) in (layers if isinstance(layers, list) else [layers])
+
+
+def _names(said: object, module: str) -> bool:
+    if said == "all-linear":
+        return True
+    if isinstance(said, str):
+        try:
+            return re.fullmatch(said, module) is not None
+        except re.error:
+            return False
+    if not isinstance(said, list):
+        return False
+    return any(module == name or module.endswith(f".{name}") for name in said)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -19,8 +75,19 @@ def read_settings(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{error}") from None
     if not isinstance(found, dict) or not (folder / WEIGHTS).is_file():
-        missing = WEIGHTS if isinstance(found, dict) else SETTINGS
+        if isinstance(found, dict):
+            missing, why = WEIGHTS, ""
+            if (folder / PICKLE).is_file():
+                why = (
+                    f" {PICKLE} is a pickle, which can run code when it is loaded: load it with peft where "
+                    "you trust it, and save it again with save_pretrained(..., safe_serialization=True)."
+                )
+        else:
+            missing, why = SETTINGS, f" It is {what}" if (what := what_it_is(folder)) else ""
+            if not why and (folder / CONFIG).is_file():
+                why = " It holds a whole model, which init_from names."
         raise CheckpointError(
-            f"{display(folder)}: has no {missing}, so that it is no folder of adapters as peft writes it."
+            f"{display(folder)}: has no {missing}, so that it is no folder of adapters as peft writes "
+            f"it.{why}"
         )
     return found

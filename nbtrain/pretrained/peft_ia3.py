@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.header import read_header
 from nbtrain.pretrained.parameters import Sizes
-from nbtrain.pretrained.peft_files import PREFIX, WEIGHTS, read_settings
+from nbtrain.pretrained.peft_files import PREFIX, read_settings, read_tensors, targets_module
 from nbtrain.pretrained.tensors import PACKED, Piece
 from nbtrain.pretrained.written import family_of
 
@@ -107,9 +106,12 @@ def problems_of(folder: Path, config: RunConfig) -> list[str]:
         return [f"peft_type is {found.get('peft_type')!r}, and lora.kind is ia3"]
     if found.get("modules_to_save"):
         return [f"modules_to_save is {found['modules_to_save']!r}, which is not read here"]
-    tensors, wanted = read_header(folder / WEIGHTS).tensors, shapes_of(config)
+    wanted = shapes_of(config)
+    tensors = read_tensors(folder, wanted)
+    # Vectors that the folder does not ask for begin at 1.
+    asked = {module.tensor for module in rescaled_modules(config) if targets_module(found, module.name)}
     for words, names in (
-        ("has no", [name for name in wanted if name not in tensors]),
+        ("has no", [name for name in wanted if name in asked and name not in tensors]),
         ("has", [name for name in tensors if name not in wanted]),
     ):
         if names:
@@ -120,5 +122,5 @@ def problems_of(folder: Path, config: RunConfig) -> list[str]:
     return [
         f"{name.removeprefix(PREFIX)} is {list(tensors[name].shape)}, and {list(shape)} here"
         for name, shape in wanted.items()
-        if tuple(tensors[name].shape) != shape
+        if name in tensors and tuple(tensors[name].shape) != shape
     ][:1]

@@ -184,9 +184,64 @@ def test_a_tensor_with_and_without_gpt2_s_prefix_is_refused(folder):
     tensors = {name: np.ones((20, 8), np.float32) for name in ("wte.weight", "transformer.wte.weight")}
     save_file(tensors, folder / WEIGHTS)
     assert message(folder) == (
-        "m: holds wte.weight and transformer.wte.weight, which are two names of one tensor, and nothing says "
+        "m: holds transformer.wte.weight and wte.weight, which are two names of one tensor, and nothing says "
         "which one counts. Remove one of them, or get another copy of the model."
     )
+
+
+WRAPPED = [
+    lambda name: name.removeprefix("model."),
+    lambda name: f"_orig_mod.{name}",
+    lambda name: f"module._orig_mod.{name}",
+    lambda name: name.replace("layers.0.", "layers.0._orig_mod."),
+    lambda name: name.replace("layers.0.", "layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."),
+    lambda name: f"base_model.model.{name}".replace("q_proj.", "q_proj.base_layer."),
+    lambda name: f"transformer.{name.removeprefix('model.')}",
+    lambda name: f"actor.net.{name}",
+    lambda name: f"model.{name}",
+    # Of some tensors alone: the roots are transformers' own.
+    lambda name: name.removeprefix("model.") if "norm" in name else name,
+]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("wrapped", WRAPPED, ids=range(len(WRAPPED)))
+def test_a_wrapped_model_is_read(folder, wrapped, is_tied):
+    """The same numbers, by names that torch.compile, DDP, FSDP, peft and others give them."""
+    if not is_tied:
+        output = load_file(folder / WEIGHTS)["model.embed_tokens.weight"] + 1
+        change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": output}))
+        change_config(folder, tie_word_embeddings=False)
+    plain = open_model(folder).tensors
+    before = {name: load_file(folder / WEIGHTS)[tensor.name].tobytes() for name, tensor in plain.items()}
+    save_file({wrapped(name): value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    model = open_model(folder)
+    for _ in check_values(model):
+        pass
+    stored = load_file(folder / WEIGHTS)
+    assert {name: stored[tensor.name].tobytes() for name, tensor in model.tensors.items()} == before
+
+
+def test_names_that_mean_nothing_here_are_shown(folder):
+    """Another model beside it is never taken for a part of this one."""
+    one = np.ones(8, np.float32)
+    change_tensors(folder, lambda tensors: tensors.update({"vision.norm.weight": one}))
+    assert message(folder).startswith("m: vision.norm.weight is no part of the model")
+    change_tensors(folder, lambda tensors: tensors.pop("model.norm.weight"))
+    assert message(folder).startswith("m: model.norm.weight is missing.")
+    assert "Names that are there and mean none of them: vision.norm.weight. Download" in message(folder)
+
+
+def test_adapters_beside_their_base_are_to_be_merged(folder):
+    name = "model.layers.0.self_attn.q_proj.lora_A.weight"
+    change_tensors(folder, lambda tensors: tensors.update({name: np.ones((2, 8), np.float32)}))
+    assert f"holds adapters beside the weights that they change ({name}). Merge them once" in message(folder)
+
+
+def test_weights_that_zero_3_left_empty(folder):
+    """save_pretrained without gathering: names are there, numbers are not."""
+    change_tensors(folder, lambda tensors: tensors.update({name: np.ones(0, np.float32) for name in tensors}))
+    assert "is empty: the model was saved under ZeRO 3" in message(folder)
 
 
 def test_half_a_download_is_caught(folder):

@@ -7,9 +7,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from nbtrain.base.errors import CheckpointError
+from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.model import model_section, open_model
-from nbtrain.pretrained.peft import adapter_problems, settings_of, shapes_of
+from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix, settings_of, shapes_of
 from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from tests.pretrained.small import write_small_folder
 
@@ -56,6 +57,69 @@ def problems(config, tmp_path, monkeypatch):
         return adapter_problems(tmp_path / "a", config)
 
     return problems
+
+
+def write_tensors(folder, config, named):
+    """The run's own adapters, by `named` of their names; None leaves one out."""
+    shapes = {named(name): shape for name, shape in shapes_of(config).items()}
+    save_file({name: np.ones(shape, "f4") for name, shape in shapes.items() if name}, folder / "a" / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda name: name.replace("base_model.model.model.", "base_model.model._orig_mod.model."),
+        lambda name: name.replace("base_model.model.", "module."),
+        lambda name: name.replace("layers.0.", "layers.0._fsdp_wrapped_module."),
+        lambda name: name.replace(".weight", ".default.weight"),
+        lambda name: name.removeprefix("base_model.model."),
+    ],
+    ids=range(5),
+)
+def test_adapters_of_a_wrapped_model_are_read(named, config, problems, tmp_path):
+    write_tensors(tmp_path, config, named)
+    assert problems() == []
+    write_tensors(tmp_path, config, lambda name: named(name).replace("q_proj", "other"))
+    assert "has no model.layers.0.self_attn.q_proj.lora_A.weight and 3 more" in problems()[0]
+
+
+def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, tmp_path):
+    """What its settings ask for and the file has not is damage."""
+    some = ("q_proj", "v_proj")
+    write_tensors(tmp_path, config, lambda name: name if name.split(".")[-3] in some else None)
+    for targets in (list(some), r".*\.[qv]_proj", ["self_attn.q_proj", "v_proj"]):
+        assert problems(target_modules=targets) == []
+        [note] = notes_of(tmp_path / "a", config)
+        assert note.startswith("a has no adapters of k_proj, o_proj, ")
+    assert (
+        "has no model.layers.0.self_attn.k_proj.lora_A.weight and 3 more"
+        in problems(target_modules=[*some, "k_proj"])[0]
+    )
+    assert "has no" in problems(target_modules=".*_proj")[0]
+    assert problems(target_modules=".*_proj", exclude_modules=["k_proj", "o_proj", "gate_proj"])[
+        0
+    ].startswith("has no model.layers.0.mlp.down_proj")
+
+
+def test_the_section_that_adapters_need(config, problems, tmp_path):
+    """A remedy that works: with it nothing stands against them."""
+    changes = {"r": 2, "lora_alpha": 9, "use_rslora": True}
+    found = problems(**changes)
+    narrow = load(config, {"model.seq_length": 16, "lora.targets": ["dense"], "lora.rank": 5})
+    fix = section_fix(tmp_path / "a", narrow)
+    assert fix == (
+        "Set lora.targets: [query_key_value, dense, dense_h_to_4h, dense_4h_to_h], lora.rank: 2, "
+        "lora.alpha: 9, lora.use_rslora: true."
+    )
+    assert (
+        found
+        and adapter_problems(
+            tmp_path / "a", load(config, {"model.seq_length": 16, "lora.alpha": 9, "lora.use_rslora": True})
+        )
+        == []
+    )
+    problems(use_dora=True)
+    assert section_fix(tmp_path / "a", config) == ""
 
 
 @pytest.mark.parametrize("first", [True, False, None, "gaussian", "orthogonal", "eva", "mica"])

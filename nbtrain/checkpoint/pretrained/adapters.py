@@ -19,6 +19,7 @@ from nbtrain.checkpoint.pretrained.files import write_file
 from nbtrain.checkpoint.pretrained.ia3 import PeftVectors, write_vectors
 from nbtrain.checkpoint.store import CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
+from nbtrain.model.initialization import Initializer
 from nbtrain.model.names import adapters_of
 from nbtrain.pretrained.peft import (
     AdaptedModule,
@@ -26,8 +27,9 @@ from nbtrain.pretrained.peft import (
     adapter_problems,
     settings_of,
     shapes_of,
+    wanted_tensors,
 )
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS, read_settings
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS, read_settings, read_tensors
 from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by, token_modules
 
 
@@ -99,7 +101,7 @@ class PeftAdapters(MadeWhole):
         assert config.lora is not None
         if problems := adapter_problems(folder, config):
             raise CheckpointError(f"{display(folder)}: does not fit this run: {'; '.join(problems)}.")
-        self.folder, self.rank = folder, config.lora.rank
+        self.folder, self.rank, self.seed = folder, config.lora.rank, config.model.seed
         self.vocab_size = config.tokenizer.vocab_size
         self._modules: dict[str, list[AdaptedModule]] = {}
         for module in adapted_modules(config):
@@ -111,13 +113,18 @@ class PeftAdapters(MadeWhole):
             if one.rows in said
         }
         self.hidden_size = config.model.hidden_size
+        # A name of peft's may be another one in the file: _orig_mod. of torch.compile, for example.
+        wanted = wanted_tensors(config)
+        self._names = {name: tensor.name for name, tensor in read_tensors(folder, wanted).items()}
         self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
 
     @property
     def dtype(self) -> torch.dtype:
         """The format of the first tensor."""
-        first = next(iter(self._modules.values()))[0]
-        return self._file.get_tensor(first.tensors[0]).dtype
+        return self._file.get_tensor(next(iter(self._names.values()))).dtype
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._file.get_tensor(self._names[name]).float()
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -138,15 +145,24 @@ class PeftAdapters(MadeWhole):
         if name in self._tokens:
             return self._finite(name, self._rows(*self._tokens[name]))
         weight = next(weight for weight in self._modules if name in adapters_of(weight))
-        out = torch.empty(self.parameters[name].shape)
+        out = self._begun(name, is_first=name == adapters_of(weight)[0])
         for module in self._modules[weight]:
-            a, b = (self._file.get_tensor(tensor).float() for tensor in module.tensors)
+            if module.tensors[0] not in self._names:
+                continue
+            a, b = map(self._tensor, module.tensors)
             self._fill(out, module, a, b, is_first=name == adapters_of(weight)[0])
         return self._finite(name, out)
 
+    def _begun(self, name: str, is_first: bool) -> torch.Tensor:
+        """The matrix as a new run begins with it (parallel/lora.py), for modules that the folder has not."""
+        shape = self.parameters[name].shape
+        if not is_first:
+            return torch.zeros(shape)
+        return Initializer(self.seed, 0.0, 1).uniform(name, shape[1] ** -0.5, *shape).detach()
+
     def _rows(self, tensor: str, ids: list[int]) -> torch.Tensor:
         order = sorted(range(len(ids)), key=ids.__getitem__)
-        return self._file.get_tensor(tensor).float()[order]
+        return self._tensor(tensor)[order]
 
     def _finite(self, name: str, found: torch.Tensor) -> torch.Tensor:
         if not bool(torch.isfinite(found).all()):

@@ -18,7 +18,7 @@ from nbtrain.checkpoint.masters import MadeWhole
 from nbtrain.checkpoint.pretrained.files import write_file
 from nbtrain.checkpoint.store import CheckpointStore, StoredParameter
 from nbtrain.config.schema import RunConfig
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
+from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS, read_tensors
 from nbtrain.pretrained.peft_ia3 import RescaledModule, problems_of, rescaled_modules, settings_of, shapes_of
 
 
@@ -57,12 +57,13 @@ class PeftVectors(MadeWhole):
         self._modules: dict[str, list[RescaledModule]] = {}
         for module in rescaled_modules(config):
             self._modules.setdefault(module.vector, []).append(module)
+        self._names = {name: tensor.name for name, tensor in read_tensors(folder, shapes_of(config)).items()}
         self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
 
     @property
     def dtype(self) -> torch.dtype:
         """The format of the first tensor."""
-        return self._file.get_tensor(next(iter(self._modules.values()))[0].tensor).dtype
+        return self._file.get_tensor(next(iter(self._names.values()))).dtype
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -73,7 +74,10 @@ class PeftVectors(MadeWhole):
         """One vector, whole, fp32."""
         parts: dict[int, torch.Tensor] = {}
         for module in self._modules[name]:
-            found = self._file.get_tensor(module.tensor).float().flatten()
+            if (stored := self._names.get(module.tensor)) is None:
+                found = torch.ones(module.size)
+            else:
+                found = self._file.get_tensor(stored).float().flatten()
             if not bool(torch.isfinite(found).all()):
                 raise CheckpointError(f"{display(self.folder)}: {name} holds NaN or Inf. Get another copy.")
             if module.is_input:

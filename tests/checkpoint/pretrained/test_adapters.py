@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
@@ -13,8 +13,10 @@ from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.inference.loaded import fill, model_of
 from nbtrain.jobs.export_model import export_model
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.pretrained.model import open_model
-from nbtrain.pretrained.peft import adapter_problems, settings_of, shapes_of
+from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix, settings_of, shapes_of
 from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from tests.inference.made import tokenizer_in
 from tests.pretrained import made
@@ -168,6 +170,45 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
     assert adapter_problems(tmp_path / "peft", load(config, {"lora.alpha": 7.0}))[0].endswith(
         "is multiplied by 3: lora.alpha and use_rslora make 3.5"
     )
+
+
+def test_fewer_modules_than_the_run_adapts(trained, tmp_path):
+    """peft's defaults (q_proj and v_proj, or c_attn) of one layer, from a compiled model: peft's logits.
+
+    The other adapters begin as those of a new run, so that they learn.
+    """
+    import peft
+    import transformers
+
+    base, run = trained
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+    settings = peft.LoraConfig(
+        r=4, lora_alpha=6, use_rslora=True, task_type="CAUSAL_LM", layers_to_transform=[0],
+        init_lora_weights=False, fan_in_fan_out=theirs.config.model_type == "gpt2",
+    )  # fmt: skip
+    adapted = peft.get_peft_model(theirs, settings).eval()
+    adapted.save_pretrained(tmp_path / "peft")
+    weights = tmp_path / "peft" / "adapter_model.safetensors"
+    named = {name.replace("model.", "model._orig_mod.", 1): one for name, one in load_file(weights).items()}
+    save_file(named, weights)
+    config = load(load_resolved(run.config_yaml), {"lora.init_from": str(tmp_path / "peft")})
+    assert adapter_problems(tmp_path / "peft", config) == []
+    [note] = notes_of(tmp_path / "peft", config)
+    assert ("c_proj" if theirs.config.model_type == "gpt2" else "k_proj") in note
+    read = PeftAdapters(tmp_path / "peft", config)
+    model = model_of(config).eval()
+    held = open_checkpoint(run, 2)
+    held.adapters.full = lambda name: read.full(name)
+    fill(model, held)
+    with torch.no_grad():
+        expected, found = adapted(TOKENS).logits, model(TOKENS)[..., : made.VOCAB_SIZE]
+    assert (expected - found).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
+    name = "layers.1.attention.dense.lora.a"
+    torch.testing.assert_close(read.full(name), GPT(GPTConfig.of(config)).get_parameter(name))
+    # A module that the settings ask for is missing: the file is damaged.
+    save_file({key: one for key, one in named.items() if ".0." not in key}, weights)
+    assert adapter_problems(tmp_path / "peft", config)[0].startswith("has no ")
+    assert section_fix(tmp_path / "peft", config) == "Copy the folder again, or write the adapters again."
 
 
 # peft says which defaults it takes, which pattern has no module, and what it cannot convert.

@@ -1,0 +1,88 @@
+"""Folders of other programs are named for what they are, with the way to one that is read."""
+
+import json
+
+import pytest
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.pretrained.folder import open_folder
+from nbtrain.pretrained.peft_files import read_settings
+
+ADAPTERS = {"adapter_config.json": {"base_model_name_or_path": "org/base"}, "adapter_model.safetensors": ""}
+ZERO_3 = ("zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_model_states.pt")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (ADAPTERS, "is a folder of adapters of peft, whose base (org/base) is not in it: name the base as"),
+        ({"config.json": {}, **ADAPTERS}, "is a folder of adapters of peft"),
+        (
+            {f"default/{name}": value for name, value in ADAPTERS.items()},
+            "name m/default (as lora.init_from)",
+        ),
+        (
+            {"config.json": {}, "latest": "global_step5", **{f"global_step5/{name}": "" for name in ZERO_3}},
+            "is a checkpoint of DeepSpeed with ZeRO 3, of which 2 ranks hold a part of each weight. Join",
+        ),
+        ({"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": ""}, "is a checkpoint of DeepSpeed. `nbtrain"),
+        (
+            {"pytorch_model_fsdp_0/__0_0.distcp": ""},
+            "`accelerate merge-weights m/pytorch_model_fsdp_0 JOINED`",
+        ),
+        (
+            {"config.json": {}, "__0_0.distcp": "", ".metadata": ""},
+            "is a sharded checkpoint of torch.distributed",
+        ),
+        (
+            {"checkpoint-500/config.json": {}, "checkpoint-1500/x": "", "trainer_state.json": {}},
+            "a Trainer, whose models are in checkpoint-500 to checkpoint-1500: name one, such as "
+            "m/checkpoint-1500.",
+        ),
+        ({"checkpoint-7/adapter_config.json": {}}, "whose models are in checkpoint-7: name one"),
+        ({"snapshots/abc/config.json": {}, "refs/main": "abc"}, "Hub's cache: name m/snapshots/abc."),
+        (
+            {"latest_checkpointed_iteration.txt": "5"},
+            "is a checkpoint of Megatron: `nbtrain import-model m NAME`",
+        ),
+        ({"run.json": {}}, "is a run of nbtrain: name it as init_from: m"),
+        ({"config.json": {}, "model.gguf": ""}, "weights of llama.cpp (GGUF) (model.gguf)"),
+        ({"config.json": {}, "tf_model.h5": ""}, "weights of TensorFlow (tf_model.h5)"),
+        ({"notes.txt": ""}, "holds no config.json, so that nothing says what the model is"),
+        ({"config.json": {}, "pytorch_model.bin": ""}, "holds its weights as a pickle (pytorch_model.bin)"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_named(files, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    write(tmp_path / "m", files)
+    with pytest.raises(CheckpointError) as refused:
+        open_folder(tmp_path / "m")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"checkpoint-7/adapter_config.json": {}},
+            "It is the output folder of a Trainer, whose models are in",
+        ),
+        ({"config.json": {}, "model.safetensors": ""}, "It holds a whole model, which init_from names."),
+        ({"adapter_config.json": {}, "adapter_model.bin": ""}, "adapter_model.bin is a pickle"),
+        ({}, "has no adapter_config.json, so that it is no folder of adapters as peft writes it."),
+    ],
+)
+def test_a_folder_that_is_no_adapters_is_named(files, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    write(tmp_path / "m", files)
+    with pytest.raises(CheckpointError) as refused:
+        read_settings(tmp_path / "m")
+    assert said in str(refused.value)
+
+
+def write(folder, files):
+    folder.mkdir()
+    for name, value in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value if isinstance(value, str) else json.dumps(value))

@@ -1,6 +1,6 @@
 """Sixty-four clients at once, some of them bad: what each gets, and whether the server is still itself.
 
-    python -m tests.serving.load [--seconds 120] [--size 14M]       prints the table of docs/serving.md
+    python -m tests.serving.load [--seconds 120] [--size 14M]       prints docs/evidence/serving-load.md
 
 48 ask with OpenAI's client, half of them as streams, and compare each text with the one that was made alone;
 4 leave in the middle of a stream; 4 read it slowly; 4 send bodies that are too large, broken or wrong; 4 send

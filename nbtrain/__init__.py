@@ -40,9 +40,7 @@ Importing this package takes milliseconds: every name is imported when it is fir
 
 # ruff: noqa: F405  (the type checker reads the names of __all__ from a star import)
 
-import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
 from nbtrain.base.version import __version__  # noqa: F401
@@ -97,18 +95,3 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-class _OldNames:
-    """The last finder of modules: knows where those of nbtrain that moved are now."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if not name.startswith("nbtrain."):
-            return None
-        from nbtrain.base.moved import find_spec
-
-        return find_spec(name)
-
-
-sys.meta_path.append(_OldNames)  # type: ignore[arg-type]

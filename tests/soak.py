@@ -374,12 +374,6 @@ PARTS = (
         ),
     ),
     Part(
-        "old-workspace",
-        "a workspace that an earlier version left: its run of ZeRO 1 goes on as it would have",
-        _pytest("--soak", "tests/end_to_end/test_old_workspace.py"),
-        _evidence(ENGINE, ("tests/end_to_end/test_old_workspace.py",), OUTSIDE_ENGINE),
-    ),
-    Part(
         "notebooks",
         "notebook 03 for every upstream run on a machine that is too small",
         _pytest("--soak", "tests/end_to_end/test_notebooks.py"),

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base import moved
-
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
 
@@ -267,8 +265,6 @@ def test_a_name_of_a_module_in_a_string_is_an_import():
     """It names a module that exists, in the same box or through one of the doors."""
     wrong = []
     for module, path in MODULES.items():
-        if module == "nbtrain.base.moved":
-            continue
         for text in strings_of(path):
             if not (found := re.fullmatch(r"(nbtrain(?:\.\w+)+)(?::\w+)?", text)):
                 continue
@@ -278,13 +274,6 @@ def test_a_name_of_a_module_in_a_string_is_an_import():
             elif not ({(room(module), name)} & DOORS or room(name) in may_import(room(module))):
                 wrong.append(f"{module} names {name} across a wall")
     assert wrong == []
-
-
-def test_old_names_lead_somewhere():
-    """Every name of a module that moved stands for a module that exists, and is no module itself."""
-    targets = {*moved.NEW_NAMES.values(), *itertools.chain(*moved.SPLIT.values())}
-    assert targets <= set(MODULES) and not set(moved.NEW_NAMES) & set(MODULES)
-    assert set(moved.SPLIT) <= set(moved.NEW_NAMES)
 
 
 def test_files_of_the_package_are_found_beside_the_file_that_reads_them():

@@ -96,7 +96,7 @@ class Stamp(Record):
 
 @dataclass
 class Stamped(Record):
-    """A record with a Stamp for each of its moments, in seconds since the epoch; nbtrain 0.1 wrote none."""
+    """A record with a Stamp for each of its moments, in seconds since the epoch."""
 
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
@@ -128,7 +128,7 @@ class ProcessIdentity(Record):
     start_ticks: int
     boot_id: str
     host: str = field(default="", compare=False)
-    """Name of its host, which may be renamed later; "" in records of nbtrain 0.1."""
+    """Name of its host, which may be renamed later."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
@@ -193,7 +193,7 @@ class AttemptRecord(Record):
     lost_tokens: int | None = None
     """Tokens trained after the checkpoint that the next attempt starts from."""
     nodes: int | None = None
-    """Machines that its ranks were on; None in records of earlier versions."""
+    """Machines that its ranks were on."""
 
 
 @dataclass
@@ -229,7 +229,7 @@ class TrainingProgress(Record):
 
     @property
     def goal_tokens(self) -> int:
-        """What a reader sees as the whole; records of earlier versions have no target."""
+        """Tokens of the whole training, as a reader sees it: fewer than train_tokens in a trial."""
         return self.train_tokens if self.target_tokens is None else self.target_tokens
 
     @property
@@ -417,7 +417,7 @@ class ResumeCertificate(Record):
     """Over positions and tokens of the next global batch; None if there is none."""
     checked_at: float
     attempt: int | None = None
-    """Of the job; None in records of nbtrain 0.1."""
+    """The job's attempt that resumed."""
     source: str = ""
     """Which disk the checkpoint was taken from, and why; "" without checkpoint.local_dir."""
 

@@ -8,7 +8,7 @@ A folder without a manifest, or whose files are not what the manifest says, does
 with the reason, and the next older one is used. If the trainer refuses the contents, the manifest moves into
 rejected.json, so that readers that compare sizes alone do not take the checkpoint for whole.
 
-schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
+Fields that reading into another layout needs:
 
     files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}; rank is the coordinate of the rank
                   that wrote the file
@@ -17,11 +17,8 @@ schema_version 2 says what reading into another layout needs, version 1 (data pa
     layout        the sizes of every kind of parallelism, and what else decides how the files are cut
     settings      every field of the configuration
     next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device
-
-read() gives version 1 in the form of version 2, as far as it goes, and what was added to both since.
 """
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,55 +30,17 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
-from nbtrain.config.earlier import ADDED_TO_MODEL, settings_of_today
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
-# How version 1 named its files: data rank and, always 0, model rank.
-DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError if there is none."""
+    """Return the manifest of a complete checkpoint. Raises CheckpointError if there is none."""
     if reason := size_problem(folder):
         raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
-    if manifest["schema_version"] == 1:
-        manifest = _migrated(manifest)
-    settings, architecture = manifest["settings"], manifest["architecture"]
-    heads = architecture["num_attention_heads"]
-    plain = {"num_query_groups": heads, "kv_channels": architecture["hidden_size"] // heads}
-    return {
-        **manifest,
-        "optimizer": manifest.get("optimizer", "AdamW"),
-        "architecture": {**ADDED_TO_MODEL, **plain, **architecture},
-        "settings": None if settings is None else settings_of_today(settings),
-    }
-
-
-def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 as version 2. It knew data parallelism alone, so the names of its files give the ranks."""
-    architecture = dict(manifest["architecture"])
-    described = {}
-    for name, entry in manifest["files"].items():
-        found = DATA_RANK.search(name)
-        described[name] = {**entry, "rank": [0, int(found[1]) if found else 0, 0]}
-    return {
-        **manifest,
-        "schema_version": SCHEMA_VERSION,
-        "migrated_from": 1,
-        "padded_vocab_size": architecture.pop("padded_vocab_size"),
-        "vocab_size": None,
-        "architecture": architecture,
-        "layout": {"ds_sequence_parallel_size": 1, **manifest["layout"]},
-        "parameters": None,
-        "settings": None,
-        "next_batch_sha256": None,
-        # Version 1 did not say at which step its loss was measured.
-        "evaluated_step": None,
-        "device": None,
-        "files": described,
-    }
+    return manifest
 
 
 def payload(folder: Path) -> list[Path]:

@@ -15,16 +15,13 @@ VARIABLES = {
 
 
 def _as_list(value: Any) -> Any:
-    # Up to nbtrain 0.1 there was one word, and none meant no switch.
-    if value == "none":
-        return []
     # On the command line debug=nccl,distributed is one word.
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 DebugSwitches = Annotated[
     list[DebugSwitch],
-    BeforeValidator(_as_list, json_schema_input_type=Literal["none"] | DebugSwitch | list[DebugSwitch]),
+    BeforeValidator(_as_list, json_schema_input_type=DebugSwitch | list[DebugSwitch]),
 ]
 
 

@@ -23,7 +23,6 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
-from nbtrain.config.earlier import ADDED_LATER, renamed
 from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
 from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
 from nbtrain.config.own_names import with_default_names, with_own_names
@@ -75,7 +74,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 
 
 def load_resolved(path: str | Path) -> RunConfig:
-    """The config.yaml of a run directory: strict; every field but those of ADDED_LATER must be there."""
+    """Return the configuration in the config.yaml of a run directory, which must hold every field."""
     path = Path(path)
     if not path.exists():
         raise ConfigError(
@@ -83,9 +82,9 @@ def load_resolved(path: str | Path) -> RunConfig:
             "the run again from its YAML, restore the file, or name another run (`nbtrain runs`)."
         )
     label = display(path.absolute())
-    located = renamed(read_yaml(path, label))
+    located = read_yaml(path, label)
     config = validate(located, label)
-    missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))} - ADDED_LATER)
+    missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))})
     if missing:
         raise ConfigError(
             f"{label}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
@@ -169,7 +168,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     if place in seen:
         chain = " -> ".join(entry.name for entry in (*seen, place))
         raise ConfigError(f"{path.name}: `extends` runs in a circle: {chain}.")
-    own = renamed(read_yaml(path))
+    own = read_yaml(path)
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
         parents = [parents]
@@ -224,7 +223,7 @@ def override_layer(overrides: Overrides) -> Located:
         target[last] = value
         whole.add(key)
         layer.origins[key] = place
-    return renamed(layer)
+    return layer
 
 
 def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:

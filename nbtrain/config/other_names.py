@@ -24,7 +24,7 @@ model.add_qkv_bias | attention_bias qkv_bias
 model.untie_embeddings_and_output_weights | tie_word_embeddings no_weight_tying
     share_embeddings_and_output_weights
 model.normalization | norm norm_type
-model.norm_epsilon | layer_norm_epsilon layer_norm_eps rms_norm_eps
+model.norm_epsilon | layernorm_epsilon layer_norm_epsilon layer_norm_eps rms_norm_eps
 model.init_method_std | initializer_range init_std
 model.attention_backend | use_flash_attn use_flash_attn_v2 flash_attention attn_implementation
     attention_config

@@ -145,8 +145,7 @@ class ModelConfig(ConfigModel):
     """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) subtracts no mean
     and has no bias: Llama's."""
     norm_epsilon: PositiveRate = 1e-5
-    """What every norm adds to the variance (RMSNorm: to the mean square) before it takes the root. Called
-    layernorm_epsilon before, which is read too."""
+    """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before the square root."""
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: ChunkTokens = 1024

@@ -48,9 +48,6 @@ def marks(run: RunDir, records: Iterable[JobRecord]) -> list[dict[str, Any]]:
     rolled = {(one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)}
     found: list[dict[str, Any]] = []
     for number, record in enumerate(records):
-        if not record.attempts and number and record.resumed_from_step:
-            # A record of an earlier version.
-            found.append(_mark(record.resumed_from_step, record.created_at, "resume", record.job_id))
         for before, attempt in zip([None, *record.attempts], record.attempts):
             step = attempt.resumed_from_step or attempt.first_step or 0
             if before is None:

@@ -35,8 +35,7 @@ class Profile:
     @property
     def words_html(self) -> str:
         """Its sentences, as a list."""
-        # A profile of an earlier version has none.
-        rows = "".join(f"<li>{html.escape(one)}</li>" for one in self.data.get("words", []))
+        rows = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.data.get("words", []))
         return f"<ul>{rows}</ul>" if rows else ""
 
     @property

@@ -24,9 +24,6 @@ def test_labels_are_set_one_by_one_or_together(tmp_path: Path) -> None:
     assert again.labels == {"team": "vision", "example.com/stage": "trial"}
     (tmp_path / "config.yaml").write_text(to_yaml(again))
     assert load_resolved(tmp_path / "config.yaml").labels == again.labels
-    text = to_yaml(again).replace("labels:\n  team: vision\n  example.com/stage: trial\n", "")
-    (tmp_path / "config.yaml").write_text(text)
-    assert load_resolved(tmp_path / "config.yaml").labels == {}, "an earlier revision wrote none"
     [change] = changes_between(load("gpt-tiny"), config)
     assert str(change) == "labels: {} -> {team: nlp, example.com/stage: trial}"
     assert config.where("labels") == "override labels.team=nlp"

@@ -8,18 +8,10 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.rundir import RunDir
-from nbtrain.config.earlier import (
-    ADDED_LATER,
-    ADDED_TO_LORA,
-    ADDED_TO_MODEL,
-    ADDED_TO_OPTIMIZER,
-    settings_of_today,
-)
 from nbtrain.config.keys import field_keys, free_form, unknown_keys
-from nbtrain.config.load import find, flatten, load, load_resolved, to_yaml
-from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
+from nbtrain.config.load import find, load, load_resolved, to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import DEFAULT_KINDS, Located, to_text
+from nbtrain.config.yaml_source import DEFAULT_KINDS, Located
 from nbtrain.jobs.changes import as_overrides
 
 
@@ -714,64 +706,6 @@ def test_a_run_without_its_resolved_file(tmp_path):
         load_resolved(tmp_path / "config.yaml")
 
 
-def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
-    """Fields that came later take their default; each of them is a field, and no resume takes it for a
-    change."""
-    config, path = load("gpt3-tiny"), tmp_path / "config.yaml"
-    assert set(ADDED_LATER) <= set(field_keys())
-    values = config.model_dump()
-    for key in sorted(ADDED_LATER - {f"lora.{name}" for name in ADDED_TO_LORA}):
-        *sections, name = key.split(".")
-        del functools.reduce(dict.__getitem__, sections, values)[name]
-        # Runs of earlier revisions drew their weights at random, as null says.
-        if not key.startswith(("model.", "optimizer.", "lr_schedule.", "init_", "lora", "dpo")):
-            assert within(key, WITHOUT_EFFECT) and not is_bound(key)
-    path.write_text(to_text(values))
-    assert load_resolved(path) == config
-
-
-def test_a_resolved_file_of_the_first_adapters_opens(tmp_path):
-    """It trains no rows of tokens, as it did."""
-    config, path = load("gpt3-tiny", "lora.rank=4 init_from=a-run"), tmp_path / "config.yaml"
-    values = config.model_dump()
-    for name in ADDED_TO_LORA:
-        del values["lora"][name]
-    path.write_text(to_text(values))
-    assert load_resolved(path) == config
-    assert config.lora.trainable_token_indices is None
-    now = dict(flatten(config.model_dump()))
-    assert settings_of_today({key: now[key] for key in now if key[5:] not in ADDED_TO_LORA}) == now
-
-
-def test_a_field_is_read_by_its_earlier_name(tmp_path):
-    """In a YAML, in its parent, as an override and in config.yaml; not beside its name of today."""
-    config, path = load("gpt-tiny", "model.layernorm_epsilon=1e-6"), tmp_path / "config.yaml"
-    assert config.model.norm_epsilon == 1e-6
-    assert config.where("model.norm_epsilon") == "override model.layernorm_epsilon=1.0e-06"
-    path.write_text(to_yaml(config).replace("norm_epsilon", "layernorm_epsilon"))
-    assert load_resolved(path) == config
-    assert load_resolved(path).where("model.norm_epsilon").startswith(f"{path}:")
-    child = tmp_path / "child.yaml"
-    child.write_text("extends: config.yaml\nmodel: {norm_epsilon: 1.0e-7}\n")
-    assert load(child).model.norm_epsilon == 1e-7
-    child.write_text("extends: config.yaml\nmodel: {norm_epsilon: 1.0e-7, layernorm_epsilon: 1.0e-6}\n")
-    with pytest.raises(ConfigError, match=r"child\.yaml:2: model\.layernorm_epsilon is the earlier name of"):
-        load(child)
-
-
-def test_what_an_earlier_revision_recorded_of_its_settings():
-    """A checkpoint's settings and architecture have today's names, and the values that models had then."""
-    config = load("gpt3-tiny")
-    now = dict(flatten(config.model_dump()))
-    added = {f"model.{name}" for name in ADDED_TO_MODEL} | {
-        f"optimizer.{name}" for name in ADDED_TO_OPTIMIZER
-    }
-    added |= {"lr_schedule.lr_wsd_decay_fraction"}
-    before = {key: value for key, value in now.items() if key not in added}
-    before["model.layernorm_epsilon"] = before.pop("model.norm_epsilon")
-    assert settings_of_today(before) == now
-
-
 def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
     """Values of env are text, and stay text in config.yaml."""
     odd = {
@@ -817,7 +751,6 @@ def test_what_is_no_path_is_refused():
 @pytest.mark.parametrize(
     ("given", "switches"),
     [
-        ("none", []),
         ("nccl", ["nccl"]),
         ("[nccl, anomaly]", ["nccl", "anomaly"]),
         ("[]", []),
@@ -825,7 +758,7 @@ def test_what_is_no_path_is_refused():
     ],
 )
 def test_debug_is_one_switch_or_several(given, switches):
-    """The single words of earlier run YAMLs stay valid."""
+    """On the command line and in a YAML."""
     assert load("gpt-tiny", [f"backend.debug={given}"]).backend.debug == switches
 
 

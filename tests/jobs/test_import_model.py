@@ -96,7 +96,7 @@ def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, 
     run.path.mkdir(parents=True)
     files.write_json(run.run_json, {"name": "small"})
     assert open_start(config, run).path == workspace / "small"
-    # As an earlier import wrote it.
+    # A bare name, as a user may write it.
     assert open_start(load(config, {"init_from": "small"}), run).path == workspace / "small"
     other = import_model("small", "other").config
     assert open_start(other).path == workspace / "small"

@@ -320,12 +320,10 @@ def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: P
     trained = manifest["trained"]
     if not trained:
         return
-    # A key that older versions did not write had its default.
-    fields = type(config.tokenizer).model_fields
     changed = [
         f"{key} = {_shown(found)} there, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
         for key, value in _wanted(config).items()
-        if (found := trained.get(key, fields[key].default)) != value
+        if (found := trained[key]) != value
     ]
     if changed:
         raise DataError(

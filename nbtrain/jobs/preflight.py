@@ -42,6 +42,7 @@ from nbtrain.jobs.preflight_tools import (
     nvme_is_ready,
     packages_are_there,
 )
+from nbtrain.jobs.shared_memory import shared_memory_suffices
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.lint.remedies import cheapest_remedy
 from nbtrain.planner.memory import SPARE_FRACTION, estimate_memory
@@ -322,6 +323,7 @@ CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     gpus_have_the_kernels,
     memory_suffices,
     host_memory_suffices,
+    shared_memory_suffices,
     fault_orders_are_understood,
     notification_is_possible,
     output_is_writable,

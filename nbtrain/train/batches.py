@@ -9,6 +9,7 @@ ahead in the same order.
 """
 
 import functools
+import multiprocessing
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.config.arithmetic.batch import BatchSchedule
@@ -106,26 +107,34 @@ class Batches:
     ):
         self.wait_seconds = 0.0
         self._device = device
-        self._loader: Iterator[Batch] = iter(
-            DataLoader(
-                _Readable(dataset),
-                batch_sampler=rows,
-                collate_fn=functools.partial(_stack, masked=masked, named=named),
-                num_workers=num_workers,
-                worker_init_fn=_start_worker,
-                pin_memory=device.type == "cuda",
-                # The loader seeds its workers from this one and leaves the dropout's generator alone.
-                generator=torch.Generator().manual_seed(0),
-            )
+        loader = DataLoader(
+            _Readable(dataset),
+            batch_sampler=rows,
+            collate_fn=functools.partial(_stack, masked=masked, named=named),
+            num_workers=num_workers,
+            worker_init_fn=_start_worker,
+            pin_memory=device.type == "cuda",
+            # The loader seeds its workers from this one and leaves the dropout's generator alone.
+            generator=torch.Generator().manual_seed(0),
         )
+        others = set(multiprocessing.active_children())
+        try:
+            self._loader: Iterator[Batch] = iter(loader)
+        except OSError:
+            # Its queues did not fit into /dev/shm, and the workers that were started before wait for ever.
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.kill()
+            raise
 
     def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers, even if somebody still holds this iterator, as DeepSpeed's pipeline does."""
+        """End the workers, although DeepSpeed's pipeline or an error's traceback still holds the loader."""
+        loader, self._loader = self._loader, iter(())
         # The workers ignore SIGTERM: Python would wait for them for ever when it ends.
-        self._loader = iter(())
+        if hasattr(loader, "_shutdown_workers"):
+            loader._shutdown_workers()
 
     def __iter__(self) -> "Batches":
         return self
@@ -210,7 +219,15 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
         ids = [_or(sample.dataset_ids, np.full(length, sample.dataset)) for sample in samples]
         dataset_ids = _tensor(ids)
     batch = Batch(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen, dataset_ids)
-    return _with_pairs(batch, samples) if samples[0].pairs is not None else batch
+    if samples[0].pairs is not None:
+        batch = _with_pairs(batch, samples)
+    if get_worker_info() is not None:
+        # Here an error reaches the rank. The thread that sends the batch would only print it, and the rank
+        # wait for the batch.
+        for part in batch:
+            if isinstance(part, torch.Tensor):
+                part.share_memory_()
+    return batch
 
 
 def _with_pairs(batch: Batch, samples: list[Sample]) -> Batch:

@@ -1,7 +1,9 @@
 """Which samples a rank reads, and when."""
 
+import errno
 import itertools
 import multiprocessing
+import os
 
 import numpy as np
 import pytest
@@ -148,3 +150,53 @@ def test_workers_end_with_the_block_though_somebody_holds_it():
         (worker,) = multiprocessing.active_children()
     worker.join(600)
     assert not worker.is_alive()
+
+
+class Unreadable:
+    """No sample of it can be read."""
+
+    def sample(self, position: int) -> Sample:
+        raise ValueError(f"sample {position} is damaged")
+
+
+def test_workers_end_with_the_block_though_a_traceback_holds_it():
+    """An error of a worker is the rank's: its end must not wait for the worker."""
+    with pytest.raises(ValueError, match="sample 5 is damaged") as error:  # noqa: SIM117
+        with Batches(Unreadable(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
+            (worker,) = multiprocessing.active_children()
+            next(batches)
+    assert not worker.is_alive() and error.traceback
+
+
+def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_of_the_rank(monkeypatch):
+    """Its worker allocates it where an error is passed on."""
+
+    def share(tensor: torch.Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", share)
+    with Batches(Counting(), iter([[5, 9]]), torch.device("cpu"), num_workers=1) as batches:  # noqa: SIM117
+        with pytest.raises(RuntimeError, match="unable to allocate shared memory"):
+            next(batches)
+    [batch] = Batches(Counting(), iter([[5, 9]]), torch.device("cpu"))  # without workers there is none
+    assert batch.tokens.shape == (2, 4)
+
+
+# torch's loader that could not be made says so when it is forgotten.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_workers_that_were_started_are_ended_if_the_next_queue_does_not_fit(monkeypatch):
+    """Semaphores are files in /dev/shm."""
+    make, queues = torch.multiprocessing.Queue, []
+
+    def queue():
+        queues.append(make())
+        if len(queues) == 3:  # one for results, and one for each of two workers
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return queues[-1]
+
+    monkeypatch.setattr(torch.multiprocessing, "Queue", queue)
+    with pytest.raises(OSError, match="No space left on device"):
+        Batches(Counting(), iter([[5, 9]]), torch.device("cpu"), num_workers=2)
+    for worker in multiprocessing.active_children():
+        worker.join(600)
+    assert len(queues) == 3 and multiprocessing.active_children() == []

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from nbtrain.base.amounts import counted
+from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.kubernetes_section import KubernetesConfig, MountConfig
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
@@ -61,6 +63,7 @@ def kubernetes_problems(config: RunConfig, section: KubernetesConfig) -> Problem
     yield from names_are_free(config, section)
     yield from tolerations_are_whole(config, section)
     yield from autotuner_fits(config, section)
+    yield from shared_memory_suffices(config, section)
 
 
 def _found(config: RunConfig, section: KubernetesConfig, field: str) -> str:
@@ -205,6 +208,18 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
             f"  must be at least {needs:g}: backend.deadline_seconds({own:g}), after which the job ends with "
             f"a checkpoint, + shutdown_timeout_seconds({config.backend.shutdown_timeout_seconds:g}) + "
             f"{POD_GRACE_SECONDS} s. Leave one of the two out, or raise it."
+        )
+
+
+def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Problems:
+    """shared_memory_bytes holds the batches that the data workers read ahead."""
+    size, needed = section.shared_memory_bytes, worker_shared_memory_bytes(config)
+    if size is not None and size < needed:
+        yield (
+            f"{_found(config, section, 'shared_memory_bytes')}\n"
+            f"  must be at least {needed}: data.num_workers({config.data.num_workers}) for each of "
+            f"{counted(config.ranks_per_node, 'rank')} of a pod read that many bytes ahead. Set "
+            "data.num_workers: 0, raise it, or leave it out."
         )
 
 

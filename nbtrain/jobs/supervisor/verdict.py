@@ -33,6 +33,10 @@ FULL_DISK = re.compile(
     r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
     re.IGNORECASE,
 )
+# What torch, Python's multiprocessing and NCCL say. Some add "No space left on device" whatever the disk has.
+SHARED_MEMORY = re.compile(
+    r"unable to \w+ shared memory|insufficient shared memory|out of shared memory|\bSemLock\(|/dev/shm/"
+)
 DEVICE_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|CUDNN_STATUS_ALLOC_FAILED")
 HOST_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|Errno 12\b")
 LOST_DEVICE = re.compile(
@@ -108,7 +112,8 @@ class Verdict:
     """Equal for two failures in the same place for the same reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
-    """rollback, hang, disk, device memory, host memory, device, killed, no record; "" for any other end."""
+    """rollback, hang, disk, shared memory, device memory, host memory, device, killed, no record; "" for any
+    other end."""
     bad_samples: tuple[int, int] | None = None
     """Of a rollback: the positions [first, last) of the order that the bad step has read."""
 
@@ -229,6 +234,10 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     said = f"{first.message}\n{first.detail}"
     if killed:
         return _killed(first, where, around, step)
+    if SHARED_MEMORY.search(said):
+        # Another attempt would find it as small, and fail in any of the ranks.
+        full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX['shared memory']}"
+        return Verdict(FAILED, full, step=step, kind="shared memory")
     if FULL_DISK.search(said):
         return Verdict(FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", True, step=step, kind="disk")
     if DEVICE_MEMORY.search(said):
@@ -244,6 +253,11 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     gone = f" (no exit record from rank {_ranks(missing)}: killed with its wrapper)" if missing else ""
     signature = None if missing else (first.step, first.message)
     return Verdict(FAILED, f"{where}: {first.message}{gone}", retry=True, signature=signature, step=step)
+
+
+def _last_line(record: ExitRecord) -> str:
+    """Return the error itself: a data worker's traceback stands before it."""
+    return (record.detail.strip() or record.message).splitlines()[-1].rstrip(".")
 
 
 def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | None) -> Verdict:
@@ -280,6 +294,10 @@ FIX = {
         "Lower batch.micro_batch_size (the global batch stays), set "
         "parallel.activation_checkpointing.granularity: "
         "full, or raise parallel.zero_stage"
+    ),
+    "shared memory": (
+        "Set data.num_workers=0, or give the job more: docker run --shm-size, "
+        "backend.kubernetes.shared_memory_bytes"
     ),
     "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
 }
@@ -352,7 +370,9 @@ def _distance(record: ExitRecord, around: Circumstances) -> int:
 
 
 def _lost_peer(record: ExitRecord) -> bool:
-    return record.outcome == "failed" and bool(LOST_PEER.search(record.message))
+    # NCCL calls a full /dev/shm a system error, as it calls a lost peer.
+    own = SHARED_MEMORY.search(f"{record.message}\n{record.detail}")
+    return record.outcome == "failed" and not own and bool(LOST_PEER.search(record.message))
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:

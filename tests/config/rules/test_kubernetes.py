@@ -191,3 +191,21 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
         "backend.kubernetes.autotune = tune\n  does not go with min_nodes(1): what is best on 1 pods need "
         "not fit fewer. Leave out one of the two."
     ]
+
+
+def test_shared_memory_holds_what_the_workers_read_ahead():
+    """2 workers, 8 ranks of a pod, micro batches of 4 x 2,048 tokens; null sets no size."""
+    run = load(
+        "gpt-125m",
+        {
+            "resources.image": "x",
+            "data.num_workers": 2,
+            "batch.micro_batch_size": 4,
+            "model.seq_length": 2048,
+        },
+    )
+    needed = run.ranks_per_node * 4096 * (8 + 2 * (3 + 2 * 2 * 16))
+    [problem] = messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=needed - 1))
+    assert f"must be at least {needed}: data.num_workers(2)" in problem
+    for size in (needed, None):
+        assert messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=size)) == []

@@ -300,6 +300,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
             "writable": True,
             "scratch": "/tmp",
             "scratch_free": 10**12,
+            "shared_memory": 10**9,
             "place": {"address": "10.0.0.1", "port": 1234},
             "gpus": None,
             **changes,
@@ -330,6 +331,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> Answer:
             {"local_disk": {"folder": "/nvme", "writable": True, "free": 10**4}},
             "b has 0.01 MB free on /nvme, and its checkpoints need 0.85 MB. Free space there",
         ),
+        ({"shared_memory": 65536}, "and /dev/shm of b has 64.0 KiB free. Set data.num_workers=0"),
         ({"scratch_free": 10**7}, "b: the disk of /tmp has 0.01 GB free, and a run needs 0.25 GB for"),
         (
             {"place": {"address": "127.0.0.1", "port": 1}},
@@ -353,7 +355,7 @@ def test_each_problem_of_a_host_is_named(
         return [answer_of("a", asked), answer_of("b", asked, **changes)]
 
     monkeypatch.setattr(checks, "run_everywhere", answers)
-    local = {"checkpoint.local_dir": "/nvme/x"}
+    local = {"checkpoint.local_dir": "/nvme/x", "data.num_workers": 2}
     found = [str(problem) for problem in checks.obstacles(config(**local))]
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)

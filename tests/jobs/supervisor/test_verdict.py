@@ -176,6 +176,38 @@ def test_a_rank_that_failed_and_was_then_ended_by_a_signal_is_the_cause(number):
     assert judged(record(0, "failed", code=1, message="boom"), peer).cause == "rank 0 failed at step 7: boom"
 
 
+@pytest.mark.parametrize(
+    ("message", "detail"),
+    [
+        (
+            "RuntimeError: Caught RuntimeError in DataLoader worker process 0.",
+            "Original Traceback ...\nRuntimeError: unable to allocate shared memory(shm) for file "
+            "</torch_1>: No space left on device (28)\n",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device",
+            "    sl = self._semlock = _multiprocessing.SemLock(\nOSError: [Errno 28] No space left on device",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory.",
+            "",
+        ),
+        (
+            "DistBackendError: NCCL error: Error while creating shared memory segment /dev/shm/nccl-x",
+            "",
+        ),
+    ],
+)
+def test_full_shared_memory_is_no_full_disk(message, detail):
+    """Room on the disk would be waited for in vain, and another attempt finds it as small."""
+    verdict = judged(record(1, "failed", message=message, detail=detail))
+    last = (detail or message).strip().splitlines()[-1]
+    assert verdict.cause.startswith(f"rank 1 failed at step 7: /dev/shm is full: {last.rstrip('.')}. ")
+    assert "Set data.num_workers=0" in verdict.cause and "--shm-size" in verdict.cause
+    assert (verdict.kind, verdict.retry) == ("shared memory", False)
+
+
 @pytest.mark.parametrize(("number", "code"), [(9, None), (6, None), (None, 1)])
 def test_ranks_that_said_they_had_left_are_a_clean_stop(number, code):
     """On a busy machine a rank is ended while it unloads, after its last word: nothing is reported as killed.

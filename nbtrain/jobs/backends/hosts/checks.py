@@ -21,6 +21,8 @@ from nbtrain.jobs.backends.hosts.hostfile import hosts_of
 from nbtrain.jobs.backends.hosts.ssh import Answer, last_line, python_of, run_everywhere
 from nbtrain.jobs.environment import package_version
 from nbtrain.jobs.obstacle import Obstacle, mistake, shortage, size
+from nbtrain.jobs.shared_memory import FIX as SHARED_MEMORY_FIX
+from nbtrain.jobs.shared_memory import too_little
 from nbtrain.planner.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -164,6 +166,7 @@ def looked_at(
                 *_folders(answer.host, found, secret, token.parent),
                 *_network(config, answer.host, found),
                 *_local_disk(config, answer.host, found),
+                *_shared_memory(config, answer.host, found),
                 *_clock(answer.host, found, before, after),
             ]
         )
@@ -284,6 +287,13 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obsta
             f"{counted(config.ranks_per_node, 'GPU')} on each machine; {host} has {len(gpus)}.",
             "Use machines that have them, or lower resources.gpus_per_node.",
         )
+
+
+def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:
+    """Yield an obstacle if the host's /dev/shm does not hold the batches of the data workers."""
+    free_bytes = found.get("shared_memory")
+    if free_bytes is not None and (said := too_little(config, free_bytes, host)):
+        yield shortage(f"{config.where('data.num_workers')}: {said}", SHARED_MEMORY_FIX)
 
 
 def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Obstacle]:

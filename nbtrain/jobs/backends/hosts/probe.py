@@ -65,6 +65,13 @@ def local_disk(path):
     return {"folder": str(folder), "writable": writable, "free": shutil.disk_usage(folder).free}
 
 
+def shared_memory():
+    """Bytes of /dev/shm that can be allocated."""
+    from nbtrain.jobs.shared_memory import free_shared_memory
+
+    return free_shared_memory()
+
+
 def boot_id():
     return (read("/proc/sys/kernel/random/boot_id") or "").strip()
 
@@ -96,6 +103,7 @@ def main(asked):
     if answer["versions"].get("nbtrain"):
         try:
             answer["place"] = place(asked["interface"])
+            answer["shared_memory"] = shared_memory()
             answer["gpus"] = gpus() if asked["device"] == "gpu" else None
         except ImportError as error:
             answer["place"] = {"trouble": f"nbtrain cannot be loaded: {error}"}

@@ -1,5 +1,7 @@
 """Numbers as a person reads them: counts, bytes and times in a few characters."""
 
+import time
+
 
 def count(value: float) -> str:
     """126638592 as "126.6M", 2500000000 as "2.5B"; 1000 of a unit make the next."""
@@ -38,6 +40,20 @@ def size(num_bytes: float) -> str:
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {mark}"
     return f"{num_bytes:.0f} B"
+
+
+def utc(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return a time (seconds since the epoch) as "2026-11-28 18:44:06", in UTC.
+
+    All text that Python writes shows UTC and says so, next to the time or once above a list: hosts of one run
+    may be in several zones, and the ids of jobs are UTC too. Pages in the browser show the reader's own zone.
+    """
+    return time.strftime(form, time.gmtime(seconds))
+
+
+def moment(seconds: float) -> str:
+    """Return a time as "2026-11-28 18:44:06 UTC"."""
+    return f"{utc(seconds)} UTC"
 
 
 def duration(seconds: float) -> str:

@@ -191,7 +191,7 @@ def inspect(options: argparse.Namespace) -> None:
     samples, tokens = manifest["consumed_samples"], manifest["consumed_tokens"]
     lines = [
         ("checkpoint", f"{display(folder)}: {amounts.size(size)} in {len(manifest['files'])} files"),
-        ("saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["created_at"]))),
+        ("saved", amounts.moment(manifest["created_at"])),
         ("trained", f"step {step:,}, {samples:,} samples, {tokens:,} tokens"),
         ("layout", layout_text(manifest["layout"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())),

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from nbtrain.base.cgroup import usable_cores
-from nbtrain.base.workspace import data_home, output_root
+from nbtrain.base.files import is_read_only
+from nbtrain.base.workspace import data_home, output_root, queue_folder
 
 GIB = 1 << 30
 
@@ -61,6 +62,7 @@ def examine() -> list[Finding]:
         memory_finding(),
         disk_finding("output", output_root()),
         disk_finding("data", data_home()),
+        queue_finding(),
         shared_memory_finding(),
         compiler_finding(),
     ]
@@ -117,12 +119,33 @@ def memory_finding() -> Finding:
     return Finding("ok", "memory", text)
 
 
+def why_not_writable(path: Path) -> str:
+    """Describe what forbids to make the folder, or to write in it; "" if nothing does."""
+    existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    of = "" if existing == path else f"{existing} "
+    if not existing.is_dir():
+        return f"{of}is not a folder"
+    if is_read_only(existing):
+        return f"{of}is on a read-only disk"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"the permissions of {existing} forbid it"
+
+
+def queue_finding() -> Finding:
+    """The folder of the queue, without which no job of this machine is submitted."""
+    path = queue_folder()
+    if why := why_not_writable(path):
+        advice = "Set NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true."
+        return Finding("error", "queue", f"{path} cannot be written: {why}", advice)
+    return Finding("ok", "queue", str(path))
+
+
 def disk_finding(subject: str, path: Path) -> Finding:
+    variable = f"NBTRAIN_{subject.upper()}"
+    if why := why_not_writable(path):
+        return Finding("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    text, variable = f"{path}: {free / GIB:.1f} GiB free", f"NBTRAIN_{subject.upper()}"
-    if not os.access(existing, os.W_OK):
-        return Finding("error", subject, f"{path} is not writable", f"Set {variable} elsewhere.")
+    text = f"{path}: {free / GIB:.1f} GiB free"
     if free < 2 * GIB:
         return Finding("warning", subject, text, f"Free some space or set {variable} elsewhere.")
     return Finding("ok", subject, text)

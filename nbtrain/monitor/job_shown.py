@@ -17,7 +17,6 @@ from nbtrain.monitor.job_text import (
     amounts_text,
     cloned_from,
     engine_words,
-    moment,
     replicas_words,
     resource_rows,
     use_of_limit,
@@ -132,8 +131,8 @@ def basics(page: JobPage) -> list[list[str]]:
         ("cloned from", cloned_from(page)),
         ("started from", page.started_from),
         ("labels", ", ".join(f"{key}={value}" for key, value in page.labels.items())),
-        ("submitted", f"{moment(page.created_at)} UTC"),
-        ("ended", f"{moment(page.ended_at)} UTC" if page.ended_at else ""),
+        ("submitted", amounts.moment(page.created_at)),
+        ("ended", amounts.moment(page.ended_at) if page.ended_at else ""),
         ("elapsed", amounts.elapsed(page.elapsed_seconds)),
         (
             "size",

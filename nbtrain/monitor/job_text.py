@@ -30,7 +30,7 @@ def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
     """Basic info, conditions, replicas with their ranks, resources, and the newest events."""
     parts = ["\n".join(_basics(page))]
     table = [
-        (one.type, str(one.status), moment(one.last_change), one.reason, one.message)
+        (one.type, str(one.status), amounts.utc(one.last_change), one.reason, one.message)
         for one in page.conditions
     ]
     parts.append(_titled("Conditions", ("TYPE", "STATUS", "SINCE (UTC)", "REASON", "MESSAGE"), table))
@@ -43,7 +43,7 @@ def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
         parts.append(_titled("Resources", titles, measured))
     events = page.events[-num_events:] if num_events else []
     if events:
-        when = [moment(one.time) for one in events]
+        when = [amounts.utc(one.time) for one in events]
         if not page.ended_at:
             when = [f"{amounts.elapsed(time.time() - one.time)} ago" for one in events]
         lines = [(at, one.type, one.reason, one.object, one.message) for at, one in zip(when, events)]
@@ -54,13 +54,9 @@ def job_text(page: "JobPage", num_events: int = NUM_EVENTS) -> str:
     return printable("\n\n".join(parts))
 
 
-def moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
-
-
 def _basics(page: "JobPage") -> list[str]:
-    begun = f"submitted {moment(page.created_at)} UTC"
-    ended = f", ended {moment(page.ended_at)} UTC" if page.ended_at else ""
+    begun = f"submitted {amounts.moment(page.created_at)}"
+    ended = f", ended {amounts.moment(page.ended_at)}" if page.ended_at else ""
     lines = [
         f"{page.name} {page.phase}: job {page.job_id} on backend {page.backend}",
         f"{begun}{ended}, {amounts.elapsed(page.elapsed_seconds)}",
@@ -120,7 +116,7 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
         words = reason
     else:
         words = f"{engine}: {said.get('state') or 'does not know the job'}{', ' if reason else ''}{reason}"
-    words += f", expected to start {moment(said['starts_at'])} UTC" if said.get("starts_at") else ""
+    words += f", expected to start {amounts.moment(said['starts_at'])}" if said.get("starts_at") else ""
     if ended and said.get("state") in ACTIVE:
         words += " (its last word before the job's end)"
     elif said.get("seen") is False:

@@ -172,9 +172,10 @@ def status_text(view: RunView) -> str:
     if len(ranks) > 16:
         lines.append(f"  and {len(ranks) - 16} more ranks")
     if snapshot["events"]:
-        lines.append("last events:")
+        lines.append("last events (UTC):")
         for event in in_sight(snapshot["events"], STATUS_EVENTS):
-            moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
             words = one_line(event["message"] or "")
-            lines.append(f"  {moment} {event['kind']}{f': {words}' if words else ''}")
+            lines.append(
+                f"  {amounts.utc(event['time'], '%H:%M:%S')} {event['kind']}{f': {words}' if words else ''}"
+            )
     return printable("\n".join(lines))

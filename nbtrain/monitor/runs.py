@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from nbtrain.base import files, last_words
+from nbtrain.base.amounts import utc
 from nbtrain.base.errors import RecordError
 from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_job
 from nbtrain.base.records import Heartbeat, JobRecord
@@ -312,7 +313,7 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
         of = f"/{entry.total_steps:,}" if entry.total_steps else ""
         step = f"{entry.step:,}{of}" if entry.step is not None else "-"
         losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
-        submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at))
+        submitted = utc(entry.created_at, "%Y-%m-%d %H:%M")
         cause = shorter(entry.cause or "")
         if entry.state == LOST:
             cause += f"; `nbtrain resume {entry.name}` goes on"

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 
 from nbtrain.base.errors import NbtrainError, RollbackError
@@ -62,7 +63,10 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    # Ranks may be in several zones.
+    logging.Formatter.converter = time.gmtime
+    form = "%(asctime)s UTC %(message)s"
+    logging.basicConfig(level=level, format=form, datefmt="%H:%M:%S", stream=sys.stdout)
     if heartbeat.rank == 0:
         heartbeat.events = EventWriter(job, "rank0")
         heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)

@@ -1,5 +1,9 @@
 """Counts, bytes and times as a person reads them."""
 
+import re
+import time
+from pathlib import Path
+
 import pytest
 
 from nbtrain.base import amounts
@@ -78,3 +82,33 @@ def test_a_part_has_the_unit_of_its_whole():
     assert count_of(7.99e6, 8.44e6) == "7.99/8.44M"
     assert count_of(950e3, 8.44e6) == "0.95/8.44M"
     assert count_of(500, 4000) == "0.5/4k" and count_of(3, 10) == "3/10" and count_of(0, 2e9) == "0/2B"
+
+
+def test_times_are_utc_and_say_so(monkeypatch):
+    """Whatever the zone of the machine."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Asia/Kathmandu")
+            time.tzset()
+            assert amounts.moment(1_795_891_446) == "2026-11-28 18:44:06 UTC"
+            assert amounts.utc(1_795_891_446, "%H:%M") == "18:44"
+    finally:
+        time.tzset()
+
+
+def test_no_other_module_writes_times():
+    """Those that do have a form that others prescribe: a model card's day, an API's and a template's time."""
+    package = Path(amounts.__file__).parents[1]
+    writers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"strftime\(|localtime|ctime\(|asctime", path.read_text())
+    }
+    assert writers == {
+        "base/amounts.py",
+        "base/rundir.py",
+        "jobs/backends/kubernetes/trainer_status.py",
+        "jobs/model_card.py",
+        "serving/chat.py",
+        "train/__main__.py",
+    }

@@ -56,3 +56,22 @@ def test_a_missing_package_is_an_error(monkeypatch):
     assert doctor.torch_findings(0)[0].level == "error"
     assert doctor.package_finding("deepspeed", "x").level == "error"
     assert {finding.subject: finding.level for finding in doctor.examine()}["fastokens"] == "note"
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [("ro/state/queue", "{}/ro is on a read-only disk"), ("file/queue", "{}/file is not a folder")],
+)
+def test_a_queue_that_cannot_be_kept_is_an_error(monkeypatch, tmp_path, folder, why):
+    """A home on a read-only disk: `nbtrain submit` would refuse every job of this machine."""
+    (tmp_path / "ro").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(doctor, "is_read_only", lambda path: path.name == "ro")
+    monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / folder))
+    finding = doctor.queue_finding()
+    assert (finding.level, finding.subject) == ("error", "queue")
+    assert finding.found == f"{tmp_path / folder} cannot be written: {why.format(tmp_path)}"
+    assert "Set NBTRAIN_QUEUE" in finding.advice
+    assert doctor.disk_finding("output", tmp_path / folder).level == "error"
+    monkeypatch.setenv("NBTRAIN_QUEUE", str(tmp_path / "own"))
+    assert doctor.queue_finding() == doctor.Finding("ok", "queue", str(tmp_path / "own"))

@@ -6,10 +6,10 @@ DatasetFiles.require compares sizes alone.
 """
 
 import contextlib
-import time
 from pathlib import Path
 
 from nbtrain.base import files
+from nbtrain.base.amounts import moment
 from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display
@@ -34,10 +34,10 @@ def check_contents(dataset: DatasetFiles) -> None:
             stat, recorded = path.stat(), manifest.files[path.name]["sha256"]
             found = files.sha256_of(path)
             if found != recorded:
-                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
                 raise DataError(
-                    f"{display(path)}: is not what its manifest describes: written on {when}, after the "
-                    f"manifest, its SHA-256 is {found[:12]}... and the manifest says {recorded[:12]}.... "
+                    f"{display(path)}: is not what its manifest describes: written on "
+                    f"{moment(stat.st_mtime)}, after the manifest, its SHA-256 is {found[:12]}... and the "
+                    f"manifest says {recorded[:12]}.... "
                     "Put the file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbtrain.base.amounts import moment
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE
 from nbtrain.base.node_records import LaunchOrder, NodeExit, NodeRecord, SignalOrders
@@ -147,7 +148,7 @@ class Agent:
 
     def say(self, words: str) -> None:
         """A line of the agent's own log, which is its stdout."""
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} node {self._number}: {words}", flush=True)
+        print(f"{moment(time.time())} node {self._number}: {words}", flush=True)
 
     def _skip_old_orders(self) -> None:
         """What earlier agents of this job were told is not meant for this one."""

@@ -178,7 +178,7 @@ class Journal:
         self._try_write(lambda: self._events.write(kind, message, **data))
         # The log may lie on the same full disk; losing a line of it must not end a training.
         with contextlib.suppress(OSError):
-            print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {kind}: {message}", flush=True)
+            print(f"{amounts.moment(time.time())} {kind}: {message}", flush=True)
 
     def request(self, action: str, reason: str) -> None:
         """Ask the ranks, through control/request.json, to do something at their next step boundary."""

@@ -8,7 +8,6 @@ papermill, HTML   static picture    runs_html()
 import html
 import json
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from nbtrain.base.amounts import utc
 from nbtrain.base.html_table import html_table
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import output_root
@@ -123,7 +123,7 @@ def runs_html(runs: Sequence[RunSummary]) -> str:
     rows = []
     for run in runs[:MOST_STATIC_ROWS]:
         words = row_of(run)["words"]
-        submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created_at))
+        submitted = utc(run.created_at, "%Y-%m-%d %H:%M")
         tags = ", ".join(f"{key}={value}" for key, value in run.labels.items())
         about = ". ".join(text.strip().rstrip(".") for text in (run.notes, run.cause or "") if text.strip())
         figures = (words["step"], words["loss"], words["validation_loss"])

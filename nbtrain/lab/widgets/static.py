@@ -7,10 +7,10 @@ the snapshot (monitor/shown.py) and with the pages of its job (monitor/job_shown
 """
 
 import html
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.amounts import moment, utc
 from nbtrain.base.html_table import ROW, html_table
 from nbtrain.base.look import BLUE, GREEN, GREY, LINE, ORANGE, RED, progress_bar
 from nbtrain.lab.widgets.static_charts import chart_image, charts_in_rows
@@ -76,8 +76,8 @@ def run_text(snapshot: dict[str, Any]) -> str:
 def _head(snapshot: dict[str, Any]) -> str:
     words, tone = snapshot["shown"]["pill"]
     color = TONE_COLORS[tone]
-    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(snapshot["time"]))
-    about = "  ·  ".join(part for part in (snapshot["shown"]["about"], f"as of {moment}") if part)
+    as_of = f"as of {moment(snapshot['time'])}"
+    about = "  ·  ".join(part for part in (snapshot["shown"]["about"], as_of) if part)
     pill = f"border:1px solid {color};border-radius:10px;padding:0 8px;font-size:11px"
     return (
         f'<div><span style="{pill}"><span style="color:{color}">&#9679;</span> '
@@ -154,10 +154,7 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
     timed = any(row["time"] is not None for row in rows)
     kept = rows[-most:] if timed else rows[:most]
     more = f" ({len(rows) - len(kept):,} more)" if len(kept) < len(rows) else ""
-    cells = [
-        ([time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"]))] if timed else []) + row["cells"]
-        for row in kept
-    ]
+    cells = [([utc(row["time"])] if timed else []) + row["cells"] for row in kept]
     # A column that says nothing takes the room of the message.
     said = [at for at in range(len(heads)) if any(row[at] for row in cells)]
     narrow = ([row[at] for at in said] for row in cells)
@@ -167,7 +164,7 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
 def _events(snapshot: dict[str, Any]) -> str:
     """Of a snapshot alone: the weighty and the newest."""
     shown = in_sight(snapshot["events"], MOST_EVENTS)
-    times = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) for event in shown)
+    times = (utc(event["time"]) for event in shown)
     rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]
     return _table("Events, UTC", ("time", "kind", "from", "message"), rows)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUSPENDED
 from nbtrain.base.node_records import EngineWord
@@ -252,6 +253,5 @@ def waiting_words(found: SlurmJob) -> str:
     if found.restarts:
         text += f"; put back into the queue {found.restarts} time{'s' if found.restarts > 1 else ''}"
     if found.start is not None and found.start > time.time():
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.start))
-        text += f"; start estimated at {when}"
+        text += f"; start estimated at {amounts.moment(found.start)}"
     return text

@@ -57,7 +57,7 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
     assert spoken("requeued-22.05.txt") == (
         QUEUED,
         "Slurm job 18 waits (BeginTime): Slurm starts it at a later time; after a lost node that takes about "
-        "2 minutes; put back into the queue 1 time; start estimated at 2026-11-23 01:23:58",
+        "2 minutes; put back into the queue 1 time; start estimated at 2026-11-23 01:23:58 UTC",
     )
 
 
@@ -69,7 +69,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     assert spoken("waiting-24.11.txt") == (
         QUEUED,
         f"Slurm job 12 waits (QOSMaxGRESPerUser): {reason_words('QOSMaxGRESPerUser')}; start estimated at "
-        "2026-11-23 04:00:00",
+        "2026-11-23 04:00:00 UTC",
     )
     assert spoken("ended-24.11.txt") == (
         FAILED,

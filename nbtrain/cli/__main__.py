@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
 
-from nbtrain.base import files
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.signals import hear_signals
 from nbtrain.base.version import __version__
@@ -56,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_no_more()
         return 0
     except PermissionError as error:
+        from nbtrain.base import files
+
         show(f"{type(error).__name__}: {files.not_allowed(error)}", sys.stderr)
         return 1
     except OSError as error:

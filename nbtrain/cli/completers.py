@@ -6,13 +6,14 @@ have to answer at once, so nothing here imports the schema: keys and values come
 
 import argparse
 import functools
-import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.workspace import bundled, data_home, example_names, output_root, resolve
+
+if TYPE_CHECKING:
+    from nbtrain.base.rundir import RunDir
 
 
 def no_words(**_: Any) -> Iterable[str]:
@@ -22,6 +23,8 @@ def no_words(**_: Any) -> Iterable[str]:
 
 def runs(**_: Any) -> list[str]:
     """The names of the runs under the output directory."""
+    from nbtrain.base.rundir import run_names
+
     return run_names()
 
 
@@ -29,7 +32,7 @@ def configs(prefix: str, **_: Any) -> list[str]:
     """What names a run YAML: runs, examples, presets, YAML files and folders below the typed path."""
     from nbtrain.config.presets import PRESETS
 
-    return [*run_names(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]
+    return [*runs(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]
 
 
 def datasets(prefix: str, **_: Any) -> list[str]:
@@ -51,8 +54,10 @@ def jobs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     return folder.job_ids() if folder else []
 
 
-def run_folder(run: str | None) -> RunDir | None:
+def run_folder(run: str | None) -> "RunDir | None":
     """The directory of a run that is named by its name or its folder."""
+    from nbtrain.base.rundir import RunDir
+
     if not run:
         return None
     folders = (RunDir(output_root() / run), RunDir(resolve(run)))
@@ -83,6 +88,8 @@ def overrides(prefix: str, **_: Any) -> list[str]:
 @functools.cache
 def keys() -> dict[str, tuple[str, ...]]:
     """{dotted key: the values that it may have, if they can be listed}, from the shipped JSON Schema."""
+    import json
+
     schema = json.loads((bundled("docs") / "run.schema.json").read_text(encoding="utf-8"))
     return dict(_keys(schema, schema["$defs"], ""))
 

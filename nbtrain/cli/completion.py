@@ -74,6 +74,6 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
     argcomplete.autocomplete(
         parser,
-        always_complete_options="long",
+        always_complete_options=False,
         default_completer=no_words,  # type: ignore[arg-type]  # a function will do: it is only called
     )

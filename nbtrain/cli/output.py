@@ -5,32 +5,17 @@ each row. NO_COLOR (https://no-color.org) and TERM=dumb turn the colours off.
 """
 
 import functools
-import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
-from nbtrain.base import jobstate, terminal
+from nbtrain.base import terminal
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 """Colours of ANSI terminals, which every theme keeps readable on its own background."""
 
-STATES = {
-    jobstate.SUCCEEDED: GREEN,
-    jobstate.RUNNING: BLUE,
-    jobstate.STARTING: BLUE,
-    jobstate.QUEUED: YELLOW,
-    jobstate.RESTARTING: YELLOW,
-    jobstate.SUSPENDED: YELLOW,
-    jobstate.CANCELLED: YELLOW,
-    jobstate.FAILED: RED,
-    jobstate.LOST: RED,
-}
-PHASES = {state.capitalize(): color for state, color in STATES.items()} | {"Error": RED, "Gone": RED}
-"""Phases of a job and its replicas, as the job page spells them."""
 LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "WARN": YELLOW, "error": RED, "FAIL": RED}
 """Levels of findings and of doctor's lines."""
 VERDICTS = {
@@ -45,22 +30,6 @@ VERDICTS = {
     "complete": GREEN,
     "incomplete": RED,
 }
-
-
-def _any_of(words: Iterable[str]) -> str:
-    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
-
-
-COLORED: tuple[tuple[re.Pattern[str], Mapping[str, int]], ...] = (
-    (re.compile(rf"\b({_any_of(STATES)})\b"), STATES),
-    # As a cell of a table, or after the run's name at the beginning of a line.
-    (re.compile(rf"(?:^\S+ |  )({_any_of(PHASES)})(?=  | \(|:|$)", re.M), PHASES),
-    (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),
-    # After the name of what is judged, or as a cell of a table: never inside a sentence.
-    (re.compile(rf"(?:: |  |^)({_any_of(VERDICTS)})(?=[;,:.]|  |$)", re.M), VERDICTS),
-    (re.compile(r"^(\w*Error|JobFailed)(?=: )"), {}),
-)
-"""(pattern whose one group is the word, its colours); a word without a colour is an error's name."""
 
 
 def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> None:
@@ -80,6 +49,8 @@ def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> N
 
 def show_json(value: Any) -> None:
     """Print a value as JSON."""
+    import json
+
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -87,6 +58,8 @@ def columns_of(stream: TextIO) -> int | None:
     """The width of a terminal; None for a stream that is not one."""
     if not stream.isatty():
         return None
+    import shutil
+
     return shutil.get_terminal_size().columns
 
 
@@ -97,9 +70,34 @@ def has_colors(stream: TextIO) -> bool:
 
 def colored(text: str) -> str:
     """The text with ANSI colours for its states, verdicts, findings' levels and an error's name."""
-    for pattern, colors in COLORED:
+    for pattern, colors in _patterns():
         text = pattern.sub(functools.partial(_painted, colors), text)
     return text
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
+    """(pattern whose one group is a word, the words' colours); any other word is red: an error's name."""
+    from nbtrain.base import jobstate  # which takes as long to load as all the rest of `nbtrain help`
+
+    states = dict.fromkeys(jobstate.ACTIVE, YELLOW) | dict.fromkeys(jobstate.FINAL, RED)
+    states |= {jobstate.STARTING: BLUE, jobstate.RUNNING: BLUE}
+    states |= {jobstate.SUCCEEDED: GREEN, jobstate.CANCELLED: YELLOW}
+    # Phases of a job and its replicas, as the job page spells them.
+    phases = {state.capitalize(): color for state, color in states.items()} | {"Error": RED, "Gone": RED}
+    return (
+        (re.compile(rf"\b({_any_of(states)})\b"), states),
+        # As a cell of a table, or after the run's name at the beginning of a line.
+        (re.compile(rf"(?:^\S+ |  )({_any_of(phases)})(?=  | \(|:|$)", re.M), phases),
+        (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),
+        # After the name of what is judged, or as a cell of a table: never inside a sentence.
+        (re.compile(rf"(?:: |  |^)({_any_of(VERDICTS)})(?=[;,:.]|  |$)", re.M), VERDICTS),
+        (re.compile(r"^(\w*Error|JobFailed)(?=: )"), {}),
+    )
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
 
 
 def _painted(colors: Mapping[str, int], found: re.Match[str]) -> str:

@@ -5,14 +5,13 @@ table alone, and a call loads the module of its own verb.
 """
 
 import difflib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nbtrain.base import terminal
 from nbtrain.base.terminal import folded
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """A word that may follow `nbtrain`."""
 
     name: str

@@ -95,9 +95,9 @@ class TopVerbs:
 
     def add_parser(self, name: str, description: str, **settings: Any) -> Parser:
         """Add a verb; `description` continues its summary."""
-        summary = VERBS[name].summary
-        settings["help"] = summary
-        return self._under.add_parser(name, description=f"{summary} {description}".rstrip(), **settings)
+        verb = VERBS[name]
+        settings |= {"help": verb.summary, "aliases": verb.aliases}
+        return self._under.add_parser(name, description=f"{verb.summary} {description}".rstrip(), **settings)
 
 
 def add_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:

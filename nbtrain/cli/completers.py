@@ -79,22 +79,22 @@ def notebooks(**_: Any) -> list[str]:
 def overrides(prefix: str, **_: Any) -> list[str]:
     """The keys of a run YAML, each with `=`; after a key's `=` its values, where they can be listed."""
     key, equals, _value = prefix.partition("=")
-    found = keys()
+    found = settings()
     if not equals:
         return [f"{key}=" for key in found]
     return [f"{key}={value}" for value in found.get(key, ())]
 
 
 @functools.cache
-def keys() -> dict[str, tuple[str, ...]]:
+def settings() -> dict[str, tuple[str, ...]]:
     """{dotted key: the values that it may have, if they can be listed}, from the shipped JSON Schema."""
     import json
 
     schema = json.loads((bundled("docs") / "run.schema.json").read_text(encoding="utf-8"))
-    return dict(_keys(schema, schema["$defs"], ""))
+    return dict(_settings(schema, schema["$defs"], ""))
 
 
-def _keys(
+def _settings(
     model: dict[str, Any], models: dict[str, Any], prefix: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, field in model["properties"].items():
@@ -102,7 +102,7 @@ def _keys(
         sections = [models[choice["$ref"].rpartition("/")[2]] for choice in choices if "$ref" in choice]
         if sections:
             for section in sections:
-                yield from _keys(section, models, f"{prefix}{name}.")
+                yield from _settings(section, models, f"{prefix}{name}.")
         elif prefix or name not in ("extends", "schema_version"):
             yield f"{prefix}{name}", tuple(value for choice in choices for value in _values(choice))
 

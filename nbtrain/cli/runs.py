@@ -160,7 +160,7 @@ def add_verbs(under: Any) -> None:
     parser = run_verb(
         under, "label", label, "Without changes, they are listed.", "nbtrain label gpt-tiny team=nlp stage-"
     )
-    text = "key=value sets a label, key- removes it."
+    text = "Labels to set; key- removes one."
     parser.add_argument("changes", metavar="key=value|key-", nargs="*", default=[], help=text)
     parser = run_verb(under, "notes", notes)
     text = 'The new notes, at most 10,000 characters; "" removes them.'

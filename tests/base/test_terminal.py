@@ -3,7 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.terminal import printable
+from nbtrain.base.terminal import folded, printable
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,23 @@ def test_printable(text, shown):
 def test_errors_are_printable():
     """Messages of errors name files and keys of others."""
     assert str(DataError("a\x1b]0;x\x07.jsonl\n\u202eb")) == "a\\x1b]0;x\\x07.jsonl\n\\u202eb"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short enough", ["short enough"]),
+        ("A paragraph of words that is folded", ["A paragraph of words", "that is folded"]),
+        ("  indented words are folded further", ["  indented words are", "    folded further"]),
+        ("  - an item of a list of several", ["  - an item of a list", "    of several"]),
+        ("rate  1,088 tokens a second here", ["rate  1,088 tokens a", "      second here"]),
+        ("a title too long to hang  words of it", ["a title too long to", "hang  words of it"]),
+        ("see /a/path/that/no/terminal/can/break now", ["see", "/a/path/that/no/terminal/can/break", "now"]),
+        ("type `nbtrain logs -f a` now", ["type", "`nbtrain logs -f a`", "now"]),
+        ("one\n\ntwo words and more of them", ["one", "", "two words and more of", "them"]),
+    ],
+)
+def test_folded(text, lines):
+    """The rest of a line begins under the words after its mark or title; commands and paths stay whole."""
+    assert folded(text, 21).split("\n") == lines
+    assert folded(text, None) == text

@@ -1,0 +1,182 @@
+"""What verbs show: folded and coloured on a terminal alone, and JSON alone where it is asked for."""
+
+import io
+import json
+import re
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir, new_job_id
+from nbtrain.cli import __main__ as cli
+from nbtrain.cli.output import colored, show
+from nbtrain.cli.verbs import Parser
+
+COLORS = re.compile(r"\x1b\[(\d+)m(.*?)\x1b\[0m")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch) -> Terminal:
+    """A terminal of 60 columns with colours; pytest puts its own stdout back between a fixture and a test."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+@pytest.fixture
+def failed(workspace) -> RunDir:
+    """A run whose job has failed for a long reason."""
+    run = RunDir.named("gpt-x")
+    job = run.job(new_job_id())
+    job.make_folders()
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "id", "name": "gpt-x"})
+    cause = "rank 0 failed at step 7: OutOfMemoryError: 3 GiB more than there is on the device of this rank"
+    JobRecord(job.job_id, "id", "gpt-x", "FAILED", time.time(), 1, cause).write(job.job_json)
+    return run
+
+
+def test_a_terminal_gets_tables_that_fit_and_coloured_states(failed, terminal, monkeypatch):
+    """60 columns, of which escapes take none."""
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli.main(["runs"]) == 0
+    text = terminal.getvalue()
+    assert COLORS.findall(text) == [("31", "FAILED")]
+    assert max(map(len, COLORS.sub(r"\2", text).splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_can_be_turned_off(failed, terminal, monkeypatch, name, value):
+    """The width counts all the same."""
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv(name, value)
+    assert cli.main(["runs"]) == 0
+    text = terminal.getvalue()
+    assert "\x1b" not in text and "FAILED" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_pipe_gets_one_line_for_each_row_and_no_colour(failed, monkeypatch, capsys):
+    """Whatever the terminal beside it is."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["runs"]) == 0
+    heads, row = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in row and row.endswith("on the device of this rank") and "CAUSE" in heads
+
+
+def test_an_error_is_folded_with_its_name_in_red(terminal, workspace, monkeypatch):
+    """Also the errors of the parser."""
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert cli.main(["plan", "14B"]) == 2
+    text = terminal.getvalue()
+    assert COLORS.findall(text) == [("31", "ConfigError")]
+    assert max(map(len, COLORS.sub(r"\2", text).splitlines())) <= 60
+    with pytest.raises(SystemExit):
+        Parser(prog="nbtrain x").error("word " * 40)
+    assert max(map(len, COLORS.sub(r"\2", terminal.getvalue()).splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpt-a RUNNING | step 1", {"RUNNING": "34"}),
+        ("RUNNING -> SUCCEEDED: all steps", {"RUNNING": "34", "SUCCEEDED": "32"}),
+        ("gpt-a  LOST  1/2\ngpt-b  QUEUED  -", {"LOST": "31", "QUEUED": "33"}),
+        ("gpt-a Succeeded: job 2026 on backend local", {"Succeeded": "32"}),
+        ("  worker 0  vm  Failed  0", {"Failed": "31"}),
+        ("fits: yes, 97% headroom", {"fits: yes": "32"}),
+        ("device has  1 GiB (A100): does not fit", {"does not fit": "31"}),
+        ("  - warning, costs 3 d: set it\nnote: a\nerror: b", {"warning": "33", "note": "34", "error": "31"}),
+        (
+            "ok    Python  3.11\nWARN  torch  old\nFAIL  deepspeed  none",
+            {"ok": "32", "WARN": "33", "FAIL": "31"},
+        ),
+        (
+            "6  27 MiB  1 rank  complete\n8  1 MiB  incomplete: a is cut",
+            {"complete": "32", "incomplete": "31"},
+        ),
+        ("JobError: output/a: no", {"JobError": "31"}),
+        ("Failed to note that an error is valid; the run was complete. A warning, too", {}),
+        ("the queue is RUNNINGS and my-FAILED-run", {"FAILED": "31"}),
+    ],
+)
+def test_only_states_verdicts_and_levels_are_coloured(text, words):
+    """As words of a sentence they are left alone."""
+    assert {word: color for color, word in COLORS.findall(colored(text))} == words
+    assert COLORS.sub(r"\2", colored(text)) == text
+
+
+def test_a_width_does_not_outlive_its_output(terminal):
+    """What is written to files later is not fitted to a terminal."""
+    from nbtrain.base import terminal as fitted
+
+    show("x" * 80, terminal)
+    assert fitted.columns is None
+
+
+def json_of(capsys, words: list[str], code: int = 0) -> tuple[dict, str]:
+    """(the JSON that stdout holds alone, what stderr holds) of a verb."""
+    assert cli.main(words) == code
+    shown = capsys.readouterr()
+    return json.loads(shown.out), shown.err
+
+
+def test_json_of_doctor_and_largest(workspace, capsys):
+    """The findings with their levels; the answers with the layouts that they rest on."""
+    report, _ = json_of(capsys, ["doctor", "--json"])
+    assert report["ready"] is True and report["findings"][0]["subject"] == "Python"
+    assert {finding["level"] for finding in report["findings"]} <= {"ok", "note", "warning", "error"}
+    found, _ = json_of(capsys, ["largest", "13B", "--gpus", "8", "--gpu-type", "A100-80GB", "--json"])
+    assert found["gpu_type"] == "A100-80GB" and found["nodes"] * found["gpus_per_node"] == 8
+    model, following = found["largest_model"], found["next_model"]
+    assert model["parameters"] < following["parameters"] and "layout" not in following
+    assert model["layout"]["settings"]["batch.micro_batch_size"] >= 1 and model["layout"]["device_bytes"] > 0
+    assert [way["name"] for way in found["ways"]] == ["pure TP x PP", "pure ZeRO 3", "fused"]
+    assert found["longest_sequence"] == max(way["longest_sequence"] or 0 for way in found["ways"])
+
+
+def test_json_of_submit_resume_and_wait_is_the_run(failed, monkeypatch, capsys):
+    """As `nbtrain runs --json` has it; what is said meanwhile goes to stderr, and the exit code stays."""
+    run = SimpleNamespace(
+        name="gpt-x", directory=failed, job=failed.newest_job(), state="FAILED", config=None
+    )
+    lines = []
+
+    def started(*_, **__):
+        print("gpt-x: a warning")
+        return run
+
+    def wait(say):
+        say("gpt-x RUNNING")
+        lines.append("waited")
+
+    run.wait, run.resume = wait, started
+    monkeypatch.setattr("nbtrain.api.verbs.load", lambda *_, **__: None)
+    monkeypatch.setattr("nbtrain.api.verbs.submit", started)
+    monkeypatch.setattr("nbtrain.api.run.open_run", lambda _: run)
+    monkeypatch.setattr("nbtrain.jobs.changes.typed_changes", lambda *_: [])
+    for words, code, said in (
+        (["submit", "gpt-x", "--json"], 0, "gpt-x: a warning\n"),
+        (["submit", "gpt-x", "--json", "--wait"], 7, "gpt-x: a warning\ngpt-x RUNNING\n"),
+        (["resume", "gpt-x", "--json"], 0, "gpt-x: a warning\n"),
+        (["wait", "gpt-x", "--json"], 7, "gpt-x RUNNING\n"),
+    ):
+        found, error = json_of(capsys, words, code)
+        assert (found["name"], found["state"], found["job_id"]) == ("gpt-x", "FAILED", run.job.job_id)
+        assert error == said
+    monkeypatch.setattr("nbtrain.jobs.changes.typed_changes", lambda *_: ["a"])
+    found, error = json_of(capsys, ["submit", "gpt-x", "--json"], 6)
+    assert found["name"] == "gpt-x" and "keeps its settings; nothing was submitted" in error
+    assert cli.main(["submit", "gpt-x", "--json", "--dry-run", "a.sh"]) == 2

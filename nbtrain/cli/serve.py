@@ -41,9 +41,9 @@ def _add_generate(under: Any) -> None:
         "nbtrain generate gpt-tiny 'def '\nnbtrain generate gpt-tiny 'Return ' --samples 3 --seed 7\n"
         "nbtrain generate gpt-tiny --prompts prompts.jsonl --json",
     )
-    text = "A text to continue; - reads prompts from stdin, one a line."
+    text = "A text to continue; - reads texts from stdin, one a line. After --, a text may begin with a dash."
     parser.add_argument("prompts_after", metavar="PROMPT", nargs="*", default=[], help=text)
-    text = "A text to continue, also one that begins with a dash. May be repeated."
+    text = "Another text to continue. May be repeated."
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help=text)
     text = 'Read prompts from FILE, one a line, as text or as {"prompt": TEXT}; - is stdin.'
     parser.add_argument("--prompts", metavar="FILE", help=text)

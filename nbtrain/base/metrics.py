@@ -48,14 +48,14 @@ steps_vs_samples | steps-vs-samples/steps | samples | Samples consumed at each s
 steps_vs_tokens | steps-vs-tokens/steps | tokens | Tokens consumed at each step.
 tokens_per_second | throughput/tokens per second | tokens/s | Tokens per wall second, all ranks.
 samples_per_second | throughput/samples per second | samples/s | Sequences per wall second.
-tflops_per_device | throughput/model TFLOPs per device | TFLOP/s | Model FLOPs, recomputation left out.
+tflops_per_device | throughput/model TFLOPs per device | TFLOP/s | Model FLOPs, without recomputation.
 mfu | throughput/MFU | | Model FLOPs over the device's datasheet peak; absent if the peak is not known.
 hfu | throughput/HFU | | Model FLOPs and recomputation over the device's datasheet peak.
 matmul_fraction | throughput/fraction of measured matmul rate | |
     Model FLOPs over the matrix rate measured on this device at start.
 data_seconds | time/data wait | s | Waiting for the next batch.
 forward_seconds | time/forward | s | Forward passes.
-backward_seconds | time/backward | s | Backward passes, gradient reduction included.
+backward_seconds | time/backward | s | Backward passes, including the reduction of gradients.
 optimizer_seconds | time/optimizer | s | Clipping and optimizer step.
 pipeline_seconds | time/pipeline | s |
     Transfers between pipeline stages, and waiting for the neighbouring stage (the bubble).
@@ -86,7 +86,7 @@ host_memory_fraction | memory/host used fraction | | Used share of the machine's
 device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the process began.
 device_memory_fraction | memory/device used fraction | | Peak allocated over the device's memory.
 reward_margin | rewards/margins | |
-    With dpo: mean reward of the chosen answers less that of the rejected ones.
+    With dpo: mean reward of the chosen answers minus that of the rejected ones.
 reward_accuracy | rewards/accuracies | |
     With dpo: share of the pairs whose chosen answer has the higher reward.
 reward_chosen | rewards/chosen | | With dpo: mean reward of the chosen answers of the step's pairs.
@@ -99,9 +99,9 @@ test_perplexity | lm-loss-test/lm loss test ppl | | exp(test loss).
 """
 _FAMILIES = """
 loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
-    Training loss of one dataset of a blend or a mixture: mean over its learnt tokens in the global batch.
+    Training loss of one dataset of a blend or mixture: mean over its tokens in the loss in the global batch.
 task/<task> | tasks/<task> | |
-    A metric of evaluation.tasks: the name of its results, a blank, and acc, acc_norm or perplexity.
+    A metric of evaluation.tasks: the name of its results, a space, and acc, acc_norm or perplexity.
 """
 
 SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))

@@ -57,110 +57,115 @@ class HostsConfig(ConfigModel):
     """Machines reached by ssh, which see the workspace under the same path; one node agent runs on each."""
 
     hosts: list[HostName] = []
-    """The machines, the first of which has rank 0; the first resources.nodes of them are taken. Empty if
+    """Machines, the first of which has rank 0; the first resources.nodes of them are used. Empty if
     `hostfile` names them."""
     hostfile: PathText | None = None
-    """A DeepSpeed hostfile (`name slots=8` per line) whose first resources.nodes machines are taken; a
-    relative path is below the workspace."""
+    """DeepSpeed hostfile (`name slots=8` per line), whose first resources.nodes machines are used; a relative
+    path starts at the workspace."""
     launcher: Literal["pdsh", "openmpi"] = "pdsh"
-    """What DeepSpeed's launcher starts the agents with. pdsh must be installed where the run is submitted,
-    Open MPI there and on every host."""
+    """Program with which DeepSpeed's launcher starts the agents. pdsh must be installed where the run is
+    submitted, Open MPI there and on every host."""
     ssh_port: Port | None = None
-    """Port of every sshd; null leaves it to ssh's own configuration."""
+    """Port of every sshd; null uses the setting of ssh's own configuration."""
     ssh_config: PathText | None = None
-    """A configuration file for ssh (`ssh -F`); null takes the user's."""
+    """Configuration file for ssh (`ssh -F`); null uses the user's."""
     server_alive_interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
-    """How often ssh asks the other side whether it is there."""
+    """Seconds between ssh's checks that the other side is alive."""
     server_alive_count_max: Annotated[int, Field(ge=1, le=100)] = 3
-    """After this many unanswered questions ssh gives the host up."""
+    """Number of unanswered checks after which ssh closes the connection."""
     network_interface: Word | None = None
     """Interface for gloo and NCCL, such as eth0; null lets each choose."""
     python: PathText | None = None
-    """The Python of every host; null takes the path of the one that submits."""
+    """Path of Python on every host; null means the path of the Python that submits."""
 
 
 class SlurmConfig(ConfigModel):
     """A Slurm cluster; nodes, GPUs, CPUs and memory come from `resources`."""
 
     partition: SlurmWord | None = None
-    """Partition, or several with commas; null takes the cluster's default."""
+    """Partition, or several separated by commas; null uses the cluster's default."""
     account: SlurmWord | None = None
     """Account that is charged."""
     qos: SlurmWord | None = None
     """Quality of service."""
     gres: OneLine | None = None
-    """Generic resources of each node, such as gpu:a100:8; null asks for gpu:<resources.gpus_per_node>."""
+    """Generic resources of each node, such as gpu:a100:8; null requests gpu:<resources.gpus_per_node>."""
     constraint: OneLine | None = None
-    """Features that every node must have, as sbatch --constraint takes them."""
+    """Features that every node must have, in the form of sbatch --constraint."""
     time_limit_seconds: PositiveSeconds | None = None
-    """Time limit of one allocation; null takes the partition's."""
+    """Time limit of one allocation, in seconds; null uses the partition's."""
     signal_before_seconds: Annotated[int, Field(ge=10, le=65_535)] = 120
-    """How long before the time limit the ranks are asked to save and leave. Slurm is up to 60 s early."""
+    """Seconds before the time limit at which the ranks are asked to save and exit. Slurm is up to 60 s
+    early."""
     resubmissions: SmallCount = 0
-    """How often a run that met its time limit, or lost its allocation, submits itself again."""
+    """Number of times that a run that met its time limit, or lost its allocation, submits itself again."""
     requeue: bool = True
-    """Slurm puts the job back into its queue when a node fails; it goes on from its newest checkpoint."""
+    """Whether Slurm requeues the job when a node fails; it continues from its newest checkpoint."""
     array: Annotated[str, Field(pattern=ARRAY, max_length=15)] | None = None
-    """A chain of allocations as an array, such as 1-4%1: each goes on where the one before it ended. The
+    """Chain of allocations as an array, such as 1-4%1: each continues where the one before it ended. The
     tasks of an array share the run directory, so they run one at a time (%1)."""
     exclusive: bool = False
-    """Take whole nodes."""
+    """Whether the job gets whole nodes."""
     sbatch_options: list[OneLine] = []
     """Further options of sbatch, such as --mail-type=END; each is one #SBATCH line."""
     srun_options: list[Annotated[str, Field(pattern=r"^--?[A-Za-z][^\n\r\x00]{0,4095}$")]] = []
     """Further options of the srun that starts one agent on each node, such as --cpu-bind=none."""
     setup: list[OneLine] = []
-    """Lines of shell that the batch script runs first, such as `module load cuda`."""
+    """Shell lines that the batch script runs first, such as `module load cuda`."""
     network_interface: Word | None = None
     """Interface for gloo and NCCL, such as ib0; null lets each choose."""
     python: PathText | None = None
-    """The Python of the nodes; null takes the path of the one that submits."""
+    """Path of Python on the nodes; null means the path of the Python that submits."""
 
 
 class BackendConfig(ConfigModel):
-    """Where the ranks run, and what is done when they fail."""
+    """Where the ranks run, and what happens when they fail."""
 
     kind: Literal["local", "hosts", "slurm", "kubernetes"] = "local"
-    """local: processes of this machine, watched by a detached supervisor. hosts: machines reached by ssh.
-    slurm: an allocation of a Slurm cluster. kubernetes: pods of a Kubernetes cluster."""
+    """Where the ranks run. local: processes of this machine, watched by a detached supervisor. hosts:
+    machines reached by ssh. slurm: an allocation of a Slurm cluster. kubernetes: pods of a Kubernetes
+    cluster."""
     max_restarts: SmallCount = 3
-    """How often a job that failed is started again from its last good checkpoint."""
+    """Number of times that a failed job is restarted from its last good checkpoint."""
     restart_backoff_seconds: Seconds = 5.0
-    """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
+    """Seconds to wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """Time that ranks have to save and end when they are asked to stop, or twice the run's longest save if
-    that is longer; after that they are killed. Ranks that still write a checkpoint have this time again with
-    each sign of it, up to 10 times this time after the request."""
+    """Seconds that ranks have to save and exit when they are asked to stop, or twice the run's longest save
+    if that is longer; then they are killed. Ranks that are still writing a checkpoint get this time again
+    with each sign of progress, up to 10 times this time after the request."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
-    """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
+    """Seconds without progress (step, micro-batch, phase or collective) after which a rank counts as
+    hanging."""
     node_timeout_seconds: Annotated[float, Field(ge=5, le=YEAR_SECONDS)] = 120.0
-    """A machine whose agent is silent for this long counts as lost. Not read on kind: local."""
+    """Seconds of silence of its agent after which a machine counts as lost. Not read on kind: local."""
     start_timeout_seconds: PositiveSeconds = 600.0
-    """Time for the agents of all machines to report once they are started. Not read on kind: local."""
+    """Seconds that the agents of all machines have to report after they are started. Not read on kind:
+    local."""
     priority: Priority = 0
-    """Place in this machine's queue: the greater number first, then who was submitted first. Read on kind:
-    local, and on hosts if this machine's GPUs are among them."""
+    """Priority in this machine's queue: the greatest number is first, then the earliest submission. Read on
+    kind: local, and on hosts if this machine's GPUs are among them."""
     share_devices: bool = False
-    """Start at once, beside other jobs on the same GPUs or cores, without a place in this machine's queue.
-    Read as priority is."""
+    """Whether the job starts at once, next to other jobs on the same GPUs or cores, without queueing. Read
+    where priority is read."""
     deadline_seconds: PositiveSeconds | None = None
-    """Time for the job, restarts counted, pauses and waits in this machine's queue not: after it the ranks
-    save and leave, and the job is FAILED with the cause "deadline". null sets none.
-    batch.exit_duration_minutes ends a job in order."""
+    """Seconds that the job may take, including restarts and without pauses and waits in this machine's queue:
+    then the ranks save and exit, and the job is FAILED with the cause "deadline". null sets no limit.
+    batch.exit_duration_minutes ends a job without a failure."""
     disk_wait_seconds: Seconds = 600.0
-    """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
+    """Seconds to wait for room for a checkpoint when the disk is full, before the job fails."""
     elastic: bool = False
-    """A restart counts the usable devices and takes as many data-parallel ranks as they hold; the global
-    batch size stays. On kind: hosts it asks every machine, and goes on without those that do not answer. On
-    device: cpu an operator says how many devices one machine has (nbtrain.jobs.control.ask_devices)."""
+    """Whether a restart counts the usable devices and uses as many data-parallel ranks as they hold, with the
+    same global batch size. On kind: hosts it asks every machine, and continues without those that do not
+    answer. On device: cpu an operator sets the number of devices of one machine
+    (nbtrain.jobs.control.ask_devices)."""
     env: dict[Word, EnvironmentText] = {}
-    """Environment variables that every rank gets. Those that nbtrain sets itself are refused, or `nbtrain
-    check` says what they replace."""
+    """Environment variables of every rank. Variables that nbtrain sets itself are refused, or `nbtrain check`
+    says what they replace."""
     debug: DebugSwitches = []
-    """One switch or a list. nccl sets NCCL_DEBUG=INFO, distributed TORCH_DISTRIBUTED_DEBUG=DETAIL,
-    cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names the kernel it is from; slow), cpp_stacks
-    TORCH_SHOW_CPP_STACKTRACES=1. anomaly: an error in a backward pass names the forward line it belongs to,
-    and NaN in a gradient is such an error; slow."""
+    """One debug switch or a list. nccl sets NCCL_DEBUG=INFO, distributed TORCH_DISTRIBUTED_DEBUG=DETAIL,
+    cuda_launch_blocking CUDA_LAUNCH_BLOCKING=1 (an error names its kernel; slow), cpp_stacks
+    TORCH_SHOW_CPP_STACKTRACES=1. With anomaly, an error in a backward pass names the forward line that caused
+    it, and NaN in a gradient is such an error; slow."""
     hosts: HostsConfig = HostsConfig()
     """Machines reached by ssh; read on kind: hosts."""
     slurm: SlurmConfig = SlurmConfig()

@@ -51,75 +51,81 @@ AddedToken = Annotated[str, Field(pattern="^[!-~]{2,64}$")]
 
 
 class TokenizerConfig(ConfigModel):
-    """A byte-level BPE in data/tokenizer/<name>/: taken from `path`, or trained if there is none yet."""
+    """A byte-level BPE in data/tokenizer/<name>/: imported from `path`, or trained if it does not exist."""
 
     name: Name = ""
     """Folder under data/tokenizer/. Left out, it is data.name. A run that extends another one and has other
     text does not inherit this name: it trains its own tokenizer, unless it has init_from."""
     vocab_size: VocabularySize
-    """Entries, the end-of-document token included: the most that training makes; the model has this many."""
+    """Number of entries, including the end-of-document token: a trained tokenizer has at most this many, and
+    the model exactly this many."""
     path: PathText | None = None
-    """Tokenizer to take: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
+    """Tokenizer to import: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
     added_tokens: Annotated[list[AddedToken], Field(max_length=10_000)] = []
-    """Tokens that are added to the tokenizer at `path`, e.g. markers of a chat template: their letters become
-    one id each, wherever they stand in a text. An entry that is there already, such as <|im_start|>, keeps
-    its id."""
+    """Tokens that are added to the tokenizer at `path`, e.g. markers of a chat template: their characters
+    become one id, anywhere in a text. An entry that exists already, such as <|im_start|>, keeps its id."""
     eod_token: Word = "<|endoftext|>"
-    """The entry that ends every document. The same letters inside a text are ordinary text."""
+    """Entry that ends every document. The same characters inside a text are ordinary text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"
-    """Library that trains: tokenizers is upstream's and reproducible; rustbpe takes at most half the time and
-    breaks ties in another way."""
+    """Library that trains: tokenizers is Hugging Face's and reproducible; rustbpe takes at most half the time
+    and breaks ties differently."""
     train_bytes: PositiveBytes = 100_000_000
-    """Size of the text sample that the tokenizer is trained on; a smaller corpus is taken whole."""
+    """Bytes of the text sample on which the tokenizer is trained; a smaller corpus is used in full."""
     train_seed: WideSeed = 1234
-    """Seed of the text sample that the tokenizer is trained on."""
+    """Seed of the text sample on which the tokenizer is trained."""
     max_unknown_fraction: Fraction | None = 0.1
-    """Stop with an error if a larger share of a source's tokens is the unknown token, whose text is lost;
-    null sets no limit."""
+    """Largest share of unknown tokens in a source, whose text would be lost; more is an error. null sets no
+    limit."""
 
 
 class NearDedupConfig(ConfigModel):
-    """MinHash over shingles (runs of words); of documents that share most shingles the first is kept."""
+    """MinHash over shingles (sequences of words); among documents that share most shingles, the first is
+    kept."""
 
     enabled: bool = False
-    """Drop near duplicates."""
+    """Whether near duplicates are dropped."""
     threshold: Fraction = 0.8
-    """Estimated Jaccard similarity from which on two documents count as duplicates."""
+    """Estimated Jaccard similarity from which two documents count as duplicates."""
     num_permutations: Annotated[int, Field(ge=1, le=10_000)] = 128
-    """Hash functions in a signature."""
+    """Number of hash functions in a signature."""
     shingle_words: PositiveSmallCount = 5
-    """Words in a shingle."""
+    """Number of words in a shingle."""
     seed: Seed = 42
     """Seed of the hash functions."""
 
 
 class CleaningConfig(ConfigModel):
-    """What is fixed and what is dropped before encoding; dropped documents are counted by reason."""
+    """Text that is fixed and documents that are dropped before encoding; dropped documents are counted by
+    reason."""
 
     ftfy: bool = False
-    """Fix HTML entities and text that was decoded with the wrong code page, with ftfy."""
+    """Whether HTML entities and text that was decoded with the wrong code page are fixed, with ftfy."""
     min_bytes: Bytes = 0
-    """Drop documents shorter than this, in UTF-8 bytes."""
+    """Smallest size of a document, in UTF-8 bytes; shorter ones are dropped."""
     max_bytes: PositiveBytes | None = None
-    """Drop documents longer than this, in UTF-8 bytes; null sets no limit."""
+    """Largest size of a document, in UTF-8 bytes; longer ones are dropped. null sets no limit."""
     max_symbol_fraction: Fraction | None = None
-    """Drop documents with a larger share of symbols: no letter, mark, digit, space or punctuation."""
+    """Largest share of symbols (neither letter, mark, digit, space nor punctuation) in a document; null sets
+    no limit."""
     max_digit_fraction: Fraction | None = None
-    """Drop documents with a larger share of digits among their characters."""
+    """Largest share of digits among the characters of a document; null sets no limit."""
     max_duplicate_line_fraction: Fraction | None = None
-    """Drop documents with a larger share of repeated lines (Gopher, arXiv:2112.11446, table A1)."""
+    """Largest share of repeated lines in a document (Gopher, arXiv:2112.11446, table A1); null sets no
+    limit."""
     max_top_word_fraction: Fraction | None = None
-    """Drop documents in which one word makes up a larger share of all words."""
+    """Largest share of one word among all words of a document; null sets no limit."""
     max_word_chars: PositiveBytes | None = None
-    """Drop documents with a longer word, such as base64 or minified code."""
+    """Largest length of a word, in characters; documents with a longer one, such as base64 or minified code,
+    are dropped. null sets no limit."""
     exact_dedup: bool = True
-    """Drop documents whose text is the same as that of an earlier one."""
+    """Whether documents are dropped whose text is the same as that of an earlier one."""
     near_dedup: NearDedupConfig = NearDedupConfig()
     """Drop documents that are nearly the same as an earlier one."""
 
 
 class BlendEntry(ConfigModel):
-    """One dataset of a blend, given by its name in the data home or by the prefix of its .bin and .idx."""
+    """One dataset of a blend, given by its name in the data directory or by the path of its .bin and .idx
+    without the ending."""
 
     name: Name | None = None
     """Name of a dataset in data/dataset/."""
@@ -136,41 +142,45 @@ class DataConfig(ConfigModel):
     """Folder under data/dataset/. Left out, it is the run's name. A run that extends another one and has
     other text does not inherit this name."""
     sources: list[Source] = []
-    """Where the text comes from, in order; empty for a blend, or if the .bin and .idx exist already."""
+    """Sources of the text, in order; empty for a blend, or if the .bin and .idx exist already."""
     blend: list[BlendEntry] = []
-    """Datasets that are mixed by weight, in place of one dataset called data.name."""
+    """Datasets that are mixed by weight, instead of one dataset named data.name."""
     cleaning: CleaningConfig = CleaningConfig()
     """What is fixed and what is dropped before encoding."""
     json_key: Word = "text"
-    """The dataset's files are called <json_key>_document.bin and .idx, as in Megatron."""
+    """First part of the names of the dataset's files, <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[Word] = []
-    """Other keys of each record that are encoded too, each into a <key>_document.bin and .idx of its own."""
+    """Other keys of each record that are encoded too, each into a separate <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
-    """Language whose rules cut documents into sentences, in <json_key>_sentence; null leaves them whole."""
+    """Language whose rules split documents into sentences, in <json_key>_sentence; null does not split
+    them."""
     num_prepare_workers: WorkerCount = 0
-    """Processes that extract and encode; 0 means one for each core. The result is the same for any number."""
+    """Number of processes that extract and encode; 0 means one per core. The result is the same for any
+    number."""
     workers: WorkersConfig = WorkersConfig()
     """Where they run: on this machine, or anywhere by a Dask scheduler."""
     split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
-    """Whose rounding decides which documents belong to a split and which samples to a blend. For a quarter of
-    all dataset sizes the two differ by one document."""
+    """Program whose rounding decides which documents belong to a split and which samples to a blend. For a
+    quarter of all dataset sizes the two differ by one document."""
     seed: Seed = 1234
     """Seed of the order of documents and samples."""
     index_samples: PositiveAmount | None = None
-    """Training samples that the order is built for; null: what train_tokens needs at the first launch."""
+    """Number of training samples for which the order is computed; null means what train_tokens needs at the
+    first launch."""
     shuffle: Literal["megatron", "per_epoch"] = "megatron"
-    """megatron shuffles all epochs together, as upstream does. per_epoch shuffles each epoch by itself: the
-    samples differ from upstream's, and training on more tokens never changes the order."""
+    """How samples are shuffled. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
+    each epoch separately: the samples differ from Megatron's, and training on more tokens never changes the
+    order."""
     packing: Literal["stream", "best_fit"] = "stream"
-    """stream cuts samples from the concatenated documents. best_fit packs whole documents, which share
-    neither attention nor positions."""
+    """How documents become samples. stream cuts samples from the concatenated documents. best_fit packs whole
+    documents, without attention between them and with separate positions."""
     reset_position_ids: bool = False
-    """With packing: stream, positions start at 0 again for each document of a sample."""
+    """With packing: stream, whether positions start at 0 again for each document of a sample."""
     inter_document_masking: bool = False
-    """With packing: stream, attention stays inside a document."""
+    """With packing: stream, whether attention stays inside a document."""
     eod_mask_loss: bool = False
-    """Positions whose input is the end-of-document token have no loss."""
+    """Whether positions whose input is the end-of-document token have no loss."""
     num_workers: WorkerCount = 0
-    """Processes that read ahead for each rank; 0 reads in the training process."""
+    """Number of processes per rank that read ahead; 0 reads in the training process."""

@@ -8,11 +8,11 @@ from nbtrain.config.fields import ConfigModel, PositiveRatio
 
 
 class DpoConfig(ConfigModel):
-    """Direct preference optimization (DPO, arXiv:2305.18290): the chosen answer of each pair becomes likelier
-    than the rejected one, measured against the weights of init_from."""
+    """Direct preference optimization (DPO, arXiv:2305.18290): the chosen answer of each pair becomes more
+    likely than the rejected one, compared with the weights of init_from."""
 
     beta: PositiveRatio = 0.1
     """How strongly the model is held to the weights it starts from: a reward is beta times the difference of
-    the two log-probabilities of an answer."""
+    an answer's two log-probabilities."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the pairs whose preference is taken to be the wrong way round (conservative DPO)."""
+    """Share of the pairs whose preference is assumed to be wrong (conservative DPO)."""

@@ -96,45 +96,44 @@ class TolerationConfig(ConfigModel):
 
 
 class KubernetesConfig(ConfigModel):
-    """Ranks are processes in pods that an operator of the cluster starts from one manifest."""
+    """Pods that an operator of the cluster starts from one manifest; the ranks are processes in them."""
 
     workload: Workload = "TrainJob"
-    """The kind of object: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob (trainer.kubeflow.org/
-    v1alpha1), MPIJob (kubeflow.org/v2beta1) or PyTorchJob (kubeflow.org/v1)."""
+    """Kind of object: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob (trainer.kubeflow.org/v1alpha1),
+    MPIJob (kubeflow.org/v2beta1) or PyTorchJob (kubeflow.org/v1)."""
     namespace: LabelName | None = None
-    """Namespace of the job; null takes that of the context or, inside a pod, the pod's own."""
+    """Namespace of the job; null uses that of the context or, inside a pod, the pod's own."""
     context: Annotated[str, Field(max_length=256)] | None = None
-    """Context in the kubeconfig; null takes the current one or, inside a pod without a kubeconfig, the pod's
+    """Context in the kubeconfig; null uses the current one or, inside a pod without a kubeconfig, the pod's
     service account."""
     image: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Container image with nbtrain in it; null takes resources.image."""
+    """Container image that contains nbtrain; null uses resources.image."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the image is pulled; null leaves it to Kubernetes (Always for the tag latest)."""
+    """When the image is pulled; null uses Kubernetes' default (Always for the tag latest)."""
     image_pull_secrets: list[ObjectName] = []
     """Secrets with the registry's credentials."""
     python: Program = "python3"
     """Python interpreter in the image."""
     workspace_path: ContainerPath = "/workspace"
-    """The workspace as the container sees it: its output/ holds the run directory, its data/ the data. It
-    must lie on a volume of `mounts` that every pod can write."""
+    """Path of the workspace in the container: its output/ holds the run directory, its data/ the data. It
+    must be on a volume of `mounts` that every pod can write to."""
     mounts: list[MountConfig] = []
     """Persistent volume claims."""
     shared_memory_bytes: PositiveBytes | None = None
-    """Size of /dev/shm, in memory, which counts against the container's limit; null sets no size of its
-    own."""
+    """Bytes of /dev/shm, in memory, which count towards the container's limit; null sets no size."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
-    """Name of the GPU resource; the pods ask for resources.gpus_per_node of it."""
+    """Name of the GPU resource, of which each pod requests resources.gpus_per_node."""
     extra_resources: dict[LabelKey, PositiveSmallCount] = {}
     """Other devices of each pod, e.g. {rdma/hca: 1}."""
     capabilities: list[Annotated[str, Field(pattern="^[A-Z_]+$", max_length=64)]] = []
     """Linux capabilities of the container, e.g. [IPC_LOCK] for RDMA."""
     queue: ObjectName | None = None
     """Queue of the scheduler: t9kScheduler of a DeepSpeedJob, Kueue's label of a TrainJob, schedulingPolicy
-    of the other two. null takes the cluster's default scheduler."""
+    of the other two. null uses the cluster's default scheduler."""
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
     """Priority in a DeepSpeedJob's queue, 0 to 100."""
     priority_class: ObjectName | None = None
-    """Name of a PriorityClass (of a TrainJob: Kueue's WorkloadPriorityClass)."""
+    """Name of a PriorityClass (for a TrainJob: Kueue's WorkloadPriorityClass)."""
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that a node must have, e.g. {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}."""
     tolerations: list[TolerationConfig] = []
@@ -146,36 +145,38 @@ class KubernetesConfig(ConfigModel):
     service_account: ObjectName | None = None
     """Service account of the pods."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Labels of the object and its pods, beside nbtrain's own."""
+    """Labels of the object and its pods, in addition to nbtrain's own."""
     annotations: dict[LabelKey, Annotation] = {}
     """Annotations of the object and its pods."""
     clean_up_policy: Literal["none", "unfinished", "all"] | None = None
-    """Which pods the operator removes at the end; null is none where the kind has such a policy, so that
+    """Pods that the operator removes at the end; null means none where the kind has such a policy, so that
     their logs stay."""
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
-    """When the operator starts a pod again. null is ExitCode (a killed pod, codes from 128 on, and no other)
-    or, for an MPIJob, which has no ExitCode, Never; of a TrainJob the runtime decides. Ranks that fail are
-    restarted by the supervisor, never by the operator."""
+    """When the operator restarts a pod. null means ExitCode (only a killed pod, with codes from 128) or, for
+    an MPIJob, which has no ExitCode, Never; for a TrainJob the runtime decides. Ranks that fail are restarted
+    by the supervisor, never by the operator."""
     back_off_limit: SmallCount | None = None
-    """How often the operator restarts before the job counts as failed; null is the operator's default."""
+    """Number of restarts by the operator before the job counts as failed; null uses the operator's
+    default."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
-    """Time after which the operator ends the pods, by its own count: from its start of the job on, the queue
-    not counted, a TrainJob's anew after each pause. backend.deadline_seconds ends a job in order, and must
-    come first if both are set. null never does."""
+    """Seconds after which the operator ends the pods, counted from its own start of the job, without the
+    queue, and for a TrainJob again after each pause. backend.deadline_seconds ends a job with a checkpoint,
+    and must come first if both are set. null sets no limit."""
     min_nodes: PositiveSmallCount | None = None
-    """Least number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null: not elastic. A restart
-    goes on with the first pods that are there, which backend.elastic counts."""
+    """Smallest number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null means not elastic. A restart
+    continues with the first pods that are available, which backend.elastic counts."""
     max_nodes: PositiveSmallCount | None = None
-    """Greatest number of pods of an elastic job, which is resources.nodes, as null is."""
+    """Largest number of pods of an elastic job, which must be resources.nodes; null means the same."""
     autotune: Literal["none", "run", "tune"] = "none"
-    """DeepSpeed's autotuner, which a DeepSpeedJob starts through DeepSpeed's launcher: tune looks for the
-    best ZeRO stage and micro-batch size and trains nothing, run trains with what was found."""
+    """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher: tune searches for the
+    best ZeRO stage and micro-batch size and trains nothing, run trains with the best."""
     debug_mode: bool = False
-    """DeepSpeedJob: the pods start with sshd in place of the training, to look around in them."""
+    """DeepSpeedJob: whether the pods start sshd instead of the training, so that you can open a shell in
+    them."""
     runtime: ObjectName = "torch-distributed"
-    """TrainJob: name of the runtime; its replicated job and container must be called node."""
+    """TrainJob: name of the runtime, whose replicated job and container must be named node."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
-    """TrainJob: whether the runtime is the cluster's or the namespace's."""
+    """TrainJob: whether the runtime belongs to the cluster or to the namespace."""
 
     @property
     def pod_restart_policy(self) -> str | None:

@@ -10,14 +10,14 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_len
 
 
 class NotifyConfig(ConfigModel):
-    """What the supervisor does when a job has ended. It never changes how the job ended."""
+    """Notification that the supervisor sends when a job has ended. It never changes the job's state."""
 
     command: list[PathText] = []
-    """A program and its arguments, run without a shell; it reads the run's summary.json on stdin."""
+    """Program and arguments, run without a shell; it receives the run's summary.json on stdin."""
     url_variable: VariableName | None = None
-    """Name of the environment variable with an address (http or https) that summary.json is posted to. The
-    address itself, which may hold a secret, is written to no file."""
+    """Name of the environment variable with the address (http or https) to which summary.json is posted. The
+    address, which may contain a secret, is not written to any file."""
     states: list[Literal["SUCCEEDED", "FAILED", "CANCELLED"]] = ["SUCCEEDED", "FAILED", "CANCELLED"]
-    """The ends to report. LOST is not one of them: no supervisor is left that could report it."""
+    """States that are reported. LOST is not among them, because no supervisor is left to report it."""
     timeout_seconds: PositiveSeconds = 30.0
-    """Time for the program, and again for the address; after that the program is killed."""
+    """Seconds for the program, and again for the address; then the program is killed."""

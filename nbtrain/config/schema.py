@@ -54,86 +54,90 @@ PERF_STEPS = 20
 
 
 class RopeScalingConfig(ConfigModel):
-    """Smaller angles of rotary positions, for sequences longer than those of an earlier training."""
+    """Smaller angles of rotary positions, for longer sequences than in an earlier training."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    """linear divides all angles (arXiv:2306.15595); llama3 and yarn only those of slow pairs (Llama 3.1;
-    arXiv:2309.00071)."""
+    """Which angles are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn only those of
+    slow pairs (Llama 3.1; arXiv:2309.00071)."""
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """How many times longer the sequences are."""
+    """How many times longer the sequences are than before."""
     original_max_position_embeddings: SequenceTokens | None = None
-    """Tokens of a sequence in the earlier training; llama3 and yarn need it."""
+    """Tokens of a sequence in the earlier training, required by llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
-    """llama3: pairs that turn less often over the original length are divided by the whole factor."""
+    """llama3: number of rotations over the original length below which a pair is divided by the whole
+    factor."""
     high_freq_factor: PositiveRatio = 4.0
-    """llama3: pairs that turn more often over the original length are left as they are."""
+    """llama3: number of rotations over the original length above which a pair is not changed."""
     beta_fast: PositiveRatio = 32.0
-    """yarn: as high_freq_factor."""
+    """yarn: like high_freq_factor."""
     beta_slow: PositiveRatio = 1.0
-    """yarn: as low_freq_factor."""
+    """yarn: like low_freq_factor."""
 
 
 class ModelConfig(ConfigModel):
-    """Decoder-only architecture; as it stands GPT-3's: learned positions, LayerNorm, GELU, biases, tied
+    """Decoder-only architecture, by default that of GPT-3: learned positions, LayerNorm, GELU, biases, tied
     embeddings (arXiv:2005.14165, section 2.1)."""
 
     architecture: Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"] = "gpt3"
-    """A family of models: it sets the fields of `model` that make its formulas, such as norm, positions and
-    activation. A field that a YAML or an override sets itself keeps its value."""
+    """Name of a family of models. It sets the fields of `model` that make up its formulas, such as norm,
+    positions and activation. A field that a YAML or an override sets keeps its value."""
     num_layers: Layers
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     hidden_size: Width
     """Width of the residual stream."""
     num_attention_heads: Width
-    """Attention heads; hidden_size must be a multiple of this, unless kv_channels is set."""
+    """Number of attention heads; hidden_size must be a multiple of it, unless kv_channels is set."""
     num_query_groups: Width | None = None
-    """Heads of key and value, each for equally many query heads in a row (grouped queries, arXiv:2305.13245;
-    1: multi-query); null means num_attention_heads."""
+    """Number of heads of key and value, each shared by the same number of consecutive query heads (grouped
+    queries, arXiv:2305.13245; 1: multi-query); null means num_attention_heads."""
     kv_channels: Width | None = None
     """Size of one head; null means hidden_size / num_attention_heads."""
     qk_layernorm: bool = False
-    """Each head's queries and keys are normalized, before rope turns them: Qwen3's. The norm is that of
-    `normalization`; a layer's heads share its weights."""
+    """Whether each head's queries and keys are normalized before the rotary positions, as in Qwen3. The norm
+    is of the kind `normalization`; the heads of a layer share its weights."""
     window_size: SequenceTokens | None = None
-    """Sliding window: a query sees itself and the window_size - 1 tokens before it (arXiv:2004.05150); null
-    means all tokens before it. Megatron's --window-size gives the tokens before alone: window_size - 1."""
+    """Sliding window: the number of tokens that a query attends to, itself included (arXiv:2004.05150); null
+    means all tokens before it. Megatron's --window-size does not count the query: it is window_size - 1."""
     window_attn_skip_freq: LayerPattern | None = None
-    """Which layers have the window. A number N leaves it out in layers N, 2 N, 3 N and so on, counted from 1.
-    A list has a 1 for each layer with the window and a 0 for each without. null: all layers have it."""
+    """Layers with the sliding window. A number N excludes layers N, 2 N, 3 N and so on, counted from 1. A
+    list has a 1 for each layer with the window and a 0 for each without. null means all layers."""
     attn_logit_softcapping: PositiveRatio | None = None
-    """Scores of attention are this * tanh(score / this): Gemma 2's (arXiv:2408.00118); null leaves them."""
+    """Cap of the attention scores: they become cap * tanh(score / cap), as in Gemma 2 (arXiv:2408.00118);
+    null means no cap."""
     final_logit_softcapping: PositiveRatio | None = None
-    """Logits are this * tanh(logit / this): Gemma 2's; null leaves them."""
+    """Cap of the logits: they become cap * tanh(logit / cap), as in Gemma 2; null means no cap."""
     ffn_hidden_size: Width | None = None
     """Width of the MLP; null means 4 x hidden_size, with swiglu 8/3 x hidden_size rounded down to a multiple
     of 64 (at least 64), as in Megatron."""
     activation: Literal["gelu", "swiglu", "squared_relu"] = "gelu"
-    """Activation of the MLP: gelu in its tanh form; swiglu, silu(gate) x up with two matrices into the MLP,
-    Llama's (arXiv:2002.05202); squared_relu, relu(x)^2 (arXiv:2109.08668)."""
+    """Activation of the MLP: gelu (in its tanh form); swiglu, which is silu(gate) * up with two matrices into
+    the MLP, as in Llama (arXiv:2002.05202); squared_relu, which is relu(x)^2 (arXiv:2109.08668)."""
     add_bias_linear: bool = True
-    """All linear layers of the blocks have a bias."""
+    """Whether all linear layers of the blocks have a bias."""
     add_qkv_bias: bool = False
-    """Query, key and value have a bias even if add_bias_linear is false: Qwen2's."""
+    """Whether query, key and value have a bias even if add_bias_linear is false, as in Qwen2."""
     seq_length: SequenceTokens = 2048
     """Tokens in one training sequence."""
     max_position_embeddings: SequenceTokens | None = None
-    """Learned positions; null means seq_length. With rope the longest text that generation has in view."""
+    """Number of learned positions; null means seq_length. With rope, the longest text that generation attends
+    to."""
     position_embedding_type: Literal["learned_absolute", "rope"] = "learned_absolute"
-    """learned_absolute adds a learned vector for each position; rope turns queries and keys (rotary
-    positions, arXiv:2104.09864): Llama's."""
+    """Kind of positions: learned_absolute adds a learned vector per position; rope rotates queries and keys
+    (rotary positions, arXiv:2104.09864), as in Llama."""
     rotary_base: Annotated[float, Field(gt=1, le=1e12)] = 10000.0
-    """rope: the slowest pair of numbers turns about this many times slower than the fastest one."""
+    """rope: base of the angles. The slowest pair of numbers rotates about this many times slower than the
+    fastest."""
     rotary_percent: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """rope: share of each head that is turned, a fraction of 1."""
+    """rope: share of each head that is rotated, from 0 to 1."""
     rope_scaling: RopeScalingConfig | None = None
     """rope: smaller angles for longer sequences; null leaves them."""
     no_rope_freq: LayerPattern | None = None
     """rope: layers without positions (arXiv:2501.18795). A number N means layers N, 2 N, 3 N and so on,
-    counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null: none."""
+    counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null means none."""
     untie_embeddings_and_output_weights: bool = False
-    """The output layer has a matrix of its own: Llama's. Otherwise it is that of the word embedding."""
+    """Whether the output layer has its own matrix, as in Llama. Otherwise it uses the word embedding."""
     make_vocab_size_divisible_by: PositiveSmallCount = 128
-    """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
+    """Factor of the padding: the vocabulary is padded to a multiple of this times tensor_parallel_size."""
     hidden_dropout: FractionBelowOne = 0.1
     """Dropout after the embedding, after the attention output and after the MLP."""
     attention_dropout: FractionBelowOne = 0.1
@@ -143,15 +147,16 @@ class ModelConfig(ConfigModel):
     by sqrt(2 num_layers)."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) subtracts no mean
-    and has no bias: Llama's."""
+    and has no bias, as in Llama."""
     norm_epsilon: PositiveRate = 1e-5
     """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before the square root."""
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: ChunkTokens = 1024
-    """Tokens whose logits the fused linear + cross entropy holds at one time; 0 means all tokens."""
+    """Number of tokens whose logits the fused linear + cross entropy holds at one time; 0 means all
+    tokens."""
     compile: bool = False
-    """torch.compile the model; needs a C++ compiler on CPU."""
+    """Whether the model is compiled with torch.compile, which needs a C++ compiler on a CPU."""
     seed: WideSeed = 1234
     """Seed of the initial weights and of dropout."""
 
@@ -202,30 +207,30 @@ class ModelConfig(ConfigModel):
 
 
 class RunConfig(ConfigModel):
-    """One run: everything that decides what is trained, on what, how and where."""
+    """Settings of one run: what is trained, on what, how and where."""
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
     name: Name
-    """The run's name: its folder under the output root."""
+    """Name of the run and of its folder in the output directory."""
     mode: Literal["full", "perf", "eval"] = "full"
-    """full trains. perf measures throughput over max_steps or 20 steps, without evaluation and checkpoints.
-    eval reports the validation and test loss of the newest checkpoint and trains nothing; the next resume is
-    full again."""
+    """What a job does. full trains. perf measures throughput over max_steps or 20 steps, without evaluation
+    and checkpoints. eval measures the validation and test loss of the newest checkpoint; the next resume
+    trains again."""
     recipe: Literal["gpt3", "modern"] = "gpt3"
-    """How a model is built and trained: it sets fields of `model`, `optimizer` and `lr_schedule`. A field
-    that a YAML or an override sets itself keeps its value."""
+    """Name of a set of fields of `model`, `optimizer` and `lr_schedule` that work well together. A field that
+    a YAML or an override sets keeps its value."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Words to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
-    objects in Kubernetes and in its job's comment in Slurm. Form: that of Kubernetes' labels."""
+    """Labels to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
+    objects in Kubernetes and in its job's comment in Slurm. They have the format of Kubernetes labels."""
     init_from: PathText | None = None
     """Where the initial weights come from: another run, by its name or its directory; a folder with
     config.json and safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to
-    consolidated`. null draws them at random. Read at the first start; `nbtrain import-model` writes a run
-    YAML with it."""
+    consolidated`. null draws them at random. It is read at the first start; `nbtrain import-model` writes a
+    run YAML with it."""
     init_step: CheckpointStep = "newest"
-    """Which checkpoint of the run that init_from names: the newest, the best (of the lowest validation loss;
-    a step needs both to count), or the one of this step."""
+    """Checkpoint of the run that init_from names: the newest, the best (with the lowest validation loss,
+    among those saved at a step with a validation), or the one of this step."""
     lora: LoraConfig | None = None
     """Adapters that are trained beside frozen weights of init_from; null trains all weights."""
     dpo: DpoConfig | None = None

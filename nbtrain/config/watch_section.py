@@ -16,29 +16,32 @@ from nbtrain.config.fields import (
 
 
 class CheckpointConfig(ConfigModel):
-    """When checkpoints are written and how many are kept."""
+    """When checkpoints are written, and how many are kept."""
 
     save_interval_steps: PositiveSteps = 1000
     """Steps between checkpoints; one is always written at the end and when the job is stopped."""
     keep_last: PositiveSteps = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of the newest checkpoints that are kept."""
     keep_every_steps: PositiveSteps | None = None
-    """Checkpoints at multiples of this step are never deleted; null keeps none for that."""
+    """Step whose multiples' checkpoints are never deleted; null keeps none for this reason."""
     keep_best: bool = False
-    """Keep the checkpoint with the lowest validation loss too; a step needs both to count."""
+    """Whether the checkpoint with the lowest validation loss is kept too, among those saved at a step with a
+    validation."""
     async_save: bool = False
-    """Copy the state to host memory, which must hold it, and write it from there while training goes on."""
+    """Whether the state is copied to host memory, which must hold it, and written from there while training
+    continues."""
     local_dir: PathText | None = None
-    """A folder on a disk of each node's own, such as /local/nvme/nbtrain: a checkpoint is written there first
-    and copied to the run directory while training goes on. {node} stands for the node's number, {host} for
-    its name. null writes to the run directory at once."""
+    """Folder on each node's own disk, such as /local/nvme/nbtrain: a checkpoint is written there first and
+    copied to the run directory while training continues. {node} stands for the node's number, {host} for its
+    name. null writes to the run directory directly."""
     local_save_interval_steps: PositiveSteps | None = None
-    """Steps between checkpoints that stay on the nodes' disks (local_dir), beside those that are copied to
-    the run directory every save_interval_steps; null makes none."""
+    """Steps between checkpoints that stay on the nodes' disks (local_dir), in addition to those that are
+    copied to the run directory every save_interval_steps; null makes none."""
     local_keep_last: PositiveSteps = 1
-    """How many of the newest checkpoints stay on the nodes' disks; one more is being written or copied."""
+    """Number of the newest checkpoints that stay on the nodes' disks; one more is being written or copied."""
     local_copy_bytes_per_second: PositiveBytes | None = None
-    """Most bytes per second that each node copies from local_dir to the run directory; null sets no limit."""
+    """Largest number of bytes per second that each node copies from local_dir to the run directory; null sets
+    no limit."""
 
 
 class TaskConfig(ConfigModel):
@@ -58,50 +61,52 @@ class EvaluationConfig(ConfigModel):
     eval_interval_steps: PositiveSteps = 100
     """Steps between validations; the last step is always followed by one."""
     eval_iters: Steps = 10
-    """Global batches in one validation or test; 0 turns both off."""
+    """Number of global batches in one validation or test; 0 turns both off."""
     tasks: list[TaskConfig] = []
-    """Files of questions that the model is asked at validations: accuracies with standard errors, as curves
-    and as records of nbtrain evaluate. Training waits meanwhile."""
+    """Files of questions that the model is asked at validations. The results are accuracies with standard
+    errors, as curves and as records of nbtrain evaluate. Training waits meanwhile."""
     tasks_interval_steps: PositiveSteps | None = None
-    """Steps between two times that the tasks are asked, a multiple of eval_interval_steps; the last step is
-    always followed by one. null asks them at every validation."""
+    """Steps between the times that the tasks are asked, a multiple of eval_interval_steps; they are always
+    asked after the last step. null asks them at every validation."""
 
 
 class StabilityConfig(ConfigModel):
-    """What is done about a step whose loss or gradient is NaN or Inf, or whose loss jumps."""
+    """Policies for steps whose loss or gradient is NaN or Inf, or whose loss jumps."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    """What to do about NaN or Inf. stop: the job fails and names the step. skip: the weights stay as they are
-    and the step's samples are passed over (every step then waits once for the device, because its loss is
-    read before the weights change). rollback: go back to the newest checkpoint and pass over the samples from
-    there to the bad step."""
+    """Policy for a step with NaN or Inf. stop: the job fails and names the step. skip: the weights stay
+    unchanged and the step's samples are skipped (every step then waits once for the device, because its loss
+    is read before the weights change). rollback: the run returns to the newest checkpoint and skips the
+    samples from there to the bad step."""
     on_loss_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
-    """What to do about a spike (see loss_spike_factor): nothing, or what on_nan does. skip acts before the
-    weights change."""
+    """Policy for a loss spike (see loss_spike_factor): ignore it, or one of the policies of on_nan. skip acts
+    before the weights change."""
     loss_spike_factor: Annotated[float, Field(gt=1, le=1e6)] = 2.0
-    """A spike is a loss above this times the mean of the last loss_spike_window_steps steps."""
+    """Factor of the mean loss of the last loss_spike_window_steps steps above which a loss is a spike."""
     loss_spike_window_steps: PositiveSteps = 100
-    """Steps over which the mean loss is taken; no loss counts as a spike before there have been this many."""
+    """Number of steps over which the mean loss is computed; before there have been this many, no loss counts
+    as a spike."""
     max_skipped_steps: PositiveSteps = 10
-    """How many steps may be skipped, and how often the run may roll back, within loss_spike_window_steps; one
-    more fails the job. The third rollback in a row that makes no progress fails the job too."""
+    """Largest number of skipped steps, and of rollbacks, within loss_spike_window_steps; one more fails the
+    job. The third rollback in a row without progress fails the job too."""
 
 
 class AlertConfig(ConfigModel):
-    """Thresholds; crossing one writes an alert event. null turns a threshold off."""
+    """Thresholds that write an alert event when they are crossed. null turns a threshold off."""
 
     min_mfu: Fraction | None = 0.5
-    """Alert on a GPU if model FLOP/s fall below this share of the datasheet peak."""
+    """GPU: share of the datasheet peak below which model FLOP/s raise an alert."""
     max_communication_fraction: Fraction | None = 0.3
-    """Alert if communication takes a larger share of a step's time."""
+    """Share of a step's time above which communication raises an alert."""
     max_device_memory_fraction: Fraction | None = 0.9
-    """Alert if the peak of allocated memory is a larger share of the device's memory."""
+    """Share of the device's memory above which the peak of allocated memory raises an alert."""
     min_device_utilization: Fraction | None = 0.9
-    """Alert if the GPU is busy for a smaller share of the time, as NVML reports it."""
+    """Share of the time below which the GPU's utilization, as NVML reports it, raises an alert."""
     max_host_memory_fraction: Fraction | None = 0.9
-    """Alert if a larger share of the host's memory is in use."""
+    """Share of the host's memory above which its use raises an alert."""
     max_rank_slowdown: Fraction | None = 0.25
-    """Alert if a rank is this share slower than its pipeline stage's median in three log lines in a row."""
+    """How much slower than the median of its pipeline stage a rank may be, as a share, in three log lines in
+    a row, before an alert."""
 
 
 class LoggingConfig(ConfigModel):
@@ -117,26 +122,26 @@ class ProfileConfig(ConfigModel):
     """torch.profiler over a few steps, into output/<run>/profiling."""
 
     enabled: bool = False
-    """Profile this run."""
+    """Whether this run is profiled."""
     wait_steps: Steps = 1
-    """Steps that each cycle skips first."""
+    """Number of steps that each cycle skips first."""
     warmup_steps: Steps = 1
-    """Steps that each cycle profiles and throws away."""
+    """Number of steps that each cycle profiles and discards."""
     active_steps: PositiveSteps = 3
-    """Steps that each cycle profiles and keeps."""
+    """Number of steps that each cycle profiles and keeps."""
     repeat: PositiveSteps = 2
     """Number of cycles."""
     record_shapes: bool = True
-    """Record the shapes of every operator's inputs."""
+    """Whether the shapes of every operator's inputs are recorded."""
     profile_memory: bool = True
-    """Record the memory that every operator allocates and frees."""
+    """Whether the memory that every operator allocates and frees is recorded."""
     with_stack: bool = False
-    """Record the source line of every operator; this is slow and makes large traces."""
+    """Whether the source line of every operator is recorded, which is slow and makes large traces."""
     with_flops: bool = True
-    """Count the FLOPs of matrix products and convolutions."""
+    """Whether the FLOPs of matrix products and convolutions are counted."""
     with_modules: bool = False
-    """Record the module of every operator."""
+    """Whether the module of every operator is recorded."""
     all_ranks: bool = False
-    """Every rank writes a trace, not rank 0 alone."""
+    """Whether every rank writes a trace, instead of rank 0 only."""
     memory_snapshot: bool = False
-    """GPU only: record every allocation of the profiled steps, for pytorch.org/memory_viz."""
+    """GPU only: whether every allocation of the profiled steps is recorded, for pytorch.org/memory_viz."""

@@ -19,44 +19,47 @@ Minutes = Annotated[float, Field(gt=0, le=525_600)]
 
 
 class SlurmWorkersConfig(ConfigModel):
-    """The jobs in which workers run, with cluster: slurm."""
+    """Slurm jobs in which workers run, with cluster: slurm."""
 
     partition: SlurmWord | None = None
-    """Partition; null takes the cluster's own."""
+    """Partition; null uses the cluster's default."""
     account: SlurmWord | None = None
-    """Account that pays; null takes the user's own."""
+    """Account that is charged; null uses the user's default."""
     workers_per_job: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Workers in one job, each with one core."""
+    """Number of workers in one job, each with one core."""
     time_minutes: Minutes = 60.0
-    """Time limit of a job. Workers leave 2 minutes before it, and a new job takes their place."""
+    """Time limit of a job, in minutes. Workers leave 2 minutes before it, and a new job replaces them."""
     interface: SlurmWord | None = None
-    """Network interface of scheduler and workers, such as ib0; null: the one with the host's address."""
+    """Network interface of scheduler and workers, such as ib0; null means the one with the host's address."""
     sbatch_options: list[Text] = []
     """Further options of sbatch, such as --qos=long or --constraint=avx2."""
     setup_lines: list[Text] = []
-    """Lines of shell before a worker starts, such as module load python."""
+    """Shell lines that run before a worker starts, such as module load python."""
 
 
 class WorkersConfig(ConfigModel):
-    """The processes that extract and encode; the result is the same for all of them."""
+    """Processes that extract and encode; the result does not depend on them."""
 
     kind: Literal["local", "dask"] = "local"
-    """local: data.num_prepare_workers processes of this machine. dask: the workers of a Dask scheduler."""
+    """Where parts are made. local: data.num_prepare_workers processes of this machine. dask: the workers of a
+    Dask scheduler."""
     address: PathText | None = None
-    """With kind: dask, a scheduler that runs: tls://host:8786, or tcp://127.0.0.1:8786 on this machine."""
+    """With kind: dask, the address of a running scheduler: tls://host:8786, or tcp://127.0.0.1:8786 on this
+    machine."""
     tls_ca_file: PathText | None = None
-    """Certificate of the authority that signed those of scheduler and workers, in PEM format."""
+    """Certificate of the authority that signed the certificates of scheduler and workers, in PEM format."""
     tls_cert_file: PathText | None = None
-    """Certificate that this process shows."""
+    """Certificate that this process presents."""
     tls_key_file: PathText | None = None
     """Key of that certificate."""
     cluster: Literal["local", "slurm"] | None = None
-    """With kind: dask, a cluster that is started for this prepare and ended with it."""
+    """With kind: dask, the kind of cluster that is started for this prepare and ended with it."""
     num_workers: WorkerCount = 0
-    """Workers of the cluster; 0 means one for each core of this machine."""
+    """Number of workers of the cluster; 0 means one per core of this machine."""
     memory_bytes: PositiveBytes = 4_000_000_000
-    """Memory of one worker of the cluster: one that needs more is ended, and its part is tried again."""
+    """Bytes of memory of one worker of the cluster; a worker that exceeds it is ended, and its part is tried
+    again."""
     wait_minutes: Minutes = 60.0
-    """How long to wait while there is no worker, such as in a queue of Slurm."""
+    """Minutes to wait while there is no worker, for example in a queue of Slurm."""
     slurm: SlurmWorkersConfig = SlurmWorkersConfig()
     """Options of the jobs of cluster: slurm."""

@@ -157,16 +157,16 @@ def config_page() -> str:
         "",
         "Every key of a run YAML. Generated from `nbtrain/config/schema.py` by `make docs`; do not edit.",
         "",
-        "- `extends: FILE` or `extends: [FILE, ...]`, at the top of a file, takes everything from other",
-        "  files first; paths are relative to the file. Mappings merge, everything else is replaced whole.",
+        "- `extends: FILE` or `extends: [FILE, ...]`, at the top of a file, includes other files first.",
+        "  Paths are relative to the file. Mappings are merged; everything else is replaced.",
         "- A key that is not listed here is an error, in a run YAML and in the resolved `config.yaml`.",
-        "- Any key is overridden with `key=value` on the command line and in notebooks, or with a dict in",
-        "  Python: `nbtrain submit gpt-125m batch.micro_batch_size=4`,",
+        "- Override a key with `key=value` on the command line and in notebooks, or with a dict in Python:",
+        "  `nbtrain submit gpt-125m batch.micro_batch_size=4`,",
         '  `nb.load("gpt-125m", {"batch.micro_batch_size": 4})`.',
-        "- Amounts of training are in tokens; periods end in `_interval_steps`. `2.5e9` is a whole number.",
-        "- Editors complete and check keys by `docs/run.schema.json`: begin a file with",
+        "- Lengths of training are in tokens. Intervals end in `_interval_steps`. `2.5e9` is a whole number.",
+        "- Editors complete and check keys if a file begins with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
-        "- `nbtrain schema` prints that schema; `nbtrain check RUN --resolved` a run's YAML with every key.",
+        "- `nbtrain check RUN --resolved` prints a run with every key, and `nbtrain schema` the schema.",
     ]
     top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
     lines += ["", "## Run", "", f"{_first_words(RunConfig)}", "", *_table(top, ""), *_recipes()]
@@ -198,17 +198,17 @@ def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
 def _recipes() -> Iterator[str]:
     """What each recipe sets."""
     sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
-    yield from ("", "What `recipe` stands for, with what its architecture stands for (below):", "")
+    yield from ("", "The fields that each `recipe` sets, including those of its architecture:", "")
     yield from _sets(sets)
-    yield "Sizes, learning rates and lengths are no part of a recipe."
+    yield "A recipe does not set sizes, learning rates and lengths."
 
 
 def _architectures() -> Iterator[str]:
     """What each name of model.architecture sets."""
     sets = {name: architectures.fields_of(name) for name in architectures.NAMES}
-    yield from ("", "What `model.architecture` stands for:", "")
+    yield from ("", "The fields that each `model.architecture` sets:", "")
     yield from _sets(sets)
-    yield "Sizes, `num_query_groups` and `kv_channels` among them, are no part of a set."
+    yield "An architecture does not set sizes, such as `num_query_groups` and `kv_channels`."
 
 
 def _sets(sets: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -296,14 +296,14 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has a value.",
-        "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows",
-        "are Megatron-DeepSpeed's, letter for letter. A scalar with a yes in the last column is written two",
-        "more times, as `<tag> vs samples` and `<tag> vs tokens`, with that count in place of the step.",
-        "`<dataset>` stands for the name of each dataset that a run mixes.",
+        "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit.",
         "",
-        "All are in one folder, so that a run is one entry in TensorBoard. After a restart TensorBoard shows",
-        "each step once; without its data server (on ARM, for which it has no wheel) it shows the steps",
-        "between the checkpoint and the restart twice.",
+        "The tags of the first rows are those of Megatron-DeepSpeed. A scalar with a yes in the last column",
+        "is also written as `<tag> vs samples` and `<tag> vs tokens`, with that count instead of the step.",
+        "`<dataset>` stands for the name of each dataset of a blend or mixture.",
+        "",
+        "After a restart, TensorBoard shows each step once. Without its data server (on ARM, for which there",
+        "is no wheel) it shows the steps between the checkpoint and the restart twice.",
         "",
         "| name | tag | unit | meaning | vs samples, tokens |",
         "| --- | --- | --- | --- | --- |",

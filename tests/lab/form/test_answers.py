@@ -41,8 +41,8 @@ def test_a_yaml_is_described(workspace: Path) -> None:
         "group": "Training",
         "kind": "yaml",
         "choices": [],
-        "description": "Stop after this many steps with all schedules unchanged: a trial of the run. "
-        "null trains to the end.",
+        "description": "Number of steps after which the run stops, with all schedules unchanged: a trial of "
+        "the run. null\ntrains to the end.",
         "unit": "steps",
         "within": "",
         "default": "null",

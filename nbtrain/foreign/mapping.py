@@ -49,8 +49,8 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
     ),
     (
         r"no_load_(optim|rng|lr_state)",
-        "a resume loads optimizer, learning rate and random state here in any case, and goes on as if it had "
-        "not stopped",
+        "a resume loads optimizer, learning rate and random state here in any case, and continues as if it "
+        "had not stopped",
     ),
     (
         r"(?!bias_gelu).*_fusion|persist_layer_norm|no_persist_layer_norm|mem_efficient_ln|transformer_impl|use_mcore_models|"
@@ -67,7 +67,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         r"sharp_enabled_group|use_tp_pp_dp_mapping|pipeline_model_parallel_comm_backend|num_buckets|"
         r"fsdp_(double_buffer|manual_registration)|use_nccl_ub|distributed_timeout_seconds_after_init|"
         r"flight_recorder_.*|manual_gc.*|defer_embedding_wgrad_compute|wgrad_deferral_limit|delay_wgrad_compute",
-        "how ranks talk to each other: the sums are the same",
+        "how ranks communicate: the sums are the same",
     ),
     (
         r"data_impl|mmap_.*|data_cache_path|num_dataset_builder_threads|create_attention_mask_in_dataloader|"
@@ -79,7 +79,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
         r"straggler.*|log_straggler|disable_straggler_on_startup|enable_ft_package|calc_ft_timeouts|ft_.*|"
         r"inprocess_.*|rerun_mode|check_for_.*|check_weight_hash.*|exit_signal.*|adlr_.*|kill_switch_file|"
         r"run_workload_inspector_server|gpu_sniff_test_interval|train_sync_interval|result_rejected_tracker_filename",
-        "watching over the job: section stability and the supervisor",
+        "supervision of the job: section stability and the supervisor",
     ),
     (
         r"attention_softmax_in_fp32|accumulate_allreduce_grads_in_fp32|main_grads_dtype|disable_bf16_.*",
@@ -102,7 +102,7 @@ WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
     ),
     (
         r"muon_(fp32_matmul_prec|use_syrk)",
-        "how the products of Newton-Schulz are made: in bf16 here if the run is, else in fp32",
+        "how the products of Newton-Schulz are computed: here in bf16 if the run is in bf16, else in fp32",
     ),
     (
         r"use_cpu_initialization|init_model_with_meta_device",

@@ -95,7 +95,9 @@ def test_what_a_resume_does_not_load_is_a_note(tmp_path):
     """A run that begins with other weights is refused by its --load; nbtrain's resumes load everything."""
     flags = ["--no-load-optim", "--no-load-rng", "--no-load-lr-state"]
     notes = [note.text for note in import_flags(tmp_path, *flags).notes if "no-load" in note.text]
-    reason = "a resume loads optimizer, learning rate and random state here in any case, and goes on as if it"
+    reason = (
+        "a resume loads optimizer, learning rate and random state here in any case, and continues as if it"
+    )
     assert notes == [f"{flag}: {reason} had not stopped." for flag in flags]
 
 

@@ -51,7 +51,7 @@ def _keys() -> list[str]:
 
 
 def _without_meaning() -> list[str]:
-    lines = ["| flags that are listed and left out | why |", "| --- | --- |"]
+    lines = ["| flags that an import lists and ignores | why |", "| --- | --- |"]
     reasons: dict[str, list[str]] = {}
     for table in _tables():
         for option in table.options:

@@ -87,7 +87,7 @@ def _zero_plus(name: str, short: str, words: str, key: str, gpu_only: bool) -> K
 
 
 ZERO_3 = "parallel.zero_stage: 3"
-ZERO = ("nothing is shared out", "optimizer state is shared out", "gradients too", "parameters too")
+ZERO = ("nothing is sharded", "optimizer state is sharded", "gradients too", "parameters too")
 DTYPE, RECOMPUTED = "precision.dtype", "parallel.activation_checkpointing.granularity"
 
 KINDS: tuple[Kind, ...] = (
@@ -106,7 +106,7 @@ KINDS: tuple[Kind, ...] = (
         needs=("tensor",),
         needs_words="tensor_parallel_size > 1",
     ),
-    _size("pipeline", "PP", "pipeline parallelism: ranks hold runs of layers", "pipeline_parallel_size"),
+    _size("pipeline", "PP", "pipeline parallelism: ranks hold consecutive layers", "pipeline_parallel_size"),
     _size(
         "ulysses",
         "US",
@@ -214,8 +214,8 @@ muon | offload_param_nvme | such a run has not been compared with one process ye
 muon | qwz qgz | such a run has not been compared with one process yet | Set zero_quantized_weights: false and
     zero_quantized_gradients: false, or optimizer.type: AdamW.
 fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
-compile | zero3 | torch's compiler cannot follow parameters that are cut and gathered again between their uses
-    | Set compile: false, or zero_stage: 2.
+compile | zero3 | torch's compiler cannot follow parameters that are sharded and gathered again between
+    their uses | Set compile: false, or zero_stage: 2.
 async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces,
     so that there is no moment at which all of it can be copied | Set async_save: false, or device: cpu.
 """

@@ -20,7 +20,7 @@ CHECK_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Checked:
-    """Findings about a run or files, the dearest first; printed, what `nbtrain check` says."""
+    """Findings about a run or files, most expensive first; printed, the output of `nbtrain check`."""
 
     what: str
     """The run's name, or the files."""
@@ -55,15 +55,11 @@ class Checked:
 
     def _heading(self) -> str:
         num = len(self.findings)
+        listed = f"{amounts.counted(num, 'finding')}{', most expensive first' if num > 1 else ''}:"
         if self.of_files:
-            found = f"{amounts.counted(num, 'finding')}{', the dearest first' if num > 1 else ''}:"
-            return f"{self.what}: {found if num else 'no problems found.'}"
-        verdict = "the fields are legal, but the run cannot work"
-        if self.refused is not None:
-            verdict = "it is refused"
-        elif self.works:
-            verdict = "every field and every rule holds"
-        return f"{self.what}: {verdict}{'; findings, the dearest first:' if num else '.'}"
+            return f"{self.what}: {listed if num else 'no problems found.'}"
+        verdict = "not valid" if self.refused is not None else "valid" if self.works else "cannot work"
+        return f"{self.what}: {verdict}{f'; {listed}' if num else '.'}"
 
 
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:

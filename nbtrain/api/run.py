@@ -443,8 +443,8 @@ def open_run(run: RunLike) -> Run:
         directory = _directory_of(str(run))
     if not directory.exists():
         raise JobError(
-            f"{display(directory.path)} is no run directory: it has no run.json. {the_workspace()} "
-            f"{runs_like(directory.name)} nb.submit makes one."
+            f"{display(directory.path)} is not a run: it has no run.json. {the_workspace()} "
+            f"{runs_like(directory.name)} `nbtrain submit` starts a run."
         )
     return Run(directory)
 

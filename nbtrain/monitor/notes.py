@@ -86,7 +86,7 @@ def change_notes(
     has another type, and JobError if there is no such run; then nothing is changed.
     """
     if not run.exists():
-        raise JobError(f"{display(run.path)} is no run directory: it has no run.json. {the_workspace()}")
+        raise JobError(f"{display(run.path)} is not a run: it has no run.json. {the_workspace()}")
     _check(labels or {}, notes, archived)
     run.jobs.mkdir(exist_ok=True)
     # The run's own lock is held as long as a job is active.

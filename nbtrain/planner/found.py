@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 TOP = 10
 REASONS = 8
-HEADS = ("", "layout", "step", "MFU", "run", "memory", "spare", "waits", "against the first")
+HEADS = ("", "layout", "step", "MFU", "total time", "memory", "headroom", "idle", "compared with the first")
 # Parts of a step that are no computation of the model: what a table row names if it explains the row's place.
 SMALL_SECONDS = 0.005
 
@@ -119,7 +119,7 @@ class FoundLayouts:
         """What is said in place of the table."""
         if self.result.estimated:
             return f"No layout fits. {largest} says which model and which sequence would."
-        return f"No layout is legal. {self.result.limit or 'The rules against each stand below.'}"
+        return f"No layout is legal. {self.result.limit or 'The rules that they break are listed below.'}"
 
     def refused_lines(self, every: bool = False) -> list[str]:
         """What was refused and why: the reasons that hit most layouts, or `every` one."""
@@ -200,7 +200,7 @@ def _run_seconds(result: SearchResult, one: Scored) -> float | None:
 def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
     whole = _run_seconds(result, one)
     parts = step_parts(one)
-    waits = one.seconds - parts["compute"] - parts["recompute"]
+    idle = one.seconds - parts["compute"] - parts["recompute"]
     return (
         str(number),
         one.layout.words,
@@ -209,7 +209,7 @@ def _row(result: SearchResult, number: int, one: Scored) -> tuple[str, ...]:
         amounts.duration(whole) if whole is not None else "",
         amounts.size(one.memory.total_bytes),
         f"{one.headroom:.0%}",
-        f"{waits / one.seconds:.0%}",
+        f"{idle / one.seconds:.0%}",
         against(result, one),
     )
 
@@ -219,7 +219,7 @@ def against(result: SearchResult, one: Scored) -> str:
     best = result.best
     assert best is not None
     if one is best:
-        return "the first"
+        return "-"
     ours, theirs = step_parts(one), step_parts(best)
     changes = {part: ours[part] - theirs[part] for part in ours}
     largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
@@ -228,7 +228,7 @@ def against(result: SearchResult, one: Scored) -> str:
     # round() and + 0.0: never "-0.0%".
     change = f"{round(one.seconds / best.seconds - 1, 3) + 0.0:+.1%}"
     if one.headroom < ROOMY_FRACTION:
-        words.append(f"only {one.headroom:.0%} to spare")
+        words.append(f"only {one.headroom:.0%} headroom")
     return f"{change}: {', '.join(words)}" if words else change
 
 

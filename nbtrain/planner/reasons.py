@@ -1,9 +1,9 @@
 """Why a layout is as it is, in the order in which practitioners decide.
 
-    precision, recomputation, ZeRO, hpZ, offloading, then the number of copies of the model (DP)
+    precision, recomputation, ZeRO, hpZ, offloading, then the number of replicas of the model (DP)
 
-Each reason compares the layout with the weaker measure that it might have had, in numbers: what that one
-would need, or how much slower it would be.
+Each reason compares the layout with the cheaper technique that it might have used, in numbers: how much
+memory that would need, or how much slower it would be.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def reasons(result: SearchResult, one: Scored) -> list[Reason]:
         Reason("ZeRO", _zero(result, one)),
         Reason("hpZ", _hpz(result, one)),
         Reason("offloading", _offloading(result, one)),
-        Reason("copies", _copies(result, one)),
+        Reason("replicas", _replicas(result, one)),
     ]
 
 
@@ -58,12 +58,14 @@ def _zero(result: SearchResult, one: Scored) -> str:
         held = "gradients" if options.offload_param == "none" else "gradients and weights"
         lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
         with_lower = _without(result, one, lower, f"with stage {stage - 1}")
-        return f"stage {stage}, which holds {held} of the one copy in host memory too: {with_lower}"
+        return f"stage {stage}, which also holds {held} of the only replica in host memory: {with_lower}"
     if ranks == 1:
-        return f"stage {stage}: there is one copy, so that nothing is shared out"
+        return f"stage {stage}: there is one replica, so nothing can be sharded"
     if stage <= 1:
-        most = ", and a pipeline takes no higher stage" if cut.pipeline > 1 else ""
-        return f"stage {stage}: optimizer state over {ranks} ranks, at no traffic of its own{most}"
+        most = "; a pipeline allows no higher stage" if cut.pipeline > 1 else ""
+        return (
+            f"stage {stage}: the optimizer state is sharded across {ranks} ranks without extra traffic{most}"
+        )
     lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
     return f"stage {stage}: {_without(result, one, lower, f'with stage {stage - 1}')}"
 
@@ -94,24 +96,22 @@ def _offloading(result: SearchResult, one: Scored) -> str:
     return f"{what} in host memory ({host}{have} a rank): {_without(result, one, changed, 'with less of it')}"
 
 
-def _copies(result: SearchResult, one: Scored) -> str:
+def _replicas(result: SearchResult, one: Scored) -> str:
     cut = one.layout.cut
     parts = cut.tensor * cut.pipeline * cut.ulysses
     more = [other for other in result.ranked if other.layout.cut.data > cut.data]
-    head = f"{cut.data} of the model" if cut.data > 1 else "one of the model"
     if parts == 1:
-        return f"{head}, one on each GPU: nothing is cut"
+        return f"{cut.data}, one on each GPU: the model is not divided"
+    head = f"{cut.data}, each divided over {parts} GPUs"
     if not more:
-        return f"{head}: no layout with more copies is ranked; each copy is cut over {parts} GPUs"
+        return f"{head}; no layout with more replicas is ranked"
     fastest = min(more, key=lambda other: other.seconds)
     gain = fastest.seconds / one.seconds - 1
     change = f"{gain:.0%} slower" if gain >= 0 else f"{-gain:.0%} faster"
     if fastest.headroom < ROOMY_FRACTION:
         change += f", with only {fastest.headroom:.0%} of the device left"
-    return (
-        f"{head}, each cut over {parts} GPUs; with {fastest.layout.cut.data} copies the fastest "
-        f"({fastest.layout.words}) is {change}"
-    )
+    other = f"{fastest.layout.cut.data} replicas the fastest layout ({fastest.layout.words})"
+    return f"{head}; with {other} is {change}"
 
 
 def _without(result: SearchResult, one: Scored, options: Options, words: str) -> str:

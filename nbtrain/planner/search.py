@@ -263,8 +263,8 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
     refused += _too_large(tried)
     if wide:
         reason = (
-            f"their tensor-parallel ranks lie on several machines of {space.base.devices_per_node} GPUs, "
-            "whose links are slower, and layouts that keep them in one machine fit"
+            f"their tensor-parallel ranks span several machines of {space.base.devices_per_node} GPUs, whose "
+            "links are slower, and layouts that keep them on one machine fit"
         )
         refused.append(Refused(_some([cut.words for cut in wide]), len(wide), "unneeded", reason))
     if space.base.host_memory_bytes is None:
@@ -292,12 +292,15 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
-            f"a weaker measure fits with {ROOMY_FRACTION:.0%} of the device to spare, a smaller micro batch "
-            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ divides nothing "
-            "and moves nothing to the host"
+            f"a cheaper technique already fits with {ROOMY_FRACTION:.0%} headroom, a smaller micro batch "
+            "does not fit, SP is off although it costs nothing, or ZeRO 2, ZeRO 3 or hpZ would shard "
+            "nothing and move nothing to the host"
         )
         yield Refused(
-            "stronger measures and larger micro batches than needed", every - tried, "unneeded", reason
+            "more memory-saving techniques or larger micro batches than needed",
+            every - tried,
+            "unneeded",
+            reason,
         )
 
 
@@ -311,7 +314,7 @@ def _too_large(tried: list[Scored]) -> Iterator[Refused]:
         if not failing:
             continue
         least = min(failing, key=lambda one: one.memory.total_bytes)
-        few = f"{len(failing)} of {len(scored)} that were tried" if len(failing) < len(scored) else "all"
+        few = f"{len(failing)} of {len(scored)} tried" if len(failing) < len(scored) else "all"
         reason = f"the smallest, {least.layout.words.partition(', ')[2]}, {shortage(least)}"
         yield Refused(f"{cut.words}: {few}", len(failing), "memory", reason)
 
@@ -324,11 +327,11 @@ def shortage(one: Scored) -> str:
         where = f"on the device (stage {memory.stage})" if one.layout.cut.pipeline > 1 else "on the device"
     else:
         need, have, parts = memory.total_host_bytes, memory.host_bytes or 0, memory.host_parts
-        where = "of host memory a rank"
+        where = "of host memory per rank"
     part = max(parts, key=lambda name: parts[name])
     return (
-        f"needs {amounts.size(need)} {where}, {amounts.size(need - have)} more than there is; the largest "
-        f"part is {part}, {amounts.size(parts[part])}"
+        f"needs {amounts.size(need)} {where}, {amounts.size(need - have)} too much; the largest part is "
+        f"{part}, {amounts.size(parts[part])}"
     )
 
 
@@ -350,13 +353,13 @@ def why_not(result: SearchResult, layout: Layout) -> str:
     ahead = sum(other.cost < one.cost for other in result.ranked)
     best = result.best
     if best is None or not ahead:
-        return "Nothing is against it: it is the best."
+        return "It is the best layout."
     slower = one.seconds / best.seconds - 1
     listed = any(other.layout == layout for other in result.ranked)
     return (
-        f"It fits, with {one.headroom:.0%} to spare, and takes {amounts.step(one.seconds)} a step: "
-        f"{slower:+.0%} against the best, {best.layout.words}. {ahead} layouts are ahead of it."
-        + ("" if listed else " It was not ranked, because it takes a measure that it does not need.")
+        f"It fits, with {one.headroom:.0%} headroom, and takes {amounts.step(one.seconds)} a step: "
+        f"{slower:+.0%} compared with the best, {best.layout.words}. {ahead} layouts are ahead of it."
+        + ("" if listed else " It was not ranked, because it uses a technique that it does not need.")
     )
 
 

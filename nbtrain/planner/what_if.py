@@ -380,8 +380,8 @@ def fit_word(memory: MemoryEstimate) -> list[str]:
         return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
     share = spare / memory.device_bytes
     if memory.total_host_bytes and memory.host_bytes is None:
-        return ["fits", f"the GPU: yes, {share:.0%} to spare; host memory is not known", "tight"]
-    return ["fits", f"yes, {share:.0%} to spare", "good" if share >= SPARE_FRACTION else "tight"]
+        return ["fits", f"the GPU: yes, {share:.0%} headroom; host memory is not known", "tight"]
+    return ["fits", f"yes, {share:.0%} headroom", "good" if share >= SPARE_FRACTION else "tight"]
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Models:
         """Load a run's model. Raises NbtrainError if it cannot be."""
         options, run = self.options, RunDir(folder)
         if not run.exists():
-            raise JobError(f"{display(folder)} is no run directory: it has no run.json.")
+            raise JobError(f"{display(folder)} is not a run: it has no run.json.")
         run_id = _run_id(run)
         config = load_resolved(run.config_yaml)
         loading = Loading(

@@ -219,7 +219,7 @@ def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_p
         assert nb.curves(source).axes[0].get_lines()
     assert str(run.scalars()) == str(nb.scalars(run))
     for call in (nb.curves, nb.scalars):
-        with pytest.raises(JobError, match="is no run directory"):
+        with pytest.raises(JobError, match="is not a run: it has no run"):
             call("no-such-run")
 
 

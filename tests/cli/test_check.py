@@ -46,10 +46,10 @@ def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):
 def test_python_checks_alike():
     """Nothing is raised for a run that is refused; printed, it is what the command says."""
     good, bad = nb.check("gpt-tiny"), nb.check("gpt-tiny", overrides="batch.micro_batch_size=5")
-    assert (good.works, str(good)) == (True, "gpt-tiny: every field and every rule holds.")
+    assert (good.works, str(good)) == (True, "gpt-tiny: valid.")
     assert not bad.works and isinstance(bad.refused, ConfigError)
     assert repr(bad).splitlines()[:2] == [
-        "gpt-tiny: it is refused; findings, the dearest first:",
+        "gpt-tiny: not valid; 1 finding:",
         f"error, cannot run: {bad.findings[0].place}: batch.global_batch_size",
     ]
 

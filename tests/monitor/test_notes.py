@@ -118,7 +118,7 @@ def test_a_wrong_value_changes_nothing(workspace, given, message):
 
 def test_no_run_and_a_damaged_file(workspace):
     """A folder that is no run gets no file; a damaged file is named, and not written over."""
-    with pytest.raises(JobError, match=r"output/none is no run directory: it has no run\.json\."):
+    with pytest.raises(JobError, match=r"output/none is not a run: it has no run\.json\."):
         change_notes(RunDir.named("none"), archived=True)
     run = made("gpt", "FAILED", 1.0)
     run.notes_json.write_text("{")

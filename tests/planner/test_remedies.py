@@ -39,7 +39,7 @@ FIXED = {
 
 @pytest.mark.parametrize("what", FIXED)
 def test_the_fix_gives_the_memory_that_it_promises(what):
-    """Loaded as overrides, with every rule, the change fits with a twentieth to spare."""
+    """Loaded as overrides, with every rule, the change fits with 5 % headroom."""
     run, overrides, keys = FIXED[what]
     config = load(run, overrides)
     remedy = cheapest_remedy(config, 0.1)
@@ -77,7 +77,7 @@ def test_a_tight_run_is_a_warning():
         for one in plan(load("gpt-125m", ["resources.gpu_type=T4"]), use_measured=False).findings
         if one.rule == "memory_fits"
     )
-    assert found.message.startswith("Fits with less than 5 % to spare: one rank needs ")
+    assert found.message.startswith("Fits with less than 5 % headroom: one rank needs ")
     assert (found.level, found.cost.text) == ("warning", "costs a run that may end out of memory")
 
 

@@ -88,8 +88,8 @@ def test_stronger_measures_are_tried_only_if_the_weaker_one_is_tight():
 
 
 def test_reasons_are_in_the_order_of_the_field(small, large):
-    """Precision, recomputation, ZeRO, hpZ, offloading, copies: each with what less would cost."""
-    topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "copies"]
+    """Precision, recomputation, ZeRO, hpZ, offloading, replicas: each with what less would cost."""
+    topics = ["precision", "recomputation", "ZeRO", "hpZ", "offloading", "replicas"]
     for found in (small, large):
         for one in found.result.ranked[:20]:
             assert [reason.topic for reason in reasons(found.result, one)] == topics
@@ -100,10 +100,10 @@ def test_reasons_are_in_the_order_of_the_field(small, large):
     assert text.startswith("optimizer in host memory (") and " a rank needs " in text and "39.6 GiB" in text
 
 
-def test_a_faster_layout_with_more_copies_is_named_with_its_headroom():
-    """13B on 64 GPUs: 64 copies are faster and leave next to nothing; the reason says both."""
+def test_a_faster_layout_with_more_replicas_is_named_with_its_headroom():
+    """13B on 64 GPUs: 64 replicas are faster and leave next to nothing; the reason says both."""
     found = FoundLayouts(search("13B", 64, 8, "A100-80GB"))
-    words = dict(found.why(1))["copies"]
+    words = dict(found.why(1))["replicas"]
     more = [one for one in found.result.ranked if one.layout.cut.data > found[1].layout.cut.data]
     fastest = min(more, key=lambda one: one.seconds)
     assert fastest.layout.words in words
@@ -117,7 +117,7 @@ def test_the_reasons_against_refused_layouts_name_rule_or_need(large):
     texts = [one.reason for one in refused]
     assert any(text.startswith("ZeRO 2 does not go with pipeline parallelism: ") for text in texts)
     memory = next(one for one in refused if one.kind == "memory" and one.words.endswith(": all"))
-    assert " needs " in memory.reason and " more than there is; the largest part is " in memory.reason
+    assert " needs " in memory.reason and " too much; the largest part is " in memory.reason
     estimated = sum(one.count for one in refused if one.kind == "memory") + len(large)
     assert estimated == large.result.estimated
 
@@ -133,8 +133,8 @@ def test_why_not_answers_for_any_layout(small):
     assert " layouts are ahead of it." in why_not(result, result.ranked[5].layout)
     needless = result.ranked[0].layout
     needless = needless._replace(options=needless.options._replace(recompute="full", offload_optimizer="cpu"))
-    assert why_not(result, needless).endswith("because it takes a measure that it does not need.")
-    assert why_not(result, result.ranked[0].layout) == "Nothing is against it: it is the best."
+    assert why_not(result, needless).endswith("because it uses a technique that it does not need.")
+    assert why_not(result, result.ranked[0].layout) == "It is the best layout."
     with pytest.raises(ConfigError, match="why_not has no setting 'tp'; it has tensor_parallel_size,"):
         small.why_not(tp=3)
 
@@ -180,7 +180,7 @@ def test_use_writes_a_run_that_loads(small, tmp_path):
 
 def test_table_html_json_and_picture(small, large):
     """The three forms have the same rows; the picture marks the rows that are shown."""
-    assert small.rows()[0][-1] == "the first" and against(small.result, small[1]) == "the first"
+    assert small.rows()[0][-1] == "-" and against(small.result, small[1]) == "-"
     assert not any("-0.0%" in row[-1] for row in (*small.rows(), *large.rows()))
     text, page, record = str(small), small._repr_html_(), json.loads(json.dumps(small.to_dict()))
     for row, layout in zip(small.rows(), record["layouts"], strict=True):
@@ -192,7 +192,7 @@ def test_table_html_json_and_picture(small, large):
             "ZeRO",
             "hpZ",
             "offloading",
-            "copies",
+            "replicas",
         ]
     assert "Why number 1" in text and "<details>" in page
     assert len(record["refused"]) == len(small.result.refused)
@@ -240,7 +240,7 @@ def test_one_gpu_is_helped_by_the_stages_that_offload():
     assert best and best.layout.options.zero_stage == 2 and best.layout.options.offload_optimizer == "cpu"
     reasons = {reason.topic: reason.words for reason in FoundLayouts(result).why(1)}
     assert reasons["ZeRO"].startswith(
-        "stage 2, which holds gradients of the one copy in host memory too: with"
+        "stage 2, which also holds gradients of the only replica in host memory: with"
     )
     assert all(
         one.layout.options.offload_optimizer == "cpu"

@@ -113,12 +113,12 @@ def test_the_first_word(start):
 
     memory = estimate(start.space.setup(start.layout))
     need = memory.total_bytes
-    assert fit_word(replace(memory, device_bytes=2 * need)) == ["fits", "yes, 50% to spare", "good"]
+    assert fit_word(replace(memory, device_bytes=2 * need)) == ["fits", "yes, 50% headroom", "good"]
     assert fit_word(replace(memory, device_bytes=int(need * 1.04)))[2] == "tight"
     assert fit_word(replace(memory, device_bytes=need - 2**30)) == ["fits", "no, 1.0 GiB too much", "bad"]
     assert fit_word(replace(memory, device_bytes=None)) == ["fits", "not known", ""]
     unknown = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 2**30}, host_bytes=None)
-    assert fit_word(unknown)[1] == "the GPU: yes, 50% to spare; host memory is not known"
+    assert fit_word(unknown)[1] == "the GPU: yes, 50% headroom; host memory is not known"
     lacking = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 3 * 2**30}, host_bytes=2**30)
     assert fit_word(lacking) == ["fits", "no, 2.0 GiB of host memory too much", "bad"]
 

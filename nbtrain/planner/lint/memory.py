@@ -16,7 +16,7 @@ USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
 def memory_fits(subject: Subject) -> Iterator[Finding]:
-    """The fullest rank fits its device with a twentieth to spare."""
+    """The fullest rank fits its device with 5 % headroom."""
     config, memory = subject.config, subject.memory
     if memory.device_bytes is None:
         yield finding_of(
@@ -28,7 +28,7 @@ def memory_fits(subject: Subject) -> Iterator[Finding]:
         return
     if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
         return
-    verdict = f"Fits with less than {100 * SPARE_FRACTION:.0f} % to spare" if memory.fits else "Does not fit"
+    verdict = f"Fits with less than {100 * SPARE_FRACTION:.0f} % headroom" if memory.fits else "Does not fit"
     largest = max(memory.parts, key=lambda part: memory.parts[part])
     remedy = cheapest_remedy(config, SPARE_FRACTION)
     if remedy:

@@ -45,9 +45,7 @@ def add_verbs(under: Any) -> None:
         "It also finds the longest sequence, and compares tensor and pipeline parallelism, ZeRO 3 and their "
         "combination."
     )
-    parser = config_verb(
-        under, "largest", largest, text, "nbtrain largest 13B --gpus 16 --gpu-type H100-80GB"
-    )
+    parser = config_verb(under, "largest", largest, text, "nbtrain largest 13B --gpus 16 --gpu-type H100")
     _add_gpus(parser)
     add_json(parser)
 

@@ -153,7 +153,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
     add_json(parser, JOB_JSON_HELP)
 
-    parser = run_verb(under, "clone", clone, "", "nbtrain clone gpt-tiny gpt-tiny-hot optimizer.lr=4e-3")
+    parser = run_verb(under, "clone", clone, "", "nbtrain clone gpt-tiny gpt-tiny-hot lr_schedule.lr=4e-3")
     parser.add_argument("name", metavar="NAME", help="The name of the new run.")
     add_overrides(parser)
 

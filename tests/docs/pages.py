@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,3 +47,37 @@ def anchors(text: str) -> set[str]:
         names.add(f"{name}-{found[name]}" if name in found else name)
         found[name] = found.get(name, 0) + 1
     return names
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block, with the comment in the line before it, which says who runs it."""
+
+    language: str
+    text: str
+    mark: str
+    """`run by FILE` or `not run: REASON`; "" if tests/docs/test_commands.py runs it."""
+    is_output: bool
+    """Whether it follows a command that is run, and nothing stands between them."""
+
+
+def blocks(text: str) -> list[Block]:
+    """The code blocks of a page, in order."""
+    found: list[Block] = []
+    end = 0
+    for match in FENCE.finditer(text):
+        between = text[end : match.start()]
+        mark = re.search(r"<!-- (.*) -->\n$", between)
+        after_command = bool(found) and found[-1].language in ("sh", "python") and not found[-1].mark
+        output = match[2] == "text" and after_command and not between.strip()
+        found.append(Block(match[2].strip(), match[3], mark[1] if mark else "", output))
+        end = match.end()
+    return found
+
+
+def commands(block: Block) -> list[str]:
+    """The command lines of a block of `sh` or `console`; a backslash continues a line."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    return [line for line in lines if line.strip() and not line.startswith("#")]

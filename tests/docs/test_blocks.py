@@ -1,0 +1,133 @@
+"""Every code block of the documentation is run by a test: its own, or test_commands.py in a soak.
+
+A comment before a block names another test, `<!-- run by tests/... -->`, or a reason, `<!-- not run: ... -->`.
+What costs little is checked here: commands by the parsers, YAML by the schema.
+"""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli.__main__ import parse
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.load import load
+from tests.docs.pages import REPOSITORY, Block, blocks, commands, markdown
+
+# Pages whose blocks are all run by a test of their own.
+OWN_TESTS = {
+    "docs/commands.md": "tests/cli/test_cli.py",
+    "docs/errors.md": "tests/docs/test_errors.py",
+    "docs/finetuning-data.md": "tests/docs/test_finetuning_data.py",
+    "docs/import.md": "tests/docs/test_import.py",
+    "docs/parallelism-explained.md": "tests/docs/test_parallelism_explained.py",
+    "docs/preferences.md": "tests/docs/test_preferences.py",
+    "docs/serving-elsewhere.md": "tests/docs/test_serving_elsewhere.py",
+    "examples/megatron-gpt/README.md": "tests/end_to_end/test_example_commands.py",
+}
+PAGES = {
+    str(path.relative_to(REPOSITORY)): blocks(markdown(path))
+    for pattern in ("docs/*.md", "examples/**/*.md")
+    for path in sorted(REPOSITORY.glob(pattern))
+}
+BLOCKS = [(page, block) for page, found in PAGES.items() for block in found]
+# Verbs whose `key=value` is no setting of a run.
+NOT_SETTINGS = ("evaluate", "lab", "label", "notebook", "runs")
+# Run in a soak, checked here, shown as what a command prints, or data that no program of the page reads.
+RUN, CHECKED, SHOWN = ("sh", "python"), ("yaml", "json"), ("text", "diff")
+
+
+def every(*languages: str) -> pytest.MarkDecorator:
+    found = [(page, block) for page, block in BLOCKS if block.language in languages]
+    ids = [f"{page}-{number}" for number, (page, _) in enumerate(found)]
+    return pytest.mark.parametrize(("page", "block"), found, ids=ids)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_by_a_test(page):
+    """A language that nothing runs needs a mark, and a mark names a test that is there, or a reason."""
+    for block in PAGES[page]:
+        if page in OWN_TESTS:
+            assert (REPOSITORY / OWN_TESTS[page]).is_file()
+            continue
+        first = block.text.partition("\n")[0]
+        if not block.mark:
+            assert block.language in (*RUN, *CHECKED, *SHOWN), (
+                f"{page}: nothing runs {block.language}: {first}"
+            )
+        elif runner := re.fullmatch(r"run by (tests/\S+\.py)", block.mark):
+            assert (REPOSITORY / runner[1]).is_file(), f"{page}: {runner[1]}"
+        else:
+            assert re.fullmatch(r"not run: .{10,}", block.mark), (
+                f"{page}: <!-- {block.mark} --> before {first}"
+            )
+
+
+@every("sh", "console")
+def test_commands_are_understood(page, block):
+    """By the parsers; GPUs are in the device table, and changes are of keys that a run has."""
+    for line in commands(block):
+        words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])
+        if words[0] != "nbtrain" or words[1:2] == ["help"]:
+            continue
+        options = parse(words[1:])
+        if gpu_type := getattr(options, "gpu_type", None):
+            assert find_device(gpu_type), line
+        overrides = [word for word in words if re.match(r"[a-z_]+(\.[a-z_]+)*=", word)]
+        if words[1] not in NOT_SETTINGS and page != "docs/errors.md":
+            load("gpt-tiny", overrides, check=False)
+
+
+@every("yaml")
+def test_yaml_has_keys_that_a_run_has(page, block, tmp_path):
+    """A whole run, or the sections that a page is about."""
+    text = re.sub(r"^extends: output/.*$", "extends: gpt-125m", block.text, flags=re.MULTILINE)
+    path = tmp_path / "page.yaml"
+    path.write_text(text if "extends:" in text else f"extends: gpt-125m\nname: page\n{text}")
+    load(path, check=False)
+
+
+@every("json")
+def test_json_can_be_read(page, block):
+    """As a whole, or line by line."""
+    try:
+        json.loads(block.text)
+    except ValueError:
+        for line in block.text.splitlines():
+            json.loads(line)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_names_are_there(page):
+    """Public functions and methods of a run, also in tables and sentences."""
+    import nbtrain as nb
+    from nbtrain.api.run import Run
+
+    text = markdown(REPOSITORY / page)
+    functions = set(re.findall(r"\bnb\.(\w+)\(", text))
+    assert functions <= set(nb.__all__), page
+    methods = set(re.findall(r"`run\.(\w+)", text)) - {"schema"}
+    assert {name for name in methods if not hasattr(Run, name)} == set(), page
+
+
+def test_a_wrong_block_is_noticed(tmp_path):
+    """Each check fails on a block with the mistake that it looks for."""
+    with pytest.raises(SystemExit):
+        test_commands_are_understood("page", Block("sh", "nbtrain plan gpt-tiny --no-such-option", "", False))
+    with pytest.raises(ConfigError, match="has no key"):
+        test_commands_are_understood("page", Block("sh", "nbtrain plan gpt-tiny optimizer.lr=1", "", False))
+    with pytest.raises(ConfigError, match="has no key"):
+        test_yaml_has_keys_that_a_run_has(
+            "page", Block("yaml", "batch: {micro_batch: 1}", "", False), tmp_path
+        )
+    (block,) = blocks("<!-- run by tests/none.py -->\n```sh\nls\n```\n")
+    assert (block.language, block.mark, block.is_output) == ("sh", "run by tests/none.py", False)
+    assert [
+        block.is_output for block in blocks("```sh\nls\n```\n\n```text\na\n```\n\n```text\nb\n```\n")
+    ] == [
+        False,
+        True,
+        False,
+    ]

@@ -1,6 +1,6 @@
 """Every code block of the documentation is run by a test: its own, or test_commands.py in a soak.
 
-A comment before a block names another test, `<!-- run by tests/... -->`, or a reason, `<!-- not run: ... -->`.
+A comment before a block names another test, `<!-- run by FILE -->`, or a reason, `<!-- not run: REASON -->`.
 What costs little is checked here: commands by the parsers, YAML by the schema.
 """
 

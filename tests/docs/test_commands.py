@@ -1,0 +1,137 @@
+"""Commands and Python of the documentation, run page by page in one workspace with trained runs (a soak).
+
+A block of YAML with a `name` is saved as `<name>.yaml`, as the pages say. What a block prints is compared
+with the block of `text` after it, numbers aside; `...` stands for any lines. RUN is an interrupted run.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbtrain.config.yaml_source import parse_yaml
+from tests.docs.errors import without_numbers
+from tests.docs.pages import REPOSITORY, Block, blocks, commands
+from tests.docs.test_blocks import OWN_TESTS
+from tests.end_to_end.test_example_commands import said_of
+
+PAGES = [
+    path
+    for path in sorted((REPOSITORY / "docs").glob("*.md"))
+    if f"docs/{path.name}" not in OWN_TESTS
+    and any(block.language in ("sh", "python") and not block.mark for block in blocks(path.read_text()))
+]
+LIMIT_SECONDS = 1800.0
+# Of the words after `nbtrain`: commands that run until they are interrupted.
+ENDLESS = re.compile(r"serve\b|tensorboard\b|logs .*-f\b")
+# The demo, in a fifth of its steps: a checkpoint every 40, as step 400 of the pages is here step 80.
+SHORTER = {
+    "max_bytes: 8_000_000": "max_bytes: 2_000_000",
+    "train_tokens: 819_200": "train_tokens: 163_840",
+    "save_interval_steps: 100": "save_interval_steps: 40",
+    "eval_interval_steps: 100": "eval_interval_steps: 40",
+    "eval_iters: 8": "eval_iters: 1",
+}
+RUN = "gpt-tiny-interrupted"
+QUESTIONS = {
+    "lambada.jsonl": {"text": "It returns the number of items of a list."},
+    "hellaswag_val.jsonl": {
+        "ctx_a": "A list has",
+        "ctx_b": "three items.",
+        "activity_label": "Lists",
+        "endings": ["Its length is 3.", "It is red.", "It sings.", "It rains."],
+        "label": "0",
+    },
+    "prompts.jsonl": {"prompt": "Return the "},
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Iterator[Path]:
+    """The runs gpt-tiny, which is done, and RUN, which was interrupted, and the files that pages name."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(REPOSITORY / "examples" / "megatron-gpt", folder / "examples" / "megatron-gpt")
+    demo = folder / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    text = demo.read_text()
+    for before, after in SHORTER.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    demo.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(folder))
+        patch.setenv("NBTRAIN_QUEUE", str(folder / "queue"))
+        for variable in ("NBTRAIN_OUTPUT", "NBTRAIN_DATA"):
+            patch.delenv(variable, raising=False)
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        shell("nbtrain prepare gpt-tiny", folder)
+        shell("nbtrain submit gpt-tiny --wait", folder)
+        shell(f"nbtrain submit gpt-tiny name={RUN} batch.exit_interval_steps=20 --wait || true", folder)
+        for name, line in QUESTIONS.items():
+            (folder / name).write_text(f"{json.dumps(line)}\n" * 500)
+        (corpus,) = (folder / "data" / "corpus").glob("python-docs-*")
+        with (folder / "books.jsonl").open("w") as books:
+            for line in (corpus / "000000.jsonl").read_text().splitlines()[:3000]:
+                books.write(json.dumps({"content": json.loads(line)["text"]}) + "\n")
+        yield folder
+
+
+def shell(line: str, folder: Path) -> str:
+    """What bash prints for a command; a failing one fails the test."""
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def printed(block: Block, folder: Path, imports: str) -> str:
+    """What a block of `sh` or `python` prints."""
+    if block.language == "python":
+        (folder / "block.py").write_text(f"{imports}\n{block.text}")
+        return shell(f"{shlex.quote(sys.executable)} block.py", folder)
+    texts = []
+    for line in commands(block):
+        line = re.sub(r"\bRUN\b", RUN, line).replace("--step 400", "--step 80")
+        words = shlex.split(line, comments=True)
+        endless = words[0] == "nbtrain" and ENDLESS.match(" ".join(words[1:]))
+        texts.append(said_of(words, folder) if endless else shell(line, folder))
+    return "".join(texts)
+
+
+def differs(shown: str, printed: str) -> str | None:
+    """The first line of the page that is not printed, in its order; None if all are."""
+    lines = iter(without_numbers(line.rstrip()) for line in printed.splitlines())
+    for line in shown.splitlines():
+        if line.strip() == "...":
+            continue
+        wanted = " ".join(without_numbers(line).split())
+        if not any(" ".join(candidate.split()) == wanted for candidate in lines):
+            return line
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_page_does_what_it_says(page, workspace):
+    """In its order: files are saved, commands and Python are run, outputs are compared."""
+    if page.stem in ("datasets", "evaluation") and not (workspace / "data" / "dataset" / "books").exists():
+        test_the_page_does_what_it_says(page.with_name("data.md"), workspace)
+    last = ""
+    imports = "import nbtrain as nb"
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            if name := (parse_yaml(block.text, page.name).value or {}).get("name"):
+                (workspace / f"{name}.yaml").write_text(block.text)
+        elif block.is_output and not block.mark:
+            wrong = differs(block.text, last)
+            assert wrong is None, f"{page.name} shows a line that is not printed:\n{wrong}\nPrinted:\n{last}"
+        elif block.language in ("sh", "python") and not block.mark:
+            last = printed(block, workspace, imports)

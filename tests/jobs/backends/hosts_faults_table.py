@@ -131,9 +131,7 @@ def loss_is_nan(scene: Scene) -> Row:
     certificate = files.read_json(job.path / "resume.json")
     assert certificate is not None
     scene.fault_at = scene.record.attempts[0].ended_at
-    return Row(
-        scene.causes()[0], scene.seconds(), "goes back to the newest checkpoint and passes over the samples"
-    )
+    return Row(scene.causes()[0], scene.seconds(), "goes back to the newest checkpoint and skips the samples")
 
 
 def disk_full(scene: Scene) -> Row:
@@ -229,7 +227,7 @@ def host_lost(scene: Scene) -> Row:
     differs(trace(job.run), trace(straight.run))
     warnings = [event["message"] for event in read_events(job) if event["kind"] == "warning"]
     [fewer] = [said for said in warnings if "devices are usable" in said]
-    return Row(scene.causes()[0], scene.seconds(), f"goes on without it: {fewer}")
+    return Row(scene.causes()[0], scene.seconds(), f"continues without it: {fewer}")
 
 
 def differs(found: dict[int, set[tuple[str, str]]], expected: dict[int, set[tuple[str, str]]]) -> None:
@@ -261,7 +259,9 @@ def first_host_lost(scene: Scene) -> Row:
     assert [NodeRecord.read(job.node(node)).host for node in range(2)] == ["hosta", "hostb"]
     assert scene.end()[0] == SUCCEEDED and not scene.bad_states, scene.seen
     return Row(
-        cause, seconds, "goes on without it, on the second host; the first restart after its return takes it"
+        cause,
+        seconds,
+        "continues without it, on the second host; the first restart after its return uses it again",
     )
 
 
@@ -297,8 +297,8 @@ def link_down(scene: Scene) -> Row:
     return Row(
         causes[0],
         seconds,
-        "ends by itself, and goes on from the newest checkpoint once the link is up; here the disk stays in "
-        f"sight, so that an attempt meanwhile ends with: {causes[1]}",
+        "ends by itself, and continues from the newest checkpoint once the link is up; here the disk stays "
+        f"visible, so that an attempt meanwhile ends with: {causes[1]}",
     )
 
 
@@ -316,7 +316,7 @@ def supervisor_killed(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.attempts[0].resumed_from_step >= 20
     return Row(
-        f"LOST: {cause}", scene.seconds(), "`nbtrain resume` has its ranks save and leave, and goes on"
+        f"LOST: {cause}", scene.seconds(), "`nbtrain resume` has its ranks save and exit, and continues"
     )
 
 
@@ -336,7 +336,7 @@ def cancelled_beside_another(scene: Scene) -> Row:
         scene.until(lambda: all(when > at + 2 for when in alive()), "the other job's ranks")
     words = re.sub(r"step [\d,]+", "step 12", cause)
     return Row(
-        f"CANCELLED: {words}", "", "the other job's ranks run on, on both hosts; `nbtrain resume` goes on"
+        f"CANCELLED: {words}", "", "the other job's ranks continue on both hosts; `nbtrain resume` continues"
     )
 
 
@@ -453,7 +453,7 @@ def refused(words: str, expected: str) -> Row:
     assert expected in words, words
     # The fix alone is of interest beside the words; where the run names its hosts is another place each time.
     said = re.sub(r"^.*?(?=machines:2|host[abc] )", "", words)
-    return Row(said, "not started", "nothing was asked to start, and nothing is written")
+    return Row(said, "not started", "no machine was asked to start anything, and nothing was written")
 
 
 FAULTS = {
@@ -468,12 +468,14 @@ FAULTS = {
     "link-down": Fault("the cable of the second host is pulled, and plugged in again", link_down),
     "supervisor": Fault("kill -9 of the supervisor; `nbtrain resume`", supervisor_killed),
     "cancel": Fault(
-        "`nbtrain cancel` beside another DeepSpeed job on the same hosts", cancelled_beside_another
+        "`nbtrain cancel` next to another DeepSpeed job on the same hosts", cancelled_beside_another
     ),
     "openmpi": Fault("`launcher: openmpi`: kill -9 of a rank, then `nbtrain cancel`", by_mpirun),
-    "hostfile": Fault("a hostfile with a line that is no machine", wrong_hostfile),
-    "unknown-name": Fault("a name that nothing resolves", unknown_name),
-    "user-key": Fault("a key of the user that the hosts do not take", wrong_key("does not", key="stranger")),
+    "hostfile": Fault("a hostfile with an invalid line", wrong_hostfile),
+    "unknown-name": Fault("a host name that cannot be resolved", unknown_name),
+    "user-key": Fault(
+        "a key of the user that the hosts do not accept", wrong_key("does not", key="stranger")
+    ),
     "unknown-key": Fault("a host key that is not known", wrong_key("has a host key", known="unknown")),
     "changed-key": Fault("a host key that has changed", wrong_key("has another", known="changed")),
     "host-off": Fault("a host that is switched off", host_is_off),

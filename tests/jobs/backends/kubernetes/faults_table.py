@@ -155,7 +155,7 @@ def first_pod_evicted(scene: Scene) -> Row:
     scene.start(0)
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.restarts == 0 and not scene.bad_states, scene.seen
-    return Row(f"QUEUED: {cause}", scene.seconds(), "the next pod's supervisor goes on with the same job")
+    return Row(f"QUEUED: {cause}", scene.seconds(), "the next pod's supervisor continues the same job")
 
 
 def second_machine_lost(scene: Scene) -> Row:
@@ -178,9 +178,7 @@ def machine_lost_for_good(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     last = scene.record.attempts[-1]
     assert (scene.record.restarts, last.data_parallel_size, last.nodes) == (1, 2, 1), last
-    return Row(
-        scene.record.attempts[0].cause, scene.seconds(), "goes on with 2 ranks in the pod that is left"
-    )
+    return Row(scene.record.attempts[0].cause, scene.seconds(), "continues with 2 ranks in the remaining pod")
 
 
 def first_pod_out_of_memory(scene: Scene) -> Row:
@@ -194,7 +192,9 @@ def first_pod_out_of_memory(scene: Scene) -> Row:
     state, cause = scene.end()
     assert state == LOST and "exit code 137 (SIGKILL)" in cause, (state, cause)
     return Row(
-        f"LOST: {cause}", "", f"the other pod's ranks save and leave; `nbtrain resume {job.run.name}` goes on"
+        f"LOST: {cause}",
+        "",
+        f"the other pod's ranks save and exit; `nbtrain resume {job.run.name}` continues",
     )
 
 
@@ -210,7 +210,7 @@ def server_silent(scene: Scene) -> Row:
     flag = next(line for line in status_text(RunView(scene.job.run)).splitlines() if "not seen now" in line)
     scene.stub._faults.clear()
     assert scene.end()[0] == SUCCEEDED and scene.record.restarts == 0, scene.seen
-    return Row(f"RUNNING, and beside it: {flag.strip()}", "0, the job continues", "nothing was lost")
+    return Row(f"RUNNING, and next to it: {flag.strip()}", "0, the job continues", "nothing was lost")
 
 
 def held_by_the_queue(scene: Scene) -> Row:
@@ -225,7 +225,7 @@ def held_by_the_queue(scene: Scene) -> Row:
     scene.start()
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.restarts == 0 and not scene.bad_states, scene.seen
-    return Row(f"SUSPENDED: {cause}", scene.seconds(), "goes on from where it saved, without a restart")
+    return Row(f"SUSPENDED: {cause}", scene.seconds(), "continues from where it saved, without a restart")
 
 
 def deleted_by_hand(scene: Scene) -> Row:
@@ -238,7 +238,7 @@ def deleted_by_hand(scene: Scene) -> Row:
     scene.pods[1].wait(600)
     state, cause = scene.end()
     assert state == LOST and "is not known any more" in cause, scene.seen
-    return Row(f"LOST: {cause}", "", "the ranks have saved; `nbtrain resume` goes on")
+    return Row(f"LOST: {cause}", "", "the ranks have saved; `nbtrain resume` continues")
 
 
 def operators_deadline(scene: Scene) -> Row:
@@ -251,7 +251,7 @@ def operators_deadline(scene: Scene) -> Row:
     scene.says("Failed", "DeadlineExceeded")
     state, cause = scene.end()
     assert (state, cause) == (FAILED, "DeadlineExceeded"), scene.seen
-    return Row(f"FAILED: {cause}", "", "the ranks have saved; `nbtrain resume` goes on")
+    return Row(f"FAILED: {cause}", "", "the ranks have saved; `nbtrain resume` continues")
 
 
 def cancelled(scene: Scene) -> Row:
@@ -261,7 +261,7 @@ def cancelled(scene: Scene) -> Row:
     state, cause = cancel(job)
     assert state == CANCELLED, scene.seen
     scene.ends = [f"pod {node}: {pod.wait(600)}" for node, pod in scene.pods.items()]
-    return Row(f"CANCELLED: {cause}", "", "the ranks have saved; `nbtrain resume` goes on")
+    return Row(f"CANCELLED: {cause}", "", "the ranks have saved; `nbtrain resume` continues")
 
 
 def waits(**status: Any) -> Any:
@@ -306,7 +306,7 @@ FAULTS = {
     "cancelled": Fault("`nbtrain cancel`", cancelled),
     "image": Fault("the image cannot be pulled", waits(containerStatuses=[{"state": IMAGE}])),
     "nowhere": Fault("no machine has room", waits(conditions=[NOWHERE])),
-    "claim": Fault("a claim that is not there", no_claim),
+    "claim": Fault("a volume claim that does not exist", no_claim),
 }
 
 

@@ -100,7 +100,7 @@ def time_limit(scene: Scene) -> Row:
     return Row(
         re.sub(r"Slurm job \d+", "Slurm job 12", _handed_over(job)),
         scene.seconds(),
-        "goes on in the next allocation; bit for bit the losses of an uninterrupted run",
+        "continues in the next allocation, with bit for bit the losses of an uninterrupted run",
     )
 
 
@@ -133,7 +133,7 @@ def array_chain(scene: Scene) -> Row:
     assert 1 <= len(tasks) <= 2, tasks
     assert scene.record.restarts == 0
     assert not scene.bad_states, scene.seen
-    return Row(_handed_over(job), scene.seconds(), "the next task of the array goes on")
+    return Row(_handed_over(job), scene.seconds(), "the next task of the array continues")
 
 
 def _events(job: JobDir, state: str) -> int:
@@ -151,7 +151,7 @@ def node_lost(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert not scene.bad_states, scene.seen
     assert scene.record.attempts[-1].resumed_from_step, scene.record.attempts
-    return Row(cause, scene.seconds(), "Slurm puts the job back; it goes on from its newest checkpoint")
+    return Row(cause, scene.seconds(), "Slurm requeues the job; it continues from its newest checkpoint")
 
 
 def first_node_lost(scene: Scene) -> Row:
@@ -197,7 +197,7 @@ def elastic_node_lost(scene: Scene) -> Row:
     return Row(
         (scene.record.attempts[0].cause or "").replace(f"node {os.uname().nodename} ", "node n1 "),
         scene.seconds(),
-        "the allocation goes on with data_parallel_size 2 on the node that is left",
+        "the allocation continues with data_parallel_size 2 on the remaining node",
     )
 
 
@@ -214,7 +214,7 @@ def paused(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.record.restarts == 0 and len(scene.record.attempts) == 2
     return Row(
-        f"SUSPENDED: {cause}", scene.seconds(), "out of Slurm until `nbtrain resume`, which submits it again"
+        f"SUSPENDED: {cause}", scene.seconds(), "not in Slurm until `nbtrain resume`, which submits it again"
     )
 
 
@@ -235,7 +235,9 @@ def controller_killed(scene: Scene) -> Row:
     assert scene.record.restarts == 0 and len(scene.record.attempts) == 1
     assert not scene.bad_states, scene.seen
     flag = next(line for line in words.splitlines() if "not seen now" in line).strip()
-    return Row(f"RUNNING, and beside it: {flag}", "0, the job continues", "the job goes on; nothing was lost")
+    return Row(
+        f"RUNNING, and next to it: {flag}", "0, the job continues", "the job continues; nothing was lost"
+    )
 
 
 def controller_forgets(scene: Scene) -> Row:
@@ -255,7 +257,7 @@ def controller_forgets(scene: Scene) -> Row:
     if state != SUCCEEDED:
         scene.job = resume(job.run, command=(FAKE_RANK,))
         assert scene.end()[0] == SUCCEEDED, scene.seen
-        after = f"the job is {state}; `nbtrain resume` goes on"
+        after = f"the job is {state}; `nbtrain resume` continues"
     return Row(f"{state}: {cause}" if state != SUCCEEDED else f"{known[0]}", scene.seconds(), after)
 
 
@@ -288,7 +290,7 @@ def cancelled_outside(scene: Scene) -> Row:
     state, cause = scene.end()
     assert state == CANCELLED, scene.seen
     assert "saved at step" in cause, cause
-    return Row(f"CANCELLED: {cause}", "", "`nbtrain resume` goes on")
+    return Row(f"CANCELLED: {cause}", "", "`nbtrain resume` continues")
 
 
 def cancelled_while_suspended(scene: Scene) -> Row:
@@ -302,7 +304,7 @@ def cancelled_while_suspended(scene: Scene) -> Row:
     state, cause = cancel(job)
     assert state == CANCELLED, (state, cause, scene.seen)
     assert scene.cluster.call("squeue", "-h") == ""
-    return Row(f"CANCELLED: {cause}", "", "`nbtrain resume` goes on")
+    return Row(f"CANCELLED: {cause}", "", "`nbtrain resume` continues")
 
 
 def requeued(scene: Scene) -> Row:
@@ -318,7 +320,9 @@ def requeued(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert scene.number == number and not scene.bad_states, scene.seen
     assert scene.record.attempts[-1].resumed_from_step, scene.record.attempts
-    return Row(f"QUEUED: {cause}", "120, Slurm's wait", "goes on from the checkpoint it was asked to save")
+    return Row(
+        f"QUEUED: {cause}", "120, Slurm's wait", "continues from the checkpoint that it was asked to save"
+    )
 
 
 def supervisor_killed(scene: Scene) -> Row:
@@ -334,7 +338,7 @@ def supervisor_killed(scene: Scene) -> Row:
     assert scene.cluster.call("squeue", "-h", "-t", "R") == ""
     scene.job = resume(job.run, {"backend.env": {**_env(job), "FAKE_STEPS": "300"}}, command=(FAKE_RANK,))
     assert scene.end()[0] == SUCCEEDED, scene.seen
-    return Row(f"LOST: {cause}", scene.seconds(), "Slurm kills the ranks too; `nbtrain resume` goes on")
+    return Row(f"LOST: {cause}", scene.seconds(), "Slurm kills the ranks too; `nbtrain resume` continues")
 
 
 def _env(job: JobDir) -> dict[str, str]:
@@ -388,7 +392,7 @@ FAULTS = {
     "elastic-node-lost": Fault(
         "the second node is switched off, `backend.elastic: true` and `--no-kill`", elastic_node_lost
     ),
-    "controller": Fault("kill -9 of slurmctld, which comes back", controller_killed),
+    "controller": Fault("kill -9 of slurmctld, which is restarted", controller_killed),
     "controller-forgets": Fault("slurmctld comes back without its state", controller_forgets),
     "suspended": Fault("`scontrol suspend`, then `resume`", suspended),
     "paused": Fault("`nbtrain pause`, then `nbtrain resume`", paused),

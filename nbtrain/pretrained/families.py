@@ -28,6 +28,19 @@ from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors
 # sliding_window of the configuration classes, if it is not said.
 WINDOW = 4096
 LAYER_TYPES = ("full_attention", "sliding_attention")
+# Keys of rope_parameters and rope_scaling that are read, of any kind and of each; others are refused.
+ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+SCALING_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "truncate"),
+        *("mscale", "mscale_all_dim"),
+    ),
+}
+# {key: the value with which it changes nothing}
+WITHOUT_EFFECT = {"attn_factor": 1, "extrapolation_factor": 1, "finetuned": True, "factor": 1}
 
 
 @dataclass(frozen=True)
@@ -230,12 +243,16 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
     # The earlier form called it `type`.
     called = "rope_type" if "rope_type" in place else "type"
     kind = place.text(called, "default")
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3", "yarn"):
+    if kind not in SCALING_KEYS:
         raise place.refused(
             called, "is a kind of rotary positions that is not here; linear, llama3 and yarn are"
         )
+    for key, value in place.values.items():
+        if key not in (*ROPE_KEYS, *SCALING_KEYS[kind]) and value not in (None, WITHOUT_EFFECT.get(key)):
+            # Readers differ in whether they know it: attn_factor of yarn is vLLM's and llama.cpp's.
+            raise place.refused(key, f"is not read here for rotary positions of the kind {kind}")
+    if kind == "default":
+        return None
     factor = place.number("factor")
     if factor < 1:
         raise place.refused("factor", "must be at least 1")

@@ -342,6 +342,19 @@ CONFIGS = [
         "m/config.json: rope_scaling.type = 'dynamic': is a kind of rotary positions that is not here; "
         "linear, llama3 and yarn are.",
     ),
+    *(
+        (
+            {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **keys}},
+            f"m/config.json: rope_parameters.{key} = {keys[key]!r}: is not read here for rotary positions of "
+            f"the kind {kind}.",
+        )
+        for kind, key, keys in (
+            ("yarn", "attn_factor", {"attn_factor": 0.8}),
+            ("yarn", "mrope_section", {"mrope_section": [2, 3]}),
+            ("linear", "attention_factor", {"attention_factor": 1.2}),
+            ("default", "factor", {"factor": 2.0}),
+        )
+    ),
     (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 0.7}},
         "m/config.json: rope_parameters.mscale = 0.7: yarn has no such factor here",
@@ -520,6 +533,16 @@ def test_the_earlier_form_of_rotary_positions_is_read(folder):
     both = {**scaling, "rope_type": "llama3", "rope_theta": 5e5}
     change_config(folder, rope_parameters=both)
     assert open_model(folder).described.fields == fields
+
+
+def test_keys_of_rotary_positions_that_change_nothing(folder):
+    """vLLM's names for what yarn multiplies, with the values that they have without the key."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    change_config(folder, rope_parameters=yarn)
+    plain = open_model(folder).described.fields
+    more = {"attn_factor": 1.0, "extrapolation_factor": 1, "finetuned": True, "short_factor": None}
+    change_config(folder, rope_parameters={**yarn, **more})
+    assert open_model(folder).described.fields == plain
 
 
 def test_yarn_without_an_original_length_takes_the_model_s(folder):

@@ -73,6 +73,17 @@ FOUND = {
         "For 65,536 MiB write 68719476736.",
         "cannot run",
     ),
+    "preferences with dropout": (
+        "gpt-tiny-preferences",
+        ["model.hidden_dropout=0.1", "lora={rank: 4, dropout: 0.05}"],
+        "preferences_have_no_dropout",
+        "model.hidden_dropout",
+        "dpo compares the model with a reference that is computed without dropout, and model.hidden_dropout "
+        "= 0.1, lora.dropout = 0.05: rewards and margins are partly the noise of the dropout, also before the "
+        "first step.",
+        "Set model.hidden_dropout: 0, lora.dropout: 0.",
+        "costs a worse model",
+    ),
     "a copy of fewer ranks than a machine has": (
         "gpt-125m-4xdp",
         [*HPZ, "parallel.zero_hpz_partition_size=2"],

@@ -369,6 +369,34 @@ def _sparser(interval: int, fraction: float) -> int:
     return -(-exact // unit) * unit
 
 
+def preferences_have_no_dropout(subject: Subject) -> Iterator[Finding]:
+    """Dropout in a run with `dpo`: the reference is computed without it, so the first margins are its noise.
+
+    Papers and TRL train DPO without dropout.
+    """
+    config = subject.config
+    if config.dpo is None:
+        return
+    values = {
+        "model.hidden_dropout": config.model.hidden_dropout,
+        "model.attention_dropout": config.model.attention_dropout,
+        "lora.dropout": config.lora.dropout if config.lora is not None else 0.0,
+    }
+    given = {key: value for key, value in values.items() if value > 0}
+    if not given:
+        return
+    yield finding_of(
+        config,
+        "preferences_have_no_dropout",
+        next(iter(given)),
+        "dpo compares the model with a reference that is computed without dropout, and "
+        f"{', '.join(f'{key} = {value:g}' for key, value in given.items())}: rewards and margins are partly "
+        "the noise of the dropout, also before the first step.",
+        f"Set {', '.join(f'{key}: 0' for key in given)}.",
+        Cost(words="a worse model"),
+    )
+
+
 SCHEDULE_RULES = (
     learning_rate_suits_size,
     warmup_is_long_enough,
@@ -383,4 +411,5 @@ SCHEDULE_RULES = (
     tokenizer_is_of_this_text,
     validations_are_few,
     checkpoints_are_few,
+    preferences_have_no_dropout,
 )

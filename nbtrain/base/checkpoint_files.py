@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.records import Heartbeat, Record, Rollback, TrainingProgress
+from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
 from nbtrain.base.rundir import MANIFEST, RunDir
 
 # In place of the manifest, once the trainer has read the contents and refused them.
@@ -162,6 +163,27 @@ def checkpoint_problem(folder: Path) -> str | None:
         if (size := path.stat().st_size) != expected["bytes"]:
             return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
     return None
+
+
+def in_work(run: RunDir, step: int, now: float) -> str | None:
+    """Return what the run's job is doing with a checkpoint that has no manifest; None if nothing is.
+
+    A save writes the manifest last, and the removal of an older checkpoint takes it first. A folder that was
+    not touched since the attempt began was left by an earlier one: its writing was cut off.
+    """
+    folder, job = run.checkpoint(step), run.newest_job()
+    record = JobRecord.read(job.job_json) if job is not None else None
+    if job is None or record is None or not record.attempts or read_state(job, now)[0] not in ACTIVE:
+        return None
+    try:
+        if (folder / MANIFEST).exists() or (folder / REJECTED).exists():
+            return None
+        if folder.stat().st_mtime < record.attempts[-1].started_at:
+            return None
+    except FileNotFoundError:
+        return "was removed by the running job"
+    newest = newest_checkpoint_step(run)
+    return f"is being {'saved' if newest is None or step > newest else 'removed'} by the running job"
 
 
 def newest_whole(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import MANIFEST
 from nbtrain.base.table import aligned
 from nbtrain.base.workspace import display
 from nbtrain.cli.output import show, show_json
@@ -143,23 +144,35 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
     `hosts` names the machines on whose own disks alone a checkpoint is.
     """
-    from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
+    from nbtrain.base.checkpoint_files import checkpoint_problem, in_work
 
     folder = run.checkpoint(step)
+    problem = checkpoint_problem(folder)
+    if problem is not None and (doing := in_work(run, step, time.time())) is not None:
+        problem = f"it {doing}"
     known: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # `problem` says so
         read = files.read_json(run.checkpoint_manifest(step))
         known = read if isinstance(read, dict) else {}
-    payload = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {
         "step": step,
-        "bytes": sum(path.stat().st_size for path in payload),
+        "bytes": _payload_bytes(folder),
         "layout": layout_text(known.get("layout") or {}),
         # Only the loss that was measured at this very step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
-        "problem": checkpoint_problem(folder),
+        "problem": problem,
         "hosts": [],
     }
+
+
+def _payload_bytes(folder: Path) -> int:
+    """Return the bytes of a checkpoint's files, without the manifest; a job may remove them meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.name != MANIFEST:
+                total += path.stat().st_size
+    return total
 
 
 def layout_text(layout: dict[str, Any]) -> str:
@@ -229,7 +242,7 @@ def optimizer_text(parameters: dict[str, Any]) -> str:
 
 def verify(options: argparse.Namespace) -> None:
     """Compare the files of checkpoints with their manifests. Raises CheckpointError if any differs."""
-    from nbtrain.base.checkpoint_files import checkpoint_problem
+    from nbtrain.base.checkpoint_files import checkpoint_problem, in_work
     from nbtrain.base.progress import Progress
 
     run = run_of(options).directory
@@ -239,19 +252,31 @@ def verify(options: argparse.Namespace) -> None:
     if not steps:
         which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
         raise CheckpointError(f"{display(run.model)} has {which}. `nbtrain checkpoint list` lists them.")
-    problems = {step: checkpoint_problem(run.checkpoint(step)) for step in steps}
-    described = {step: _manifest(run, step)["files"] for step, problem in problems.items() if problem is None}
+    problems: dict[int, str | None] = {}
+    described: dict[int, dict[str, Any]] = {}
+    for step in steps:
+        # A running job may publish or remove the checkpoint at any time.
+        problem = checkpoint_problem(run.checkpoint(step))
+        known = files.read_json(run.checkpoint_manifest(step)) if problem is None else None
+        described[step] = known["files"] if known is not None else {}
+        problems[step] = checkpoint_problem(run.checkpoint(step)) if known is None else None
     total = sum(entry["bytes"] for entries in described.values() for entry in entries.values())
     with Progress("verify", total, "B") as bar:
         for step, entries in described.items():
             for name, entry in sorted(entries.items()):
-                if files.sha256_of(run.checkpoint(step) / name) != entry["sha256"]:
-                    problems[step] = f"the SHA-256 of {name} differs from the manifest"
+                try:
+                    if files.sha256_of(run.checkpoint(step) / name) != entry["sha256"]:
+                        problems[step] = f"the SHA-256 of {name} differs from the manifest"
+                except FileNotFoundError:
+                    problems[step] = f"{name} is missing"
                 bar.update(entry["bytes"])
     for step, problem in problems.items():
-        num = len(described.get(step, ()))
-        valid = f"valid: {amounts.counted(num, 'file')} compared by SHA-256"
-        show(f"{step:>10,}  {valid if problem is None else f'not valid: {problem}'}")
+        words = f"valid: {amounts.counted(len(described[step]), 'file')} compared by SHA-256"
+        if problem is not None and (doing := in_work(run, step, time.time())) is not None:
+            problems[step], words = None, f"not compared: it {doing}"
+        elif problem is not None:
+            words = f"not valid: {problem}"
+        show(f"{step:>10,}  {words}")
     if bad := [step for step, problem in problems.items() if problem]:
         raise CheckpointError(
             f"{display(run.model)}: {len(bad)} of {amounts.counted(len(problems), 'checkpoint')} "

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
+import shutil
 import socket
 
 import pytest
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import LocalSave, LocalSaves
-from nbtrain.base.records import Rollback
+from nbtrain.base.records import AttemptRecord, JobRecord, ProcessIdentity, Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
@@ -171,6 +173,50 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     assert f"Muon (momentum_buffer): matrices 16 in 2; {by_adamw}" in capsys.readouterr().out
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
     assert "its writing was cut off" in capsys.readouterr().err
+
+
+def test_verify_during_a_save(run, capsys, monkeypatch):
+    """What the running job saves or removes is no damage; what an earlier attempt left unfinished is."""
+    whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(b"x" * 3000).hexdigest()}}
+    for step in (10, 20, 30, 40):
+        write(run, step, VERSION_2 if step == 20 else None)
+    files.write_json(run.checkpoint_manifest(20), {**VERSION_2, "step": 20, "files": whole})
+    now = run.checkpoint(40).stat().st_mtime
+    os.utime(run.checkpoint(30), (now - 100, now - 100))
+    job = run.job("20260101-000000-ab12")
+    job.path.mkdir(parents=True)
+    attempt = AttemptRecord(attempt=1, started_at=now - 50, world_size=1, data_parallel_size=1)
+    record = JobRecord(
+        job_id=job.path.name,
+        run_id="a",
+        name="tiny",
+        state="RUNNING",
+        created_at=now,
+        world_size=1,
+        supervisor=ProcessIdentity.of(os.getpid()),
+        attempts=[attempt],
+    )
+    record.write(job.job_json)
+    assert cli.main(["checkpoint", "verify", "tiny"]) == 4
+    said = capsys.readouterr()
+    assert [" ".join(line.split()) for line in said.out.splitlines()] == [
+        "10 not compared: it is being removed by the running job",
+        "20 valid: 1 file compared by SHA-256",
+        "30 not valid: it has no manifest.json: its writing was cut off",
+        "40 not compared: it is being saved by the running job",
+    ]
+    assert "1 of 4 checkpoints is not valid" in said.err
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert "incomplete: it is being saved by the running job" in capsys.readouterr().out
+
+    def removed(path):
+        """The job prunes the checkpoint while its files are read."""
+        shutil.rmtree(run.checkpoint(20))
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(files, "sha256_of", removed)
+    assert cli.main(["checkpoint", "verify", "tiny", "--step", "20"]) == 0
+    assert "not compared: it was removed by the running job" in capsys.readouterr().out
 
 
 def test_verify_reads_everything(run, capsys):

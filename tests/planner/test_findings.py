@@ -79,8 +79,8 @@ FOUND = {
         "preferences_have_no_dropout",
         "model.hidden_dropout",
         "dpo compares the model with a reference that is computed without dropout, and model.hidden_dropout "
-        "= 0.1, lora.dropout = 0.05: rewards and margins are partly the noise of the dropout, also before the "
-        "first step.",
+        "= 0.1, lora.dropout = 0.05: rewards and margins are partly the noise of the dropout, also before "
+        "the first step.",
         "Set model.hidden_dropout: 0, lora.dropout: 0.",
         "costs a worse model",
     ),

@@ -30,6 +30,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -37,6 +38,7 @@ import orjson
 import torch
 
 from nbtrain.base.amounts import counted
+from nbtrain.base.checkpoint_files import in_work
 from nbtrain.base.errors import ConfigError, ContextLengthError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.signals import hear_signals
@@ -92,7 +94,9 @@ class Service:
         config = load_resolved(run.config_yaml)
         step, passed_over = whole_step(run, asked.get("step"))
         self.notes = [
-            f"checkpoint global_step{number} is not used: {reason}" for number, reason in passed_over
+            f"checkpoint global_step{number} is not used: {reason}"
+            for number, reason in passed_over
+            if in_work(run, number, time.time()) is None
         ]
         if asked.get("threads"):
             torch.set_num_threads(asked["threads"])

@@ -143,6 +143,7 @@ def export_model(
             "bos": _bos_before_text(config, ids["bos_token_id"]) if target == "gguf" else None,
         }
         end = _ask(request)
+        notes = (*notes, *end["notes"])
         exported = ExportedModel(
             to, family, end["step"], dtype, count, end["bytes"], end["difference"], end["seconds"], notes
         )

@@ -8,7 +8,7 @@ request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step",
           {"target": "megatron", "tree", "to", "order", "tokens"}
               joins a tree of Megatron into the file `to`; order and tokens may be null
 answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
-          {"kind": "end", "step", "bytes", "difference", "seconds"}
+          {"kind": "end", "step", "bytes", "difference", "seconds", "notes"}
           {"kind": "end", "order", "notes"}       of a tree
           {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
@@ -72,6 +72,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     config = load_resolved(run.config_yaml)
     weights, step = open_weights(run, config, request["step"], request["dtype"])
     checks: Iterator[float]
+    notes: list[str] = []
     adapters = None
     if target == "peft":
         if not isinstance(weights.source, MergedWeights):
@@ -85,7 +86,9 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     elif adapters is not None:
         writing = write_adapters(*adapters)
     elif target == "gguf":
-        writing = GGUFFile(weights, config, folder, request["bos"]).write(folder / GGUF_FILE)
+        file = GGUFFile(weights, config, folder, request["bos"])
+        notes = file.notes
+        writing = file.write(folder / GGUF_FILE)
     else:
         writing = write_consolidated(weights, config, folder / SINGLE, step)
     done = 0
@@ -109,6 +112,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "bytes": done,
         "difference": differences[-1],
         "seconds": time.monotonic() - started,
+        "notes": notes,
     }
 
 

@@ -6,11 +6,13 @@ One tensor is in memory at a time, beside the parameter that it is cut from.
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
+from nbtrain.base.checkpoint_files import in_work
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
@@ -40,7 +42,9 @@ def open_weights(
         if config.init_from is None:
             raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
         return WholeWeights(weights_of(open_start(config, run), config), wanted), 0
-    found, torn = whole_step(run, step)
+    found, passed_over = whole_step(run, step)
+    # What the run's job is saving just now is the next one's.
+    torn = [(number, reason) for number, reason in passed_over if in_work(run, number, time.time()) is None]
     if torn and step is None:
         reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)
         raise CheckpointError(

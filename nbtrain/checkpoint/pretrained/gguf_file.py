@@ -53,6 +53,10 @@ WORDS = {
 }
 
 
+# Normalizers that leave most texts as they are: composed characters are the usual form.
+UNICODE_FORMS = ("NFC", "NFKC")
+
+
 class GGUFFile:
     """What goes into the file of one run, before any number of it is written."""
 
@@ -76,6 +80,9 @@ class GGUFFile:
         self.architecture = gguf.MODEL_ARCH[ARCHITECTURES[family.model_type]]
         refuse(config, family.model_type)
         self.tokenizer = read_tokenizer(folder, weights.vocab_size)
+        kinds = [] if self.tokenizer is None else self.tokenizer["normalizers"]
+        self.notes = [normalizer_note(kinds)] if kinds else []
+        """What a reader of the export should know, in sentences."""
 
     def write(self, path: Path) -> Iterator[tuple[int, int]]:
         """Write the file; yields (bytes done, bytes)."""
@@ -249,6 +256,12 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     pre = name_of_words(document)
     # Early files name no type: what has merges is a BPE.
     is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
+    changing = [kind for kind in normalizers_of(document) if kind not in UNICODE_FORMS]
+    if pre is not None and changing:
+        raise ConfigError(
+            f"--to gguf: the tokenizer changes a text before it cuts words ({', '.join(changing)}), and "
+            "llama.cpp does not: nearly every text would get other tokens there. Export the run with --to hf."
+        )
     if not is_bpe or model.get("byte_fallback") or pre is None:
         raise ConfigError(
             "--to gguf: this tokenizer is not written: of byte-level BPEs those with the words of GPT-2, "
@@ -268,7 +281,27 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"--to gguf: the tokenizer's chat template cannot be read: {error}.") from None
     found = {"tokens": tokens, "types": types, "merges": merges, "pre": pre}
-    return {**found, "chat_template": template}
+    return {**found, "chat_template": template, "normalizers": normalizers_of(document)}
+
+
+def normalizers_of(document: dict[str, Any]) -> list[str]:
+    """Return the kinds of steps that a tokenizer.json takes with a text before it cuts words."""
+    steps = [document.get("normalizer") or {}]
+    kinds = []
+    while steps:
+        step = steps.pop(0)
+        steps = [*step.get("normalizers", ()), *steps]
+        if step and "normalizers" not in step:
+            kinds.append(str(step.get("type")))
+    return kinds
+
+
+def normalizer_note(kinds: list[str]) -> str:
+    """Return what llama.cpp leaves out of such a tokenizer."""
+    return (
+        f"The tokenizer normalizes texts ({', '.join(kinds)}), and llama.cpp does not: a text that is not in "
+        "this form gets other tokens there than in training. Normalize prompts before they are sent."
+    )
 
 
 def _template(folder: Path) -> str | None:
@@ -294,13 +327,13 @@ def name_of_words(document: dict[str, Any]) -> str | None:
         return None
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
-        return "gpt-2" if not document.get("normalizer") else None
+        return "gpt-2"
     if (
         kinds == ["Digits", "ByteLevel"]
         and steps[0].get("individual_digits")
         and steps[1].get("use_regex", True)
     ):
-        return "smollm" if not document.get("normalizer") else None
+        return "smollm"
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
         return WORDS.get((steps[0].get("pattern") or {}).get("Regex", ""))
     return None

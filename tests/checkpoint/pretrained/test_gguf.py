@@ -133,7 +133,7 @@ def test_what_llama_cpp_has_not_is_refused(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"convert the folder with llama\.cpp's convert_hf_to_gguf\.py"):
             gguf_file.read_tokenizer(tmp_path / "m", 503)
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nbtrain\[gguf\]'"):
+    with pytest.raises(ConfigError, match="gguf writes this format and is not installed: pip install"):
         written(tmp_path / "m", tmp_path)
 
 
@@ -202,6 +202,33 @@ def test_rules_for_words_have_llama_cpp_s_names():
     assert name_of_words({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}) == "gpt-2"
     assert name_of_words({"pre_tokenizer": {"type": "Whitespace"}}) is None
     assert name_of_words({}) is None
+
+
+def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
+    """llama.cpp cuts words without it: what changes few texts is reported, what changes most is refused."""
+    folder = workspace / "theirs"
+    beginning_tokenizer_in(workspace / "mine", folder)
+    file = folder / "tokenizer.json"
+    document = json.loads(file.read_text())
+
+    def normalizing(*kinds):
+        steps = [{"type": kind} for kind in kinds]
+        normalizer = {"type": "Sequence", "normalizers": steps}
+        file.write_text(json.dumps({**document, "normalizer": normalizer if steps[1:] else steps[0]}))
+
+    for kinds in (["NFC"], ["NFC", "NFKC"]):
+        normalizing(*kinds)
+        assert gguf_file.read_tokenizer(folder, 320)["normalizers"] == kinds
+    for kinds in (["NFC", "Lowercase"], ["Prepend"]):
+        normalizing(*kinds)
+        with pytest.raises(ConfigError, match=rf"changes a text before it cuts words \({kinds[-1]}\)"):
+            gguf_file.read_tokenizer(folder, 320)
+    normalizing("NFC")
+    adopt(folder, "<|endoftext|>", tokenizer_dir("small"))
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
+    run = saved.save_run("llama", {"model.architecture": "llama"})
+    [note] = exporting.export_model(run, workspace / "own.gguf", "gguf").notes
+    assert note.startswith("The tokenizer normalizes texts (NFC), and llama.cpp does not")
 
 
 def test_tokenizers_of_other_forms(tmp_path):

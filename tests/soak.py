@@ -104,6 +104,7 @@ FINE_TUNING = (
     "tests/train/test_qlora.py",
     "tests/train/test_dpo.py",
     "tests/model/test_preference_trl.py",
+    "tests/jobs/test_further_training.py",
 )
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",

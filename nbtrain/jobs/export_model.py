@@ -32,7 +32,7 @@ from nbtrain.corpus.sources.chat_jinja import chat_jinja, pieces_of, talks_of
 from nbtrain.corpus.tokenizer.exported import CHAT_TEMPLATE, write_tokenizer
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.markers import markers_as_letters
-from nbtrain.corpus.tokenizer.origin import ids_in, origin_of
+from nbtrain.corpus.tokenizer.origin import end_ids, ids_in, origin_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.jobs.gpu_side import stream
 from nbtrain.jobs.model_card import model_card
@@ -173,13 +173,16 @@ def _write_tokenizer(
             f"{display(directory)} is {manifest['sha256'][:12]}..., but this run was trained with "
             f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
         )
-    ids = write_tokenizer(directory, made, config.model.resolved_max_position_embeddings)
+    tokenizer = Tokenizer.load(directory)
+    positions, ends = config.model.resolved_max_position_embeddings, end_ids(run, tokenizer)
+    ids = write_tokenizer(directory, made, positions, config.tokenizer.vocab_size, ends)
     notes: tuple[str, ...] = ()
     if (talks := talks_of(config.data.sources)) is not None:
-        files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks))
-        notes = _other_tokens(markers_as_letters(config), pieces_of(talks), Tokenizer.load(directory))
+        files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks, tokenizer.eod_token))
+        notes = _other_tokens(markers_as_letters(config), pieces_of(talks), tokenizer)
     given = origin_of(run, directory).get("config", {})
-    return {**ids, **{key: given[key] for key in FRAMES if key in given}}, notes
+    pad = ids["pad_token_id"]
+    return {**ids, **{key: given[key] for key in FRAMES if key in given}, "pad_token_id": pad}, notes
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -219,7 +222,8 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
     """That of the folder that the run started from, if its tokenizer is the run's; else the ids alone.
 
     The run's own end-of-document token is added to those that end a text: a run that was trained with another
-    one than its folder's (tokenizer.eod_token) would not end its answers otherwise.
+    one than its folder's (tokenizer.eod_token) would not end its answers otherwise. A padding token that ends
+    a text becomes the tokenizer's.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     found = origin_of(run, directory).get("generation_config")
@@ -227,6 +231,8 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
     if (manifest := read_manifest(directory)) is None:
         return found
     ends, own = ids_in(found.get("eos_token_id")), manifest["eod_id"]
+    if found.get("pad_token_id") in (*ends, own):
+        found = {**found, "pad_token_id": ids["pad_token_id"]}
     return found if own in ends else {**found, "eos_token_id": [*ends, own] if ends else own}
 
 

@@ -246,7 +246,9 @@ class ChatText:
         self.has_special_tokens = talks is None
         """Whether the letters of special tokens in a text are these tokens; in training they are letters."""
         if talks is not None:
-            template: ChatTemplate = JinjaTemplate(chat_jinja(talks), tokenizer, eod_token, "data.sources")
+            template: ChatTemplate = JinjaTemplate(
+                chat_jinja(talks, eod_token), tokenizer, eod_token, "data.sources"
+            )
         else:
             template = _template_of_tokenizer(tokenizer, eod_token)
         if isinstance(template, NoTemplate):

@@ -112,10 +112,13 @@ def test_the_tokenizer_is_kept_as_it_was(folder, workspace):
     assert tokenizer.eod_id == 1 and len(tokenizer.encode("w1 w2 w3 w4 w5 w6")) == 6
     out = workspace / "out"
     out.mkdir()
-    ids = write_tokenizer(kept, out, 16)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    ids = write_tokenizer(kept, out, 16, 20)
+    for name in ("tokenizer.json", "chat_template.jinja"):
         assert (out / name).read_bytes() == (folder / name).read_bytes()
-    assert ids == {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": None}
+    # But for the token that pads a text, which the folder does not name.
+    settings = [json.loads((place / "tokenizer_config.json").read_text()) for place in (folder, out)]
+    assert settings[1] == {**settings[0], "pad_token": "<unk>"}
+    assert ids == {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": tokenizer.manifest["unknown_id"]}
     # A second run of the same model: the tokenizer of this name is there already, and is the same.
     import_model("models/small", "mine", path="again.yaml")
 

@@ -19,15 +19,22 @@ CONVERSATION = """\
         {{{{- raise_exception({refusal}) }}}}
     {{%- endif %}}
     {{{{- {message} }}}}
+    {{%- if loop.last and role in {learnt} and not add_generation_prompt %}}
+        {{{{- {end} }}}}
+    {{%- endif %}}
 {{%- endfor %}}
 {{%- if add_generation_prompt %}}
     {{{{- {header} }}}}
 {{%- endif %}}"""
 QUESTION = """\
-{{%- if messages | length != 1 or messages[0]["role"] != "user" %}}
+{{%- set roles = messages | map(attribute="role") | list %}}
+{{%- if roles == ["user", "assistant"] and not add_generation_prompt %}}
+    {{{{- {prompt} + messages[1]["content"] + {end} }}}}
+{{%- elif roles == ["user"] %}}
+    {{{{- {prompt} }}}}
+{{%- else %}}
     {{{{- raise_exception("send one message, of the role user: the model has learnt single instructions") }}}}
-{{%- endif %}}
-{{{{- {prompt} }}}}"""
+{{%- endif %}}"""
 
 FIELDS = ("instruction", "input")
 
@@ -44,12 +51,16 @@ def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
     return None
 
 
-def chat_jinja(source: Talks) -> str:
-    """The chat_template of a source. Jinja as transformers, vLLM and llama.cpp read it."""
+def chat_jinja(source: Talks, eod_token: str) -> str:
+    """The chat_template of a source. Jinja as transformers, vLLM and llama.cpp read it.
+
+    A conversation that ends with an answer ends with `eod_token`, as in training: whoever trains the model
+    further by this template teaches it to stop. A prompt never has it.
+    """
     if isinstance(source, AlpacaSource):
         template = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
         fields = {"instruction": 'messages[0]["content"]', "input": '""'}
-        return QUESTION.format(prompt=_expression(template, fields))
+        return QUESTION.format(prompt=_expression(template, fields), end=_literal(eod_token))
     header = Template(source.template.partition("{content}")[0], ("role",))
     message = Template(source.template, ("role", "content"))
     roles = known_roles(source)
@@ -60,6 +71,8 @@ def chat_jinja(source: Talks) -> str:
         refusal=_literal(f"the role of a message must be one of {', '.join(roles)}"),
         message=_expression(message, {"role": "role", "content": 'message["content"]'}),
         header=_literal(header.render({"role": answering_role(learnt_roles(source))})),
+        learnt=_literal(learnt_roles(source)),
+        end=_literal(eod_token),
     )
 
 

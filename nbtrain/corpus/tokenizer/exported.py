@@ -2,7 +2,8 @@
 
     data/tokenizer/<name>/as-given/   the files of a tokenizer that was taken over, as they were (chat
                                       template, added tokens, settings); exported again, byte for byte, but
-                                      for a list of added tokens if the run has added some. Else
+                                      for a list of added tokens if the run has added some, and for the token
+                                      that pads a text if it ends one (padding.py). Else
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 
@@ -11,7 +12,7 @@ tokenizer.json alone would load too, without a token that ends a text.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from nbtrain.base import files
@@ -28,17 +29,21 @@ from nbtrain.corpus.tokenizer.folder import (
     read_manifest,
     refuse_other_than_gpt2,
 )
+from nbtrain.corpus.tokenizer.padding import PADDING, give_padding
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "chat_template.jinja"
 CLASS = "PreTrainedTokenizerFast"
 
 
-def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[str, int | None]:
+def write_tokenizer(
+    directory: Path, to: Path, model_max_length: int, vocab_size: int, end_ids: Collection[int] = ()
+) -> dict[str, int | None]:
     """Write the tokenizer in `directory` into the folder `to`; the ids of the tokens that frame a text.
 
-    Returns {bos_token_id, eos_token_id, pad_token_id}. Raises DataError as Tokenizer.load does, also for a
-    vocabulary in as-given/ that has changed.
+    `end_ids` end a text too, besides the tokenizer's own; `vocab_size`: rows of the model. Returns
+    {bos_token_id, eos_token_id, pad_token_id}; the last one ends no text. Raises DataError as Tokenizer.load
+    does, also for a vocabulary in as-given/ that has changed.
     """
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
@@ -47,14 +52,12 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
         shutil.copytree(kept, to, dirs_exist_ok=True)
     if not (to / ONE_FILE).exists():
         files.write_bytes(to / ONE_FILE, _own_file(tokenizer))
-    if tokenizer.added_tokens:
-        _renew_list(to)
     if not (to / SETTINGS).exists():
         token = tokenizer.eod_token
         settings = {
             "tokenizer_class": CLASS,
             # A text begins as a document does in training: after the token that ends the one before.
-            **dict.fromkeys(("bos_token", "eos_token", "pad_token"), token),
+            **dict.fromkeys(("bos_token", "eos_token"), token),
             "model_max_length": model_max_length,
             "clean_up_tokenization_spaces": False,
             # By default transformers 4 adds token_type_ids: generate() refuses them for Llama, and GPT-2 adds
@@ -62,6 +65,10 @@ def write_tokenizer(directory: Path, to: Path, model_max_length: int) -> dict[st
             "model_input_names": ["input_ids", "attention_mask"],
         }
         files.write_json(to / SETTINGS, settings)
+    named = framing_ids(to, tokenizer.eod_id)
+    ends = {tokenizer.eod_id, named["eos_token_id"], *end_ids} - {None}
+    if give_padding(to, ends, vocab_size) == PADDING or tokenizer.added_tokens:
+        _renew_list(to)
     return framing_ids(to, tokenizer.eod_id)
 
 

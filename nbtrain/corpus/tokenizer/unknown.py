@@ -42,7 +42,7 @@ def drops_text(document: dict[str, Any]) -> bool:
     if model.get("byte_fallback"):
         return not all(BYTE_TOKENS[byte] in vocab for byte in BYTES_OF_UTF8)
     letters = byte_letters()
-    return not _is_byte_level(document) or not all(letters[byte] in vocab for byte in BYTES_OF_UTF8)
+    return not is_byte_level(document) or not all(letters[byte] in vocab for byte in BYTES_OF_UTF8)
 
 
 def _has_all_bytes(model: dict[str, Any], vocab: Any) -> bool:
@@ -51,10 +51,10 @@ def _has_all_bytes(model: dict[str, Any], vocab: Any) -> bool:
 
 def _is_whole_byte_level(document: dict[str, Any]) -> bool:
     vocab = document["model"]["vocab"]
-    return _is_byte_level(document) and all(letter in vocab for letter in byte_letters())
+    return is_byte_level(document) and all(letter in vocab for letter in byte_letters())
 
 
-def _is_byte_level(document: dict[str, Any]) -> bool:
+def is_byte_level(document: dict[str, Any]) -> bool:
     """Whether a text becomes the letters of its bytes, as words are cut or before."""
     steps = [document.get("pre_tokenizer") or {}, document.get("normalizer") or {}]
     parts = [part for step in steps for key in ("pretokenizers", "normalizers") for part in step.get(key, ())]

@@ -3,11 +3,13 @@
 import pytest
 
 from nbtrain.config.load import load
+from nbtrain.corpus.sources.alpaca import AlpacaReader
 from nbtrain.corpus.sources.chat import ChatReader
 from nbtrain.corpus.sources.chat_jinja import chat_jinja, talks_of
 from nbtrain.serving.chat import template_of
 from nbtrain.serving.refusals import Refusal
 
+END = '<|end\'s "token"|>'
 TALK = [
     {"role": "system", "content": "Be {brief}.\n"},
     {"role": "user", "content": " a {{ messages }} {content} <|user|> \\n \"'"},
@@ -51,22 +53,36 @@ def served(kind, fields, messages):
 @pytest.mark.parametrize("fields", CHATS, ids=str)
 @pytest.mark.parametrize("kind", ["chat", "preference"])
 def test_a_conversation_is_written_as_it_was_learnt(kind, fields):
-    """With its answer, which is the last one, it is the example that training reads."""
+    """With its answer, which is the last one, it is the example that training reads, with its end.
+
+    TRL and transformers put none after a conversation: a model that is trained further learns it from here.
+    """
     (source,) = sources_of(kind, fields)
-    template = chat_jinja(source)
+    template = chat_jinja(source, END)
     assert rendered(template, TALK) == served(kind, fields, TALK)
     learnt = fields.get("learn_roles", ["assistant"])[0]
     answer = {"role": "assistant" if learnt == "gpt" else learnt, "content": "So."}
     (chat,) = sources_of("chat", fields)
     example = ChatReader(chat).example({"messages": [*TALK, answer]})
-    assert rendered(template, [*TALK, answer], False) == "".join(text for text, _ in example.pieces)
+    learnt_text = "".join(text for text, _ in example.pieces)
+    assert rendered(template, [*TALK, answer], False) == learnt_text + END
+    # A question is no end, and neither is an answer that others follow.
+    assert END not in rendered(template, [*TALK, answer, TALK[1]], False)
+    assert rendered(template, [*TALK, answer, TALK[1]]) == served(kind, fields, [*TALK, answer, TALK[1]])
 
 
 @pytest.mark.parametrize("fields", ALPACAS, ids=str)
 def test_an_instruction_is_asked_as_it_was_learnt(fields):
     (source,) = sources_of("alpaca", fields)
     question = [{"role": "user", "content": 'Sort {input} and "{instruction}".\n'}]
-    assert rendered(chat_jinja(source), question) == served("alpaca", fields, question)
+    template = chat_jinja(source, END)
+    assert rendered(template, question) == served("alpaca", fields, question)
+    answered = [*question, {"role": "assistant", "content": "So."}]
+    record = {"instruction": question[0]["content"], "output": "So."}
+    example = AlpacaReader(source).example(record)
+    assert rendered(template, answered, False) == "".join(text for text, _ in example.pieces) + END
+    with pytest.raises(Exception, match="send one message, of the role user"):
+        rendered(template, answered)
 
 
 def test_what_the_server_refuses_is_refused():
@@ -79,11 +95,11 @@ def test_what_the_server_refuses_is_refused():
     ):
         (source,) = sources_of(kind, {})
         with pytest.raises(Exception, match=said):
-            rendered(chat_jinja(source), messages)
+            rendered(chat_jinja(source, END), messages)
         with pytest.raises(Refusal, match=said):
             served(kind, {}, messages)
     (guests,) = sources_of("chat", {"roles": {"chatter": "guest"}})
-    assert rendered(chat_jinja(guests), [{"role": "guest", "content": "a"}]).startswith("<|guest|>\na\n")
+    assert rendered(chat_jinja(guests, END), [{"role": "guest", "content": "a"}]).startswith("<|guest|>\na\n")
 
 
 def test_conversations_come_before_instructions():

@@ -9,7 +9,9 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer.exported import write_tokenizer
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, from_vocabulary
+from nbtrain.corpus.tokenizer.padding import PADDING, give_padding
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.tokenizer.unfinished import byte_letters
 from tests.corpus.tokenizer.test_beginning import two_files
 from tests.dataset.dataset_maker import make_tokenizer
 
@@ -48,7 +50,10 @@ def exported(workspace, name, is_listed=True):
         settings["added_tokens_decoder"] = added(theirs)
     files.write_json(theirs / "tokenizer_config.json", settings)
     adopt(theirs, EOD_TOKEN, mine, ["<|im_start|>", "<new>"])
-    assert write_tokenizer(mine, out, 64)["eos_token_id"] == 257
+    ids = write_tokenizer(mine, out, 64, 260)
+    # One of the 256 bytes' entries: that of 0xFF, which is in no UTF-8.
+    byte = letters.index(byte_letters()[0xFF])
+    assert (ids["eos_token_id"], ids["pad_token_id"]) == (257, byte)
     return Tokenizer.load(mine), out
 
 
@@ -57,7 +62,9 @@ def test_added_tokens_are_in_every_list(workspace):
     _, out = exported(workspace, "Qwen2Tokenizer")
     before = json.loads((workspace / "theirs" / "tokenizer_config.json").read_text())
     settings = json.loads((out / "tokenizer_config.json").read_text())
-    assert settings == {**before, "added_tokens_decoder": added(out)}
+    assert settings == {**before, "pad_token": PADDING, "added_tokens_decoder": added(out)}
+    number = files.read_json(out / "tokenizer.json")["model"]["vocab"][PADDING]
+    assert settings["added_tokens_decoder"].pop(str(number)) == {"content": PADDING, **PLAIN, "special": True}
     assert settings["added_tokens_decoder"] == {
         "257": {"content": EOD_TOKEN, **PLAIN, "special": True},
         "258": {"content": "<|im_start|>", **PLAIN, "special": False},
@@ -65,22 +72,85 @@ def test_added_tokens_are_in_every_list(workspace):
     }
 
 
-def test_settings_without_a_list_stay_as_they_were(workspace):
-    """Byte for byte, as transformers 5 writes them."""
-    _, out = exported(workspace, "Qwen2Tokenizer", is_listed=False)
-    kept = (workspace / "theirs" / "tokenizer_config.json").read_bytes()
-    assert (out / "tokenizer_config.json").read_bytes() == kept
+def test_settings_that_name_a_padding_token_stay_as_they_were(workspace):
+    """Byte for byte, with the vocabulary; the folder's own added tokens are another thing."""
+    exported(workspace, "Qwen2Tokenizer", is_listed=False)
+    theirs, out = workspace / "theirs", workspace / "again"
+    settings = files.read_json(theirs / "tokenizer_config.json")
+    files.write_json(theirs / "tokenizer_config.json", {**settings, "pad_token": "<|im_start|>"})
+    adopt(theirs, EOD_TOKEN, workspace / "plain")
+    out.mkdir()
+    assert write_tokenizer(workspace / "plain", out, 64, 260)["pad_token_id"] == 258
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (theirs / name).read_bytes()
+    # Another token that ends a text (generation_config.json) is none that pads it.
+    assert write_tokenizer(workspace / "plain", out, 64, 260, end_ids=[258])["pad_token_id"] not in (257, 258)
+
+
+def token(number, content, special=True):
+    return {"id": number, "content": content, "special": special, **PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("settings", "added_tokens", "expected"),
+    [
+        # What public models name: the end, the end of an answer, nothing.
+        ({"pad_token": "</s>"}, [token(3, "</s>"), token(4, "<pad>")], "<pad>"),
+        ({}, [token(3, "</s>"), token(4, "<|finetune_right_pad_id|>")], "<|finetune_right_pad_id|>"),
+        (
+            {"pad_token": {"content": "</s>"}},
+            [token(3, "</s>"), token(4, "<|vision_pad|>")],
+            "<|vision_pad|>",
+        ),
+        ({}, [token(3, "</s>"), token(4, "<|reserved_special_token_0|>")], "<|reserved_special_token_0|>"),
+        ({"unk_token": "<unk>"}, [token(3, "</s>"), token(2, "<unk>")], "<unk>"),
+        ({"unk_token": "</s>"}, [token(3, "</s>"), token(4, "<mask>")], PADDING),
+        # A word of the vocabulary that looks like one, and a token that the model has no row for.
+        ({}, [token(3, "</s>"), token(4, "paddock", special=False), token(9, "<pad>")], PADDING),
+        ({"pad_token": "<pad>", "bos_token": "<pad>"}, [token(3, "</s>"), token(4, "<pad>")], "<pad>"),
+    ],
+)
+def test_the_token_that_pads_a_text_ends_none(settings, added_tokens, expected, tmp_path):
+    byte = byte_letters()[0xFF]
+    document = {
+        "added_tokens": added_tokens,
+        "pre_tokenizer": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {"a": 0, byte: 1}, "merges": []},
+    }
+    files.write_json(tmp_path / "tokenizer.json", document)
+    files.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", **settings})
+    files.write_json(tmp_path / "special_tokens_map.json", {"pad_token": "</s>", "eos_token": "</s>"})
+    assert give_padding(tmp_path, {3}, 6) == expected
+    assert files.read_json(tmp_path / "tokenizer_config.json")["pad_token"] in (
+        expected,
+        settings.get("pad_token"),
+    )
+    written = files.read_json(tmp_path / "tokenizer.json")
+    assert (written == document) == (expected != PADDING)
+    if expected == PADDING:
+        assert written["model"]["vocab"] == {"a": 0, PADDING: 1}
+        assert token(1, PADDING) in written["added_tokens"]
+        assert files.read_json(tmp_path / "special_tokens_map.json")["pad_token"] == PADDING
+
+
+def test_a_vocabulary_without_a_token_to_spare(tmp_path):
+    """SentencePiece's without an unknown token: none is named, for none is better than the end."""
+    document = {"added_tokens": [token(1, "</s>")], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    files.write_json(tmp_path / "tokenizer.json", document)
+    files.write_json(tmp_path / "tokenizer_config.json", {"eos_token": "</s>", "pad_token": "</s>"})
+    assert give_padding(tmp_path, {1}, 6) is None
+    assert files.read_json(tmp_path / "tokenizer_config.json")["pad_token"] is None
 
 
 def test_settings_of_our_own(workspace):
     """model_input_names: without it transformers 4 gives generate() token_type_ids too."""
     tokenizer = make_tokenizer("mine", ["ab ab"], 260)
-    write_tokenizer(tokenizer.directory, workspace, 64)
+    write_tokenizer(tokenizer.directory, workspace, 64, 260)
     assert files.read_json(workspace / "tokenizer_config.json") == {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": EOD_TOKEN,
         "eos_token": EOD_TOKEN,
-        "pad_token": EOD_TOKEN,
+        "pad_token": PADDING,
         "model_max_length": 64,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -93,10 +163,10 @@ def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
     adopt(workspace / "theirs", EOD_TOKEN, workspace / "taken")
     kept = workspace / "taken" / "as-given"
     (kept / "chat_template.jinja").write_text("{{ messages }}")
-    write_tokenizer(workspace / "taken", workspace / "again", 64)
+    write_tokenizer(workspace / "taken", workspace / "again", 64, 260)
     (kept / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError) as refused:
-        write_tokenizer(workspace / "taken", workspace / "again", 64)
+        write_tokenizer(workspace / "taken", workspace / "again", 64, 260)
     assert str(refused.value) == (
         "taken/as-given/tokenizer.json: has changed since the tokenizer was taken over. Ids would no longer "
         "mean the same text: restore it, or remove taken and run `nbtrain prepare RUN.yaml`."
@@ -113,6 +183,16 @@ def test_added_tokens_have_the_ids_of_training(workspace, name, is_listed):
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     assert theirs(TEXT).input_ids == tokenizer.encode(TEXT).tolist() == [87, 258, 256, 259, 256, 258, 259]
     assert theirs.convert_tokens_to_ids("<new>") == 259
+    # Its padding token takes no id of a text: every character has those of training.
+    every = "".join(map(chr, (*range(0x20, 0x2FF), 0xFFFD, 0x1F600))) + "\u00ff\u00f5"
+    assert theirs(every).input_ids == tokenizer.encode(every).tolist()
+    ends, pads = theirs.eos_token_id, theirs.pad_token_id
+    assert (ends, theirs.pad_token, len(theirs)) == (257, PADDING, 260) and pads < 256
+    collate = transformers.DataCollatorForLanguageModeling(theirs, mlm=False)
+    texts = [theirs(text + EOD_TOKEN) for text in ("ab", "one longer text")]
+    for row, text in zip(collate(texts)["labels"].tolist(), texts):
+        # The end is in the loss, the padding is not.
+        assert [number for number in row if number != -100] == text.input_ids and text.input_ids[-1] == ends
 
 
 @pytest.mark.slow
@@ -134,7 +214,7 @@ def test_two_files_begin_a_text_as_before(workspace, said, tokens, is_old):
         manifest["files"]["tokenizer.json"]["sha256"] = files.sha256_of(mine / "tokenizer.json")
         files.write_json(mine / "manifest.json", manifest)
     out.mkdir()
-    write_tokenizer(mine, out, 64)
+    write_tokenizer(mine, out, 64, 512)
     exported = transformers.AutoTokenizer.from_pretrained(out)
     assert exported("ab").input_ids == Tokenizer.load(mine).encode_prompt("ab") == wanted
     assert len(wanted) == 2 + said.get("add_bos_token", False)

@@ -85,8 +85,9 @@ class HarnessTask(NamedTuple):
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
     """The tasks that are named. Raises DataError without lm_eval, and for a task that it cannot load."""
     try:
-        import lm_eval
-        from lm_eval.tasks import TaskManager
+        with _their_words():
+            import lm_eval
+            from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise missing("lm_eval", "harness", extra="eval") from error
     # It says at length what it does.
@@ -230,8 +231,9 @@ def ask_harness(
     chat: ChatText | None = None,
 ) -> None:
     """Let the harness ask, in a chat if `chat` is given; each result is written as soon as it is there."""
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+    with _their_words():
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
 
     # The tasks are loaded; without a manager the harness would look through all of its own.
     manager = TaskManager(include_defaults=False)

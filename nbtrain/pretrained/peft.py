@@ -253,7 +253,10 @@ def section_fix(folder: Path, config: RunConfig) -> str:
     """
     lora, found = config.lora, read_settings(folder)
     assert lora is not None
-    if lora.kind != "lora" or found.get("peft_type") != "LORA" or any(_other_meanings(found)):
+    kind = {"LORA": "lora", "IA3": "ia3"}.get(str(found.get("peft_type")))
+    if kind is not None and kind != lora.kind:
+        return f"Set lora.kind: {kind}."
+    if kind != "lora" or any(_other_meanings(found)):
         return ""
     tensors = read_tensors(folder, wanted_tensors(config))
     held = [module for module in adapted_modules(config, TARGETS) if set(module.tensors) & set(tensors)]
@@ -269,6 +272,9 @@ def section_fix(folder: Path, config: RunConfig) -> str:
     differ = {name: value for name, value in wanted.items() if value != getattr(lora, name)}
     if not differ:
         return "Copy the folder again, or write the adapters again."
+    changed = config.model_copy(update={"lora": lora.model_copy(update=differ)})
+    if adapter_problems(folder, changed):
+        return ""
     return f"Set {', '.join(f'lora.{name}: {show(value)}' for name, value in differ.items())}."
 
 

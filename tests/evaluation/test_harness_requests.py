@@ -257,7 +257,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert [one for one in ids if one in ends] == ends and ids[0] == tokenizer.bos_id
     chats = pytest.importorskip("transformers.utils.chat_template_utils")
     how = {"add_generation_prompt": False, "continue_final_message": True}
-    for chat, source in ((theirs, template), (own, chat_jinja(own_source))):
+    for chat, source in ((theirs, template), (own, chat_jinja(own_source, "<eod>"))):
         tokens = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
         (text,), _ = chats.render_jinja_template(
             [[question, dict(prefix)]], chat_template=source, **how, **tokens
@@ -275,8 +275,10 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     assert own.takes_turns and theirs.takes_turns
     single = chat_of({"kind": "alpaca", "path": "x"})
     assert not single.takes_turns and "a text" in single([{"role": "system", "content": "s"}, question])
+    # An answer that is begun follows the question.
+    assert single([question, prefix], add_generation_prompt=False) == single([question]) + " So "
     with pytest.raises(ConfigError, match="send one message, of the role user"):
-        single([question, prefix], add_generation_prompt=False)
+        single([question, prefix, question])
     settings.write_text(json.dumps({"chat_template": "{% if %}"}))
     with pytest.raises(ConfigError, match=r"this run has no chat template: .* is no Jinja template"):
         chat_of({"kind": "mock"})

@@ -89,6 +89,7 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 # What the sources of the user interface are, by their hashes.
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
+CLIENTS_TEST = "tests/serving/test_clients.py"
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
@@ -163,6 +164,12 @@ PARTS = (
         "tasks of lm-evaluation-harness (extra `eval`) on a run and, by transformers, on its export",
         _pytest("--soak", HARNESS_TEST),
         _evidence(("nbtrain.api.evaluate", "nbtrain.inference.generate"), (HARNESS_TEST,)),
+    ),
+    Part(
+        "clients",
+        "refusals of a server as openai, LiteLLM and LangChain read them, if they are installed",
+        _pytest("--soak", CLIENTS_TEST),
+        _evidence(("nbtrain.serving.app", "nbtrain.inference.generate"), (CLIENTS_TEST,)),
     ),
     Part(
         "hugging-face",

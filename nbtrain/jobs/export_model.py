@@ -181,8 +181,10 @@ def _write_tokenizer(
         files.write_text(made / CHAT_TEMPLATE, chat_jinja(talks, tokenizer.eod_token))
         notes = _other_tokens(markers_as_letters(config), pieces_of(talks), tokenizer)
     given = origin_of(run, directory).get("config", {})
-    pad = ids["pad_token_id"]
-    return {**ids, **{key: given[key] for key in FRAMES if key in given}, "pad_token_id": pad}, notes
+    kept = {key: given[key] for key in FRAMES if key in given}
+    if kept.get("pad_token_id") in ends:
+        del kept["pad_token_id"]
+    return {**ids, **kept}, notes
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:

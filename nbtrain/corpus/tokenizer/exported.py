@@ -65,8 +65,8 @@ def write_tokenizer(
             "model_input_names": ["input_ids", "attention_mask"],
         }
         files.write_json(to / SETTINGS, settings)
-    named = framing_ids(to, tokenizer.eod_id)
-    ends = {tokenizer.eod_id, named["eos_token_id"], *end_ids} - {None}
+    named = framing_ids(to, tokenizer.eod_id)["eos_token_id"]
+    ends = {tokenizer.eod_id, *end_ids, *(() if named is None else (named,))}
     if give_padding(to, ends, vocab_size) == PADDING or tokenizer.added_tokens:
         _renew_list(to)
     return framing_ids(to, tokenizer.eod_id)

@@ -126,10 +126,11 @@ def test_the_folder_says_what_it_is(place, tmp_path):
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": config["rope_theta"]}
     assert config["rope_scaling"] is None and config["tie_word_embeddings"] is False
     assert config["dtype"] == config["torch_dtype"] == "float32"
-    assert config["eos_token_id"] == config["bos_token_id"] == config["pad_token_id"] == 0
-    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    assert json.loads((folder / "generation_config.json").read_text()) == ids
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    pad = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][tokenizer["pad_token"]]
+    assert config["eos_token_id"] == config["bos_token_id"] == 0 != config["pad_token_id"] == pad
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": pad}
+    assert json.loads((folder / "generation_config.json").read_text()) == ids
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert tokenizer["eos_token"] == "<|endoftext|>" and tokenizer["model_max_length"] == 32
     card = (folder / "README.md").read_text()
@@ -281,7 +282,7 @@ def folder_of_transformers(folder, kind, dtype):
     made.write_model(folder, kind, dtype)
     source = make_tokenizer("test", TEXTS).directory / "tokenizer.json"
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(source), eos_token="<|endoftext|>", pad_token="<|endoftext|>", model_max_length=40
+        tokenizer_file=str(source), eos_token="<|endoftext|>", pad_token="<|pad|>", model_max_length=40
     )
     tokenizer.add_tokens(["<|tool|>"], special_tokens=True)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -588,9 +588,9 @@ def page_text(results: Mapping[str, Result]) -> str:
     table = "\n".join(lines)
     return f"""# Soak: what is too long for `make test`
 
-`make soak` runs these parts, goes on where it was stopped, and writes this page. The last column is the \
-hash of
-the code that a part depends on, and the libraries; a part is run again once they are others.
+`make soak` runs these parts, continues where it was stopped, and writes this page. The last column is the
+hash of the code that a part depends on, with the versions of the libraries. A part is run again when they
+have changed.
 
 | part | what it shows | result | minutes | holds for |
 | --- | --- | --- | --- | --- |

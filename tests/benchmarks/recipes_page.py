@@ -27,34 +27,39 @@ Written by `python -m tests.benchmarks.recipes --page` from the records of
 {command}
 ```
 
-`recipe: gpt3` is GPT-3's: LayerNorm, GELU, learned positions, biases; AdamW (0.9, 0.95, decay 0.1); a
-cosine after a warm-up. `recipe: modern` is Llama's layers with norms of queries and keys (RMSNorm, SwiGLU,
-rotary positions, no biases), Muon for the blocks' matrices and AdamW for the rest, and a rate that falls in
-the last fifth (WSD). Both have as many parameters, within 1 %, the same samples in the same order, the same
-batch, warm-up (5 %), decay of weights and clipping, no dropout, and one learning rate for all parameters.
-For each recipe, the command searches the learning rate: four rates a factor of two apart with one seed, and
-more as long as the best is the lowest or the highest; then two more seeds at the best rate, and shorter runs
-of the modern recipe. If it is stopped, the same command does what is left. This page shows the runs so far.
+`recipe: gpt3` is the recipe of GPT-3: LayerNorm, GELU, learned positions and biases; AdamW (0.9, 0.95,
+weight decay 0.1); a cosine schedule after a warm-up. `recipe: modern` has Llama's layers (RMSNorm,
+SwiGLU, rotary positions, no biases) with norms of queries and keys, Muon for the blocks' matrices and
+AdamW for the rest, and a learning rate that falls in the last fifth (WSD).
+
+Both have the same number of parameters within 1 %, the same samples in the same order, the same batch,
+warm-up (5 %), weight decay and clipping, no dropout, and one learning rate for all parameters. For each
+recipe, the command searches for the learning rate: four rates with one seed, each twice the one before,
+and more as long as the best is the lowest or the highest. Then it trains two more seeds at the best rate,
+and shorter runs of the modern recipe. If it is stopped, the same command continues.
 """
 
 SHOWS = """
-## What this shows, and what not
+## What this shows, and what it does not
 
-- Validation losses are means over {validation} held-out tokens, identical for all runs of a size. A run's
-  loss is that of its end, when its learning rate has decayed; earlier points of a curve are at higher rates.
-{more}- These are models of {models} million parameters on little text, with the batch of the demo; no run
-  sees its text more than 1.3 times. Nothing is said of larger models, longer runs or other batches; the best
-  rates hold for these sizes only.
-- The gain is that of the whole recipe. Which part gives how much was not measured.
-- `gpt-tiny`, the demo, has `recipe: modern`; `gpt3-tiny` is GPT-3's recipe for the demo's size and text.
+- Validation losses are means over {validation} held-out tokens, the same for all runs of a size. The loss
+  of a run is measured at its end, when its learning rate has decayed; earlier points of a curve are at
+  higher rates.
+{more}- These are models of {models} million parameters on little text, with the batch of the demo. No run
+  sees its text more than 1.3 times. The results do not apply to larger models, longer runs or other batches,
+  and the best rates are the best for these sizes only.
+- The gain is that of the whole recipe; the gain of its parts was not measured.
+- `gpt-tiny`, the demo, has `recipe: modern`; `gpt3-tiny` has GPT-3's recipe with the same size and text.
 """
-LENGTHS = """- "Tokens to GPT-3's loss" is read between the lengths that the modern recipe was trained on,
-  each with a schedule of its own.
+LENGTHS = """\
+- "Tokens to GPT-3's loss" is interpolated between the lengths of the modern recipe's runs, each of which
+  has its own schedule.
 """
-SPEED = """- CPU seconds are computed, also for runs on a GPU: a run's tokens times the CPU seconds of one
-  token. These were measured for both recipes in turn, on one thread, optimizer and data included, beside
-  other work; recipes.json has every round. On a GPU, and in bf16, Newton-Schulz takes a different share of a
-  step.
+SPEED = """\
+- CPU seconds are calculated, also for runs on a GPU: the tokens of a run times the CPU seconds per token.
+  These were measured for both recipes in turn, on one thread, including optimizer and data, with other
+  work at the same time; recipes.json has every round. On a GPU, and in bf16, Newton-Schulz takes a
+  different share of a step.
 """
 RATES_LEFT = """- **{size}: the search for the best rates is not finished** ({done}).
   Neither recipe is known at its best rate, a badly tuned baseline flatters the other recipe, and a single
@@ -296,7 +301,7 @@ def passed(found: dict[str, list[Record]], seconds: dict[str, float]) -> str:
     return (
         f"\n\n{TITLES['modern']} (rate {ours[0]['lr']:g}) passes {goal:.4f}, the {mean}loss at which "
         f"{TITLES['gpt3']} (rate {theirs[0]['lr']:g}) ends, after {amounts.count(tokens)} of its "
-        f"{amounts.count(ours[0]['tokens'])} tokens{seeds}, before its rate has decayed: {shares}."
+        f"{amounts.count(ours[0]['tokens'])} tokens{seeds}, before its learning rate has decayed: {shares}."
     )
 
 

@@ -31,13 +31,14 @@ PAGES = [
 LIMIT_SECONDS = 1800.0
 # Of the words after `nbtrain`: commands that run until they are interrupted.
 ENDLESS = re.compile(r"serve\b|tensorboard\b|logs .*-f\b")
-# The demo, in a fifth of its steps: a checkpoint every 40, as step 400 of the pages is here step 80.
+# The demo, in a tenth of its steps: step 400 of the pages is step 40 here.
 SHORTER = {
     "max_bytes: 8_000_000": "max_bytes: 2_000_000",
-    "train_tokens: 819_200": "train_tokens: 163_840",
-    "save_interval_steps: 100": "save_interval_steps: 40",
-    "eval_interval_steps: 100": "eval_interval_steps: 40",
+    "train_tokens: 819_200": "train_tokens: 81_920",
+    "save_interval_steps: 100": "save_interval_steps: 20",
+    "eval_interval_steps: 100": "eval_interval_steps: 20",
     "eval_iters: 8": "eval_iters: 1",
+    "lr_warmup_tokens: 40_960": "lr_warmup_tokens: 8_192",
 }
 RUN = "gpt-tiny-interrupted"
 QUESTIONS = {
@@ -72,11 +73,12 @@ def workspace(tmp_path_factory) -> Iterator[Path]:
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         shell("nbtrain prepare gpt-tiny", folder)
         shell("nbtrain submit gpt-tiny --wait", folder)
-        shell(f"nbtrain submit gpt-tiny name={RUN} batch.exit_interval_steps=20 --wait || true", folder)
+        shell(f"nbtrain submit gpt-tiny name={RUN} batch.exit_interval_steps=10 --wait || true", folder)
         for name, line in QUESTIONS.items():
             (folder / name).write_text(f"{json.dumps(line)}\n" * 500)
         (corpus,) = (folder / "data" / "corpus").glob("python-docs-*")
         with (folder / "books.jsonl").open("w") as books:
+            books.write('{"content": ""}\n')
             for line in (corpus / "000000.jsonl").read_text().splitlines()[:3000]:
                 books.write(json.dumps({"content": json.loads(line)["text"]}) + "\n")
         yield folder
@@ -98,7 +100,7 @@ def printed(block: Block, folder: Path, imports: str) -> str:
         return shell(f"{shlex.quote(sys.executable)} block.py", folder)
     texts = []
     for line in commands(block):
-        line = re.sub(r"\bRUN\b", RUN, line).replace("--step 400", "--step 80")
+        line = re.sub(r"\bRUN\b", RUN, line).replace("--step 400", "--step 40")
         words = shlex.split(line, comments=True)
         endless = words[0] == "nbtrain" and ENDLESS.match(" ".join(words[1:]))
         texts.append(said_of(words, folder) if endless else shell(line, folder))

@@ -17,11 +17,10 @@ Row = dict[str, Any]
 
 
 INTRODUCTION = """\
-`make gpu` (tests/gpu/) tries on whatever GPUs there are what no CPU can show, writes each result
-down at once, and goes on where it was stopped; nobody edits this page. `python -m tests.gpu --list` names the
-steps, `--only memory --minutes 9` runs a part. A case that fails says how; what a machine cannot show has its
-reason. On a machine without a network, `python3 -m tests.gpu --wheels DIR` installs packages from a folder of
-wheels, for these runs alone; what is missing is said in the first seconds."""
+`make gpu` (tests/gpu/) tests on the GPUs of a machine what cannot be tested on a CPU. It writes this page,
+which is not edited by hand, after each result, and continues where it was stopped. `python -m tests.gpu
+--list` lists the steps, and `--only memory --minutes 9` runs a part. Without a network, `python3 -m
+tests.gpu --wheels DIR` installs missing packages from a folder of wheels, for these runs only."""
 
 
 @dataclass
@@ -76,7 +75,7 @@ def text(results: Mapping[str, Results]) -> str:
     return (
         "\n\n".join(
             [
-                "# The first hour on a GPU",
+                "# Tests on a GPU",
                 INTRODUCTION,
                 *(_machine(label, found) for label, found in results.items()),
                 *([] if results else [_overview({}, "not run yet: no GPU")]),

@@ -14,30 +14,30 @@ WIDTH = 110
 
 HEAD = """# Every layout against one process
 
-`make parity` (tests/parity/matrix.py) writes this page; nobody edits it. `make test` runs a part of it: a
-pairwise cover instead of the whole product (tests/parity/test_parity.py, test_resuming.py,
+`make parity` (tests/parity/matrix.py) writes this page; it is not edited by hand. `make test` runs a part
+of it: pairs of settings instead of all combinations (tests/parity/test_parity.py, test_resuming.py,
 test_reshaping.py).
 """
 
 MODEL_AND_NAMES = """
 The model has {num_layers} layers, hidden size {hidden_size}, {num_attention_heads} heads, sequences of
-{seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of tensor-parallel
-ranks. A step takes {batch} sequences, in several micro batches on every rank.
+{seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of
+tensor-parallel ranks. A step has {batch} sequences, in several micro-batches on every rank.
 
 The name of a run gives the sizes of data (`dp`), tensor (`tp`), pipeline (`pp`) and Ulysses (`us`)
-parallelism, Megatron sequence parallelism (`sp`) and the ZeRO stage (`z`); then whatever differs from the
-plain run, which is in fp32, on one stream of tokens, without recomputation and without offloading.
+parallelism, Megatron sequence parallelism (`sp`) and the ZeRO stage (`z`), followed by the settings that
+differ from the default: fp32, one stream of tokens, no recomputation, no offloading.
 """
 
 PARITY = """
 ## One process
 
-{steps} steps of every run are compared with a plain PyTorch loop in one process, in fp32, around another
-model (tests/parity/plain_gpt.py, oracle.py: torch's AdamW, no DeepSpeed, nothing of nbtrain's model). The
-columns are the largest deviations: of the loss and the gradient norm at any step, of the validation loss, of
-any weight at the end, and of any parameter's moments at the end, relative to their norm. Every gradient has
-contributed to the moments, so they compare the backward pass parameter by parameter. "weight (mean)" is the
-mean deviation over the weights of the worst parameter.
+{steps} steps of every run are compared with a plain PyTorch loop in one process, in fp32, with a second
+implementation of the model (tests/parity/plain_gpt.py, oracle.py: torch's AdamW, without DeepSpeed and
+without nbtrain's model). The columns are the largest deviations: of the loss and the gradient norm at any
+step, of the validation loss, of any weight at the end, and of any parameter's moments at the end,
+relative to their norm. Since every gradient contributes to the moments, they compare the backward pass
+for each parameter. "weight (mean)" is the mean deviation over the weights of the worst parameter.
 
 Allowed: {tolerances}.
 """
@@ -45,27 +45,28 @@ Allowed: {tolerances}.
 AUTOTP = """
 ## DeepSpeed's own tensor parallelism
 
-DeepSpeed's AutoTP cuts the plain model's linear layers with its own code. The losses and gradient norms of
-{steps} steps are compared with nbtrain's.
+DeepSpeed's AutoTP shards the linear layers of the plain model with its own code. The losses and gradient
+norms of {steps} steps are compared with those of nbtrain.
 """
 
 RESUME = """
 ## Interrupted
 
-{steps} steps with dropout and a checkpoint every {interval} steps, interrupted three times and resumed each
-time, are compared with a run without interruption. Every loss and gradient norm that any of the jobs reported
-equals the uninterrupted run's bit for bit. So does the SHA-256 of every parameter's weight, master weight,
-moments and Adam step in the last checkpoint. The certificate of each resume says bit-exact, and names the
-right step. The interrupted rank, step and file are drawn from the name of the run.
+Runs of {steps} steps with dropout and a checkpoint every {interval} steps were interrupted three times,
+resumed each time, and compared with a run without interruption. Every loss and gradient norm that any of
+the jobs reported equals that of the uninterrupted run, bit for bit. So does the SHA-256 of every
+parameter's weight, master weight, moments and Adam step in the last checkpoint. The report of each resume
+says bit-exact and names the right step. The interrupted rank, step and file are drawn from the name of
+the run.
 """
 
 RESHAPE = """
 ## Reshaped
 
-The layout at the left writes a checkpoint at step {at}. The layout above loads it, saves what it has loaded
-before it trains, and then trains {more} more steps. In all {number} pairs the master weights, moments,
-weights and Adam step of every parameter are byte-equal after reshaping. The tables show the largest deviation
-of the loss in the steps after the load.
+The layout of the row writes a checkpoint at step {at}. The layout of the column loads it, saves what it
+has loaded before it trains, and then trains {more} more steps. In all {number} pairs, the master weights,
+moments, weights and Adam step of every parameter are the same bytes after reshaping. The tables show the
+largest deviation of the loss in the steps after loading.
 """
 
 

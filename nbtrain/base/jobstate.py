@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base import files, last_words
 from nbtrain.base.files import READ_ONLY, is_read_only
-from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display
 
@@ -60,6 +60,25 @@ SILENCE_SECONDS = 900.0
 ENGINE_SILENCE_SECONDS = 30.0
 # Backends whose engine puts the supervisor somewhere else, and may take its time.
 ENGINES = frozenset({"slurm", "kubernetes"})
+
+
+def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
+    """Return whether the rank that wrote the heartbeat runs, as far as the job's state and this host say.
+
+    A paused job, one that waits and one between two attempts have no ranks. The process of a rank is looked
+    at on its own host only.
+    """
+    return state in (STARTING, RUNNING) and not heartbeat.process.gone()
+
+
+def seconds_left(state: str, heartbeat: Heartbeat | None) -> float | None:
+    """Return the time that the training still takes, by rank 0's heartbeat; None unless rank 0 runs.
+
+    The heartbeat is of the newest attempt: JobRecord.placed() drops the speed of an earlier one.
+    """
+    if heartbeat is None or heartbeat.progress is None or not ranks_run(state, heartbeat):
+        return None
+    return heartbeat.progress.eta_seconds
 
 
 def at_rest(record: JobRecord) -> bool:

@@ -14,7 +14,9 @@ from nbtrain.base.jobstate import (
     RUNNING,
     STARTING,
     SUSPENDED,
+    ranks_run,
     read_state,
+    seconds_left,
 )
 from nbtrain.base.records import JobRecord, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, JobDir, RunDir
@@ -61,11 +63,11 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
         # Of ranks that are gone while their job goes on, only what they have done counts.
-        gone = working and heartbeat.process.gone()
+        gone = working and not ranks_run(state, heartbeat)
         if (rate := progress.mean_tokens_per_second) is not None and not gone:
             parts.append(f"{rate:,.0f} tokens/s")
-        if progress.eta_seconds is not None and working and not gone:
-            parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
+        if (left := seconds_left(state, heartbeat)) is not None:
+            parts.append(f"{amounts.elapsed(left)} left")
         if heartbeat.phase != "train" and working and not gone:
             parts.append(heartbeat.phase)
     elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:

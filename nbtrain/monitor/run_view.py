@@ -156,7 +156,7 @@ class RunView:
         events = self.events()
         config = self._config_summary()
         saved = record.goes_on_from if record else None
-        progress = progress_part(heartbeats.get(0), config, now, active, saved)
+        progress = progress_part(heartbeats.get(0), config, now, state, saved)
         jobs = self._jobs(now)
         value = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,

@@ -20,7 +20,7 @@ import orjson
 from nbtrain.base import files, last_words
 from nbtrain.base.amounts import utc
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_job
+from nbtrain.base.jobstate import ACTIVE, ENGINES, FINAL, LOST, read_job, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord
 from nbtrain.base.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.table import aligned
@@ -232,7 +232,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         notes=said.notes,
         archived=said.archived,
         step=beat.step if beat else record.first_step if record else None,
-        eta_seconds=progress.eta_seconds if progress and state == "RUNNING" else None,
+        eta_seconds=seconds_left(state, beat),
         asked=asked_of(job) if job and state in ACTIVE else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )

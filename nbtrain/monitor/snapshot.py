@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from nbtrain.base.jobstate import ACTIVE, ranks_run, seconds_left
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 
 OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
@@ -75,7 +76,7 @@ def progress_part(
     heartbeat: Heartbeat | None,
     config: Mapping[str, Any] | None,
     now: float,
-    active: bool,
+    state: str,
     saved: TrainingProgress | None = None,
 ) -> dict[str, Any] | None:
     """How far the training is, by rank 0's heartbeat, before its first by the checkpoint; None without it."""
@@ -83,7 +84,8 @@ def progress_part(
     if known is None:
         return None
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
-    gone = active and heartbeat is not None and heartbeat.process.gone()
+    active = state in ACTIVE
+    gone = active and heartbeat is not None and not ranks_run(state, heartbeat)
     loss, target = known.validation_loss, config["target_tokens"] if config else known.goal_tokens
     if config is not None and not config["has_perplexity"]:
         loss = None  # of pairs of answers: no loss of a token
@@ -96,7 +98,7 @@ def progress_part(
         else None,
         "target_tokens": target,
         "fraction": min(1.0, known.consumed_tokens / target) if target else None,
-        "eta_seconds": known.eta_seconds if active and not gone else None,
+        "eta_seconds": seconds_left(state, heartbeat),
         "tokens_per_second": None if gone else known.tokens_per_second,
         "validation_perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
         "heartbeat_age_seconds": heartbeat.seconds_since("time", now) if heartbeat else None,

@@ -22,6 +22,7 @@ from nbtrain.monitor.lines import progress_line, resume_lines, status_text
 from nbtrain.monitor.metrics_range import Asked, metrics
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.runs import summary_of
+from nbtrain.monitor.shown import _line as shown_line
 from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, encoded, finite, in_sight, thin
 from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
@@ -600,3 +601,29 @@ def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pyt
     found += [snapshot["progress"]["heartbeat_age_seconds"], snapshot["ranks"][0]["heartbeat_age_seconds"]]
     assert all(90 <= seconds < 3600 for seconds in found), found
     assert " min " in dict(snapshot["shown"]["line"])["elapsed"]
+
+
+@pytest.mark.parametrize(
+    ("state", "shows"),
+    [("RUNNING", True), ("SUSPENDED", False), ("RESTARTING", False), ("QUEUED", False), ("CANCELLED", False)],
+)
+def test_the_time_left_is_the_same_everywhere(run: RunDir, state: str, shows: bool) -> None:
+    """Of a job on another host, whose last heartbeat says 20 minutes: in the panel, `status` and `runs`."""
+    job = FakeJob(run, steps=40)
+    job.one_step()
+    job.one_step()
+    there = replace(job.identity, host="elsewhere", boot_id="its own")
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    replace(beat, process=there, progress=replace(beat.progress, eta_seconds=1200.0)).write(
+        job.job.heartbeat(0)
+    )
+    job.record.state, job.record.supervisor = state, there
+    job.record.write(job.job.job_json)
+    snapshot = RunView(run).snapshot()
+    left = 1200.0 if shows else None
+    assert snapshot["state"] == state
+    assert snapshot["progress"]["eta_seconds"] == summary_of(run, time.time()).eta_seconds == left
+    assert (["time left", "20 min 0 s"] in shown_line(snapshot)) is shows
+    assert ("20 min 0 s left" in progress_line(run)) is shows
+    job.tensorboard.close()
+

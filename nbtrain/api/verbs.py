@@ -124,8 +124,8 @@ def advise(run: RunLike) -> "Advice":
     return advise_on(opened.config, observe(opened.directory))
 
 
-def calibrate(seconds: float = 120.0) -> "Calibrated":
-    """Measure this machine's device, memory, disk and collectives in about `seconds`; plans use the figures.
+def calibrate(seconds: float = 180.0) -> "Calibrated":
+    """Measure this machine's device, memory, disk and collectives in `seconds` at most, for plans to use.
 
     Shown in a cell, the result is a table; `.picture()` draws it.
     """

@@ -106,7 +106,7 @@ def add_verbs(under: Any) -> None:
     parser = add_verb(
         under, "calibrate", calibrate, "Plans of runs on this machine then use what was measured."
     )
-    parser.add_argument("--seconds", type=float, default=120.0, help="How long to measure.")
+    parser.add_argument("--seconds", type=float, default=180.0, help="How long to measure, at most.")
     add_json(parser)
     add_picture(parser, "Also draw the measurements to FILE")
     text = "Count `wall` time, or `cpu` time as a trial on a busy machine, which writes nothing."

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.base.amounts import counted
 from nbtrain.base.cgroup import usable_cores
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display, output_root
 from nbtrain.jobs.gpu_side import stream
-from nbtrain.jobs.machine import visible_gpus
-from nbtrain.planner.calibration import Calibration, machine_key, write_calibration
+from nbtrain.jobs.machine import lacking_cores, visible_gpus
+from nbtrain.planner.calibration import Calibration, calibration_path, machine_key, write_calibration
+from nbtrain.planner.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import lines, picture
 
-LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
+# Imports of torch, and engines that are built, take the least time on two quiet cores.
+LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
+# From the last figure until the processes are gone and the file is written.
+END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,28 @@ class Calibrated:
 
     calibration: Calibration
     path: Path | None
-    """Where it was written; None for a trial."""
+    """Where it was written; None if it was not."""
+    is_trial: bool = False
+    """Whether nothing was to be written."""
 
     def __str__(self) -> str:
-        where = f"Written to {display(self.path)}; plans use it." if self.path else "Nothing was written."
-        return "\n".join([*lines(self.calibration), "", where])
+        return "\n".join([*lines(self.calibration), "", self._where()])
+
+    def _where(self) -> str:
+        doubts = self.calibration.doubts
+        if self.path is None and doubts and not self.is_trial:
+            return (
+                f"Not written: {display(calibration_path())} keeps the figures that it has, which are not in "
+                "doubt. Calibrate again while the machine is idle."
+            )
+        if self.path is None:
+            return "Nothing was written."
+        if doubts:
+            return (
+                f"Written to {display(self.path)}. Plans use it for {self.calibration.oldest_days} days and "
+                "say that it is in doubt. Calibrate again while the machine is idle."
+            )
+        return f"Written to {display(self.path)}; plans use it."
 
     __repr__ = __str__
 
@@ -50,6 +72,7 @@ class Calibrated:
             "seconds": made.seconds,
             "device": made.device,
             "disk": made.disk,
+            "doubts": made.doubts,
             "figures": made.figures,
         }
 
@@ -58,11 +81,12 @@ class Calibrated:
         return picture(self.calibration)
 
 
-def calibrate(seconds: float = 120.0, clock: str = "wall") -> Calibrated:
-    """Measure this machine's device in about `seconds` and write calibration.json.
+def calibrate(seconds: float = 180.0, clock: str = "wall") -> Calibrated:
+    """Measure this machine's device in `seconds` at most and write calibration.json.
 
-    `clock` is wall, or cpu for a trial beside other work: the processes' own CPU time is counted then, and
-    nothing is written. Raises ConfigError for seconds out of bounds.
+    Figures that other programs have disturbed are marked (planner/calibration_doubts.py). `clock` is wall, or
+    cpu for a trial beside other work: the processes' own CPU time is counted then, and nothing is written.
+    Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for all figures.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(
@@ -72,25 +96,38 @@ def calibrate(seconds: float = 120.0, clock: str = "wall") -> Calibrated:
     started, figures = time.monotonic(), []
     gpus = len(visible_gpus())
     device = "gpu" if gpus else "cpu"
+    cores, lacking = usable_cores(), lacking_cores()
+    disk = disk_rates(output_root())
     request = {
         "device": device,
-        "cores": gpus or usable_cores(),
-        "seconds": seconds,
+        "cores": gpus or cores,
+        "seconds": seconds - (time.monotonic() - started) - END_SECONDS,
         "clock": clock,
     }
+    total, is_late = 0, False
     with contextlib.ExitStack() as stack:
         bar = None
         for answer in stream("nbtrain.train.calibration", request):
             if answer["kind"] == "plan":
-                bar = stack.enter_context(Progress("calibrate", answer["figures"], "figures"))
+                total = answer["figures"]
+                bar = stack.enter_context(Progress("calibrate", total, "figures"))
             elif answer["kind"] == "figure":
                 figures.append({key: value for key, value in answer.items() if key != "kind"})
                 if bar is not None:
                     bar.update(1, now=_words(answer))
-    disk = disk_rates(output_root())
-    taken = round(time.monotonic() - started, 1)
-    made = Calibration(machine_key(), datetime.date.today().isoformat(), taken, figures, disk, device)
-    return Calibrated(made, None if clock == "cpu" else write_calibration(made))
+            is_late = is_late or answer["kind"] == "late"
+    if is_late:
+        raise JobError(
+            f"{seconds:g} s were over after {len(figures)} of {counted(total, 'figure')}, and nothing was "
+            f"written: other programs used {lacking:.1f} of {counted(cores, 'core')} when it began. "
+            "Calibrate while the machine is idle, or give more time: nbtrain calibrate --seconds "
+            f"{min(4 * seconds, MOST_SECONDS):g}."
+        )
+    taken, is_trial = round(time.monotonic() - started, 1), clock == "cpu"
+    doubtful = [] if is_trial else doubts(figures, lacking, cores)
+    today = datetime.date.today().isoformat()
+    made = Calibration(machine_key(), today, taken, figures, disk, device, doubtful)
+    return Calibrated(made, None if is_trial else write_calibration(made), is_trial)
 
 
 def disk_rates(folder: Path, size: int = DISK_BYTES) -> dict[str, float]:

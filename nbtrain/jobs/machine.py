@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,22 @@ def this_machine() -> Machine:
     left = [max(0, group.limit_bytes - (group.in_use_bytes or 0)) for group in groups]
     available = min([memory.available, *left])
     return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
+
+
+def lacking_cores(seconds: float = 0.5) -> float:
+    """Return how many of the cores that this process may use others are using, watched for some time."""
+    allowed = os.sched_getaffinity(0)
+    before = psutil.cpu_times(percpu=True)
+    time.sleep(seconds)
+    idle = 0.0
+    for core, (first, last) in enumerate(zip(before, psutil.cpu_times(percpu=True), strict=True)):
+        # Guests count as user time already.
+        kinds = [name for name in last._fields if not name.startswith("guest")]
+        spent = {name: getattr(last, name) - getattr(first, name) for name in kinds}
+        if core in allowed:
+            idle += (spent["idle"] + spent.get("iowait", 0.0)) / max(sum(spent.values()), 1e-9)
+    # A quota may leave this process fewer cores than the machine has.
+    return max(0.0, usable_cores() - idle)
 
 
 def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:

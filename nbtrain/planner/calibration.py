@@ -1,9 +1,10 @@
 """What `nbtrain calibrate` has measured on a machine: calibration.json of the data home, read and understood.
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
-        "date", "seconds", "device", "disk", "figures": [{"what", "ranks", ...}]}}}
+        "date", "seconds", "device", "disk", "doubts", "figures": [{"what", "ranks", "spread", ...}]}}}
 
-The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS. Any other entry is named in a
+The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS; one with doubts
+(calibration_doubts.py) for OLDEST_DOUBTED_DAYS, and plans name them. Any other entry is named in a
 note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
 """
 
@@ -24,6 +25,7 @@ from nbtrain.planner.cpu_rate import cpu_model
 SCHEMA_VERSION = 1
 # Drivers, kernels and neighbours on a machine change within months.
 OLDEST_DAYS = 180
+OLDEST_DOUBTED_DAYS = 7
 
 Figure = dict[str, Any]
 
@@ -41,11 +43,22 @@ class Calibration:
     """write_bytes_per_second and read_bytes_per_second of the output root."""
     device: str = "cpu"
     """What was measured: gpu, or cpu, also on a machine whose GPUs CUDA_VISIBLE_DEVICES hides."""
+    doubts: list[str] = field(default_factory=list)
+    """Why other programs may have disturbed the figures, in sentences without a full stop; empty if not."""
 
     @property
     def source(self) -> str:
         """Where a plan's rates come from, in words."""
-        return f"calibrated on {self.date}"
+        doubts = f", in doubt: {'; '.join(self.doubts)}" if self.doubts else ""
+        return f"calibrated on {self.date}{doubts}"
+
+    @property
+    def oldest_days(self) -> int:
+        """How long plans use it."""
+        return OLDEST_DOUBTED_DAYS if self.doubts else OLDEST_DAYS
+
+    def age_days(self, today: datetime.date) -> int:
+        return (today - datetime.date.fromisoformat(self.date)).days
 
     def of(self, what: str, **wanted: Any) -> list[Figure]:
         """The figures of a kind whose fields are as wanted."""
@@ -109,32 +122,54 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
     if entry is None:
         others = "; ".join(f"{key} ({one['date']})" for key, one in machines.items())
         return None, f"{name} is of another machine and is not used: {others}. {measure}."
-    age = (today - datetime.date.fromisoformat(entry["date"])).days
-    if age > OLDEST_DAYS:
+    found = _calibration(entry)
+    if (age := found.age_days(today)) > found.oldest_days:
+        doubted = " in doubt" if found.doubts else ""
         return None, (
-            f"{name} is {age} days old (of {entry['date']}; at most {OLDEST_DAYS} are trusted) and is not "
-            f"used. {measure} anew."
+            f"{name} is {age} days old (of {found.date}; at most {found.oldest_days} are trusted{doubted}) "
+            f"and is not used. {measure} anew."
         )
-    disk = entry.get("disk") or {}
+    return found, ""
+
+
+def _calibration(entry: dict[str, Any]) -> Calibration:
+    """An entry of this machine."""
     # Entries of before have no device: they are of the GPUs if there are any.
     device = entry.get("device") or ("gpu" if machine_gpus() else "cpu")
-    return Calibration(machine_key(), entry["date"], entry["seconds"], entry["figures"], disk, device), ""
+    return Calibration(
+        machine=machine_key(),
+        date=entry["date"],
+        seconds=entry["seconds"],
+        figures=entry["figures"],
+        disk=entry.get("disk") or {},
+        device=device,
+        doubts=entry.get("doubts") or [],
+    )
 
 
-def write_calibration(calibration: Calibration) -> Path:
-    """Put a machine's figures into calibration.json; entries of other machines stay."""
+def write_calibration(calibration: Calibration) -> Path | None:
+    """Put a machine's figures into calibration.json and return its path; entries of other machines stay.
+
+    Figures in doubt do not replace others of the same device that plans still use: None.
+    """
     path = calibration_path()
+    before, _ = read_calibration()
+    if calibration.doubts and before and not before.doubts and before.device == calibration.device:
+        return None
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        before = files.read_json(path)
+        content = files.read_json(path)
     except RecordError:
-        before = None  # broken: written anew
-    kept = before if isinstance(before, dict) and before.get("schema_version") == SCHEMA_VERSION else {}
+        content = None  # broken: written anew
+    kept: dict[str, Any] = {}
+    if isinstance(content, dict) and content.get("schema_version") == SCHEMA_VERSION:
+        kept = content
     entry = {
         "date": calibration.date,
         "seconds": calibration.seconds,
         "device": calibration.device,
         "disk": calibration.disk,
+        "doubts": calibration.doubts,
         "figures": calibration.figures,
     }
     machines = {**kept.get("machines", {}), calibration.machine: entry}

@@ -54,6 +54,8 @@ def lines(calibration: Calibration) -> list[str]:
             text.append(f"  {'':<16}{'latency':>12}{sizes}")
         bus = "".join(f"{bandwidths(figure)[1] / GIGA:>7.2f} GB/s" for figure in group)
         text.append(f"  {kind:<16}{latency_seconds(group) * 1e6:>9,.0f} us{bus}")
+    if calibration.doubts:
+        text += ["", "In doubt:", *(f"  {doubt}" for doubt in calibration.doubts)]
     return text
 
 

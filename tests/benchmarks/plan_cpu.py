@@ -1,6 +1,6 @@
 """Predicted against measured step time of CPU runs, after `nbtrain calibrate` on this machine.
 
-    python tests/benchmarks/plan_cpu.py [--calibrate 120] [--rounds 5] [--seconds 12] [--models gpt3-tiny 14M]
+    python tests/benchmarks/plan_cpu.py [--calibrate 180] [--rounds 5] [--seconds 12] [--models gpt3-tiny 14M]
                                         [--layouts one dp2-zero1] [--write] [--clock cpu]
 
 Fifteen runs that calibration never sees: three models (gpt3-tiny, 14M, 50M) in five layouts each: one rank,
@@ -259,7 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--calibrate", type=float, default=120.0, help="seconds of the calibration")
+    parser.add_argument("--calibrate", type=float, default=180.0, help="seconds of the calibration")
     parser.add_argument(
         "--read", help="take this calibration (nbtrain calibrate --json) in place of a new one"
     )

@@ -626,4 +626,3 @@ def test_the_time_left_is_the_same_everywhere(run: RunDir, state: str, shows: bo
     assert (["time left", "20 min 0 s"] in shown_line(snapshot)) is shows
     assert ("20 min 0 s left" in progress_line(run)) is shows
     job.tensorboard.close()
-

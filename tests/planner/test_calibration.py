@@ -8,6 +8,7 @@ import pytest
 
 from nbtrain.planner import calibration
 from nbtrain.planner.calibration import Calibration, calibration_path, read_calibration, write_calibration
+from nbtrain.planner.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import bandwidths, lines, picture
 
 TODAY = datetime.date(2026, 11, 22)
@@ -117,3 +118,43 @@ def test_the_table_and_the_picture_show_every_kind():
     left, right = picture(made()).axes
     assert [line.get_label() for line in left.lines] == ["all_reduce, 2 ranks", "all_gather, 4 ranks"]
     assert list(right.lines[0].get_ydata()) == [50.0, 80.0]
+
+
+def test_a_calibration_in_doubt_is_used_for_a_week(machine):
+    """And then named, as an old one is."""
+    doubtful = replace(made(date="2026-11-15"), doubts=["other programs used 2.0 of 2 cores"])
+    write_calibration(doubtful)
+    assert read_calibration(TODAY)[0] == doubtful
+    found, why = read_calibration(TODAY + datetime.timedelta(days=1))
+    assert found is None and "is 8 days old (of 2026-11-15; at most 7 are trusted in doubt)" in why
+    assert lines(doubtful)[-2:] == ["In doubt:", "  other programs used 2.0 of 2 cores"]
+
+
+def test_what_is_in_doubt():
+    """Load, spread, and one rank that is slower than two: each at its limit and beyond it."""
+
+    def product(flops, ranks, spread=0.1):
+        return {"what": "product", "dtype": "fp32", "ranks": ranks, "flops": flops, "spread": spread}
+
+    def block(seconds, ranks):
+        return {
+            "what": "block",
+            "dtype": "fp32",
+            "ranks": ranks,
+            "forward": seconds,
+            "backward": 0.0,
+            "spread": 0.0,
+        }
+
+    steady = [product(80e9, 1), product(100e9, 2), block(1.25, 1), block(1.0, 2)]
+    assert doubts(steady, 0.2, 2) == []
+    [load] = doubts(steady, 0.21, 2)
+    assert load == "other programs used 0.2 of 2 cores when it began"
+    [slower] = doubts([product(79e9, 1), product(100e9, 2)], 0.0, 2)
+    assert slower.startswith("one rank takes 1.27 times as long for products in fp32")
+    [slower] = doubts([block(1.3, 1), block(1.0, 2)], 0.0, 2)
+    assert slower.startswith("one rank takes 1.30 times as long for blocks in fp32")
+    one_of_ten = [product(1e9, 1)] * 9 + [product(1e9, 1, spread=0.51)]
+    assert doubts(one_of_ten, 0.0, 2) == []
+    [spread] = doubts([*one_of_ten, product(1e9, 1, spread=None)], 0.0, 2)
+    assert spread.startswith("2 of 11 figures differ by more than 50% between calls")

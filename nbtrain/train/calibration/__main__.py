@@ -4,6 +4,7 @@ request   {"device": "cpu" or "gpu", "seconds", "cores", "clock"}
 answers   {"kind": "plan", "figures"}                 how many figures there will be
           {"kind": "figure", "what", "ranks", ...}    one measurement (kernels.py, collectives.py, ...)
           {"kind": "end", "seconds"}
+          {"kind": "late", "seconds"}                 the time was over before all figures were measured
           {"kind": "error", "error", "message"}       an NbtrainError's class and message
 
 Ranks are processes of their own. On a CPU one rank with all threads comes first, then as many ranks as cores
@@ -13,12 +14,13 @@ then all.
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from nbtrain.base.answers import answer_request
 from nbtrain.base.errors import JobError
@@ -29,10 +31,16 @@ from nbtrain.base.signals import hear_signals
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 # Figures of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
 FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
-# Slices that the steps of engines take beyond one for each figure (engine_steps.SLICES).
-STEP_SLICES = {"cpu": 2 * 20, "gpu": 2 * 8}
-# A start of ranks takes this long: imports of torch and DeepSpeed.
-START_SECONDS = 10.0
+# Of them, steps of engines, which are built for it.
+ENGINES = {"cpu": 20, "gpu": 8}
+# Shares of the time beyond one for each figure: of steps (engine_steps.SLICES), and of attention and blocks,
+# whose forward pass is measured alone too.
+MORE_SLICES = {"cpu": 2 * 20 + 2 * (4 + 7), "gpu": 2 * 8 + (4 + 6)}
+# What a quiet CPU takes for the imports of torch, DeepSpeed and the optimizer, and to build an engine.
+START_SECONDS = 15.0
+BUILD_SECONDS = 0.9
+# Of the time that is left, the part in which measurements are to be done.
+END_SHARE = 0.95
 LAST_LINES = 12
 
 
@@ -41,23 +49,43 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Everything one request is answered with."""
+    """Everything one request is answered with, within its `seconds`."""
     started, device, cores = time.monotonic(), request["device"], request["cores"]
     starts = plan_of(device, cores)
-    total = sum(figures for *_, figures in starts)
-    yield {"kind": "plan", "figures": total}
-    slices = sum(figures + STEP_SLICES[device] * ("steps" in parts) for *_, parts, figures in starts)
-    measuring = max(request["seconds"] - START_SECONDS * len(starts), 0.2 * request["seconds"])
-    for ranks, threads, parts, _ in starts:
+    yield {"kind": "plan", "figures": sum(figures for *_, figures in starts)}
+    slices = [figures + MORE_SLICES[device] * ("steps" in parts) for *_, parts, figures in starts]
+    engines = [ENGINES[device] * ("steps" in parts) for *_, parts, _ in starts]
+    until = started + request["seconds"]
+    for number, (ranks, threads, parts, _) in enumerate(starts):
         work = {
             "device": device,
             "parts": parts,
             "model_formats": MODEL_FORMATS[device],
-            "slice_seconds": measuring / slices,
+            "until": measured_until(time.monotonic(), until, slices[number:], engines[number:]),
+            "slices": slices[number],
+            "engines": engines[number],
+            "build_seconds": BUILD_SECONDS,
             "clock": request.get("clock", "wall"),
         }
-        yield from run_ranks(ranks, threads, work)
+        try:
+            yield from run_ranks(ranks, threads, work, until)
+        except TimeoutError:
+            yield {"kind": "late", "seconds": time.monotonic() - started}
+            return
     yield {"kind": "end", "seconds": time.monotonic() - started}
+
+
+def measured_until(now: float, until: float, slices: list[int], engines: list[int]) -> float:
+    """Return when the next start of ranks is to have measured its slices.
+
+    The lists are of all starts to come. Imports and engines take their time, at most half of what is left;
+    each slice has the same part of the rest.
+    """
+    left = END_SHARE * (until - now)
+    fixed = [START_SECONDS + BUILD_SECONDS * count for count in engines]
+    fixed_part = min(1.0, left / 2 / sum(fixed))
+    measuring = left - fixed_part * sum(fixed)
+    return now + fixed_part * fixed[0] + measuring * slices[0] / sum(slices)
 
 
 def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
@@ -76,8 +104,12 @@ def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
     return starts + [(size, cores // size, ["collectives"], between) for size in sizes]
 
 
-def run_ranks(ranks: int, threads: int, work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Start `ranks` processes and yield what rank 0 says; JobError with the last words of a failure."""
+def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> Iterator[dict[str, Any]]:
+    """Start `ranks` processes and yield what rank 0 says.
+
+    Raises JobError with the last words of a failure, and TimeoutError if they still run at `until`, by the
+    monotonic clock; they are ended then.
+    """
     port = port_to_listen_on()
     with tempfile.TemporaryFile() as said:
         processes = [
@@ -92,8 +124,7 @@ def run_ranks(ranks: int, threads: int, work: dict[str, Any]) -> Iterator[dict[s
             for rank in range(ranks)
         ]
         try:
-            assert processes[0].stdout is not None
-            for line in processes[0].stdout:
+            for line in lines_until(processes[0].stdout, until):
                 if line.startswith(b'{"kind"'):
                     yield json.loads(line)
             codes = [process.wait() for process in processes]
@@ -111,6 +142,20 @@ def run_ranks(ranks: int, threads: int, work: dict[str, Any]) -> Iterator[dict[s
                     process.wait()
             if processes[0].stdout is not None:
                 processes[0].stdout.close()
+
+
+def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
+    """Yield the lines of a pipe up to its end. Raises TimeoutError at `until`, by the monotonic clock."""
+    assert stream is not None
+    rest = b""
+    while True:
+        if not select.select([stream], [], [], max(until - time.monotonic(), 0.0))[0]:
+            raise TimeoutError
+        content = os.read(stream.fileno(), 1 << 16)
+        *lines, rest = (rest + content).split(b"\n")
+        yield from lines
+        if not content:
+            return
 
 
 def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Times one task on all ranks at one time: the median of as many calls as fit into a slice of time.
+"""Times one task on all ranks at one time: the median of as many calls as fit into its share of the time.
 
 All ranks begin a call together, so that each has as many busy neighbours as in training: cores share caches
 and memory. The ranks agree on the number of calls, because a task may contain collectives.
@@ -7,7 +7,7 @@ and memory. The ranks agree on the number of calls, because a task may contain c
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -17,27 +17,51 @@ LEAST_CALLS, MOST_CALLS = 3, 200
 SLOW_SLICES = 5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stopwatch:
-    """How each measurement of one worker is timed."""
+    """Times the measurements of one worker, one after the other, so that all of them end in time."""
 
     device: torch.device
-    slice_seconds: float
-    """The time that one measurement may take, its warm-up included."""
+    until: float
+    """When the last measurement is to be over, by time.monotonic()."""
+    slices: float
+    """Shares of the time that are still to be used: one for each measurement, SLICES for a step."""
+    engines: int = 0
+    """DeepSpeed engines that are still to be built between measurements."""
+    build_seconds: float = 0.0
+    """What each of them takes."""
     cpu_time: bool = False
     """Count the process's own CPU time, for trials on a machine with other work: waiting is not counted."""
+    _spreads: list[float | None] = field(default_factory=list)
 
-    def seconds(self, task: Callable[[], object]) -> float:
-        """Median seconds of one call, the mean over the ranks."""
+    def seconds(self, task: Callable[[], object], slices: float = 1.0) -> float:
+        """Return the median seconds of one call, the mean over the ranks.
+
+        The calls, with one to warm up, take `slices` shares of the time that is left. A task that is too slow
+        for that is called once.
+        """
+        slice_seconds = self._agreed(self._left_seconds() * slices / max(self.slices, slices))
+        self.slices -= slices
         warm_up = self._agreed(self._once(task))
-        if warm_up > SLOW_SLICES * self.slice_seconds:
+        if warm_up > SLOW_SLICES * slice_seconds:
+            self._spreads.append(None)
             return warm_up
         first = self._once(task)
-        calls = int(
-            self._agreed(min(max(self.slice_seconds / max(first, 1e-9) - 2, LEAST_CALLS), MOST_CALLS))
-        )
-        median = statistics.median([first, *(self._once(task) for _ in range(calls - 1))])
+        calls = int(self._agreed(min(max(slice_seconds / max(first, 1e-9) - 2, LEAST_CALLS), MOST_CALLS)))
+        taken = [first, *(self._once(task) for _ in range(calls - 1))]
+        low, median, high = statistics.quantiles(taken, n=4, method="inclusive")
+        self._spreads.append((high - low) / median)
         return self._agreed(median)
+
+    def take_spread(self) -> float | None:
+        """Return the largest spread of the measurements since the last call: the range of the middle half of
+        the calls over their median. None if one of them was a single call.
+        """
+        spreads, self._spreads = self._spreads, []
+        return None if None in spreads else max(spread for spread in spreads if spread is not None)
+
+    def _left_seconds(self) -> float:
+        return max(self.until - time.monotonic() - self.engines * self.build_seconds, 0.0)
 
     def _once(self, task: Callable[[], object]) -> float:
         if ranks() > 1:

@@ -1,6 +1,6 @@
 """One rank of a calibration: measures with the others, and rank 0 tells what came out.
 
-    python -m nbtrain.train.calibration.worker '{"device": "cpu", "slice_seconds": 0.1, ...}'
+    python -m nbtrain.train.calibration.worker '{"device": "cpu", "until": 1234.5, "slices": 99, ...}'
 
 __main__.py starts the ranks with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
@@ -25,10 +25,19 @@ ZERO_STAGES = (0, 1, 3)
 def main(request: dict[str, Any]) -> None:
     """All figures of this number of ranks, one JSON line each, from rank 0."""
     world = startup.start(request["device"], TIMEOUT_SECONDS)
-    watch = Stopwatch(world.device, request["slice_seconds"], request.get("clock") == "cpu")
+    watch = Stopwatch(
+        world.device,
+        request["until"],
+        request["slices"],
+        request["engines"],
+        request["build_seconds"],
+        request.get("clock") == "cpu",
+    )
     for figure in figures(watch, request):
+        spread = watch.take_spread()
         if world.rank == 0:
-            print(json.dumps({"kind": "figure", "ranks": world.size, **figure}), flush=True)
+            answer = {"kind": "figure", "ranks": world.size, **figure, "spread": spread}
+            print(json.dumps(answer), flush=True)
     startup.finish()
 
 

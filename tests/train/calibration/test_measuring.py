@@ -1,18 +1,30 @@
 """The GPU side of a calibration: what it measures, in which processes, and what comes back."""
 
 import statistics
+import subprocess
+import time
 
 import pytest
 import torch
 
 from nbtrain.base.errors import JobError
-from nbtrain.train.calibration import collectives, kernels
-from nbtrain.train.calibration.__main__ import FIGURES, STEP_SLICES, plan_of, run_ranks
+from nbtrain.train.calibration import collectives, kernels, stopwatch
+from nbtrain.train.calibration.__main__ import (
+    ENGINES,
+    FIGURES,
+    MORE_SLICES,
+    lines_until,
+    measured_until,
+    plan_of,
+    run_ranks,
+)
 from nbtrain.train.calibration.engine_steps import MODELS, SLICES
 from nbtrain.train.calibration.stopwatch import LEAST_CALLS, Stopwatch
 from nbtrain.train.calibration.worker import ZERO_STAGES
 
 CPU = torch.device("cpu")
+# Everything is called once.
+NO_TIME = {"until": 0.0, "slices": 1, "engines": 0, "build_seconds": 0.0}
 SMALL = kernels.Sizes(
     products=((32, 32, 16), (64, 32, 16)),
     blocks=((64, 256),),
@@ -43,7 +55,8 @@ class Clock:
 def clocked(monkeypatch):
     def watch(clock, slice_seconds):
         monkeypatch.setattr(Stopwatch, "_now", lambda self: clock.now)
-        return Stopwatch(CPU, slice_seconds)
+        monkeypatch.setattr(Stopwatch, "_left_seconds", lambda self: slice_seconds * self.slices)
+        return Stopwatch(CPU, until=0.0, slices=4)
 
     return watch
 
@@ -62,9 +75,57 @@ def test_a_slow_task_is_called_at_least_a_few_times_and_a_very_slow_one_once(clo
     assert clocked(clock, 1.0).seconds(clock.task) == 6.0 and clock.calls == 1
 
 
+def test_each_measurement_has_its_share_of_the_time_that_is_left(monkeypatch):
+    """Two of four shares for the first; engines that are still to be built have theirs."""
+    clock, now = Clock(1.0), 0.0
+    monkeypatch.setattr(Stopwatch, "_now", lambda self: clock.now)
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now)
+    watch = Stopwatch(CPU, until=50.0, slices=4, engines=1, build_seconds=10.0)
+    watch.seconds(clock.task, 2)
+    assert clock.calls == 2 + 20 - 2 - 1  # warm-up and first call, then what 20 s hold
+    watch.engines, now, clock.calls = 0, 50.0, 0
+    watch.seconds(clock.task)
+    assert clock.calls == 1 and watch.slices == 1  # the time is over
+
+
+def test_the_spread_is_that_of_the_middle_half(clocked):
+    """The largest of several measurements; None if one was a single call; begun again for each figure."""
+    steady = Clock(1.0, 1.0, 9.0, 1.0)
+    watch = clocked(steady, 10.0)
+    watch.seconds(steady.task)
+    assert watch.take_spread() == 0.0  # one call of eight
+    uneven = Clock(1.0, 1.0, 3.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0)
+    watch = clocked(uneven, 10.0)
+    watch.seconds(uneven.task)
+    assert watch.take_spread() == pytest.approx(0.5)
+    slow = Clock(60.0)
+    watch = clocked(slow, 10.0)
+    watch.seconds(slow.task)
+    assert watch.take_spread() is None
+
+
+def test_each_start_of_ranks_has_its_share_of_the_time():
+    """Imports and engines first, at most half; the rest by slices, and a twentieth for the end."""
+    assert measured_until(10.0, 210.0, [100, 200], [20, 20]) == pytest.approx(10 + 33 + (190 - 66) / 3)
+    assert measured_until(100.0, 110.0, [100], [20]) == pytest.approx(100 + 9.5)
+    assert measured_until(100.0, 90.0, [100], [20]) < 100
+
+
+def test_ranks_that_are_late_are_ended():
+    """A measurement keeps its time, whatever else the machine does."""
+    with subprocess.Popen(["sh", "-c", "echo said; sleep 600"], stdout=subprocess.PIPE) as process:
+        lines = lines_until(process.stdout, time.monotonic() + 0.2)
+        assert next(lines) == b"said"
+        with pytest.raises(TimeoutError):
+            next(lines)
+        process.kill()
+    with subprocess.Popen(["printf", "one\ntwo\nrest"], stdout=subprocess.PIPE) as process:
+        assert list(lines_until(process.stdout, time.monotonic() + 600)) == [b"one", b"two"]
+
+
 def test_every_figure_is_measured_and_positive():
     """As many figures as counted; a product's rate is its FLOPs over its seconds."""
-    found = list(kernels.measure(Stopwatch(CPU, 0.0), SMALL, ["fp32", "bf16"], ["fp32"]))
+    found = list(kernels.measure(Stopwatch(CPU, 0.0, 1), SMALL, ["fp32", "bf16"], ["fp32"]))
     assert len(found) == kernels.count("cpu", SMALL, ["fp32", "bf16"], ["fp32"]) == 2 + 4 + 2 + 2 + 1
     kinds = {figure["what"] for figure in found}
     assert kinds == {"memory", "optimizer", "product", "attention", "block", "norms", "ends"}
@@ -82,7 +143,9 @@ def test_the_bar_counts_what_the_ranks_measure():
         stages = sum(len(ZERO_STAGES) - (dtype != "fp32") for dtype in model)
         own = kernels.count(device, sizes, formats, model) + stages * len(MODELS)
         assert FIGURES[device] == own
-        assert STEP_SLICES[device] == (SLICES - 1) * stages * len(MODELS)
+        assert ENGINES[device] == stages * len(MODELS)
+        twice = len(model) * (len(sizes.sequences) + len(sizes.blocks))
+        assert MORE_SLICES[device] == (SLICES - 1) * stages * len(MODELS) + twice
     assert FIGURES["collectives"] == len(collectives.KINDS) * len(collectives.CPU_BYTES)
     assert len(collectives.CPU_BYTES) == len(collectives.GPU_BYTES)
 
@@ -104,8 +167,8 @@ def test_ranks_are_started_as_runs_use_the_machine():
 @pytest.mark.slow
 def test_two_processes_measure_collectives_between_them():
     """Every kind at every size comes back from rank 0."""
-    work = {"device": "cpu", "parts": ["collectives"], "model_formats": [], "slice_seconds": 0.0}
-    found = list(run_ranks(2, 1, work))
+    work = {"device": "cpu", "parts": ["collectives"], "model_formats": [], **NO_TIME}
+    found = list(run_ranks(2, 1, work, time.monotonic() + 600))
     pairs = {(figure["collective"], figure["bytes"]) for figure in found}
     assert len(found) == len(pairs) == FIGURES["collectives"]
     assert all(figure["ranks"] == 2 and figure["seconds"] > 0 for figure in found)
@@ -113,8 +176,8 @@ def test_two_processes_measure_collectives_between_them():
 
 @pytest.mark.slow
 def test_the_last_words_of_a_failed_rank_come_back():
-    work = {"device": "cpu", "parts": None, "model_formats": [], "slice_seconds": 0.0}
+    work = {"device": "cpu", "parts": None, "model_formats": [], **NO_TIME}
     with pytest.raises(JobError) as raised:
-        list(run_ranks(1, 1, work))
+        list(run_ranks(1, 1, work, time.monotonic() + 600))
     assert "the calibration with 1 ranks ended with the codes [1]. Its last words:" in str(raised.value)
     assert "TypeError" in str(raised.value)

@@ -68,7 +68,7 @@ def sentence(cases: list[Published]) -> str:
     fits = [share for fitted, share in found if fitted]
     refused = [share - 1 for share in fits if share > 1]
     return (
-        f"of {len(failed)} more that ran out of memory {sum(failed)} are recognised, of {len(fits)} that "
-        f"fitted {len(fits) - len(refused)}; the other {len(refused)} are planned {min(refused):.0%} to "
-        f"{max(refused):.0%} above their cards.".replace("%", " %")
+        f"{sum(failed)} of {len(failed)} more runs that ran out of memory are recognised, and "
+        f"{len(fits) - len(refused)} of {len(fits)} that fitted; the other {len(refused)} are planned "
+        f"{min(refused):.0%} to {max(refused):.0%} above their cards.".replace("%", " %")
     )

@@ -34,15 +34,13 @@ WIDTH = 120
 INTRODUCTION = """\
 # How accurate is the plan?
 
-Written by `python tests/benchmarks/plan_cases.py` from the 216 published runs of the reference folder, each
-of which is a setup like a run of yours. What a source leaves open is filled by one rule for each source or
-training program (tests/benchmarks/published.py), never for one case.
+Written by `python tests/benchmarks/plan_cases.py` from 216 published runs. What a source does not state is
+set by one rule per source or training program (tests/benchmarks/published.py), never for a single run.
 
 The constants belong to generations of devices (nbtrain/planner/time/rates.py) and to training programs
-(nbtrain/planner/engines.py). They were fitted to some of the sources (tests/benchmarks/plan_fit.py) and are
-held against the others too, so that fitting cannot flatter. Which parts a step has was decided with all cases
-in view.
-Those of the engine nbtrain rest on one measured step, of 125M on one H200 (benchmarks.md)."""
+(nbtrain/planner/engines.py). They were fitted to one part of the sources (tests/benchmarks/plan_fit.py) and
+are compared with the other part too. Which parts a step has was decided with all runs in view. The constants
+of nbtrain itself come from one measured step, of 125M on one H200 (benchmarks.md)."""
 
 
 def main() -> None:

@@ -236,8 +236,10 @@ def write(rows: list[tuple[str, float, float, float]], options: argparse.Namespa
             BEGIN,
             "## Step time on a CPU, after `nbtrain calibrate`",
             "",
-            f"{datetime.date.today()}, `{command}`, {os.cpu_count()} cores. The calibration has seen none of",
-            "these runs; measured is the median of interleaved rounds, spread their range over it.",
+            f"{datetime.date.today()}, `{command}`, {os.cpu_count()} cores. The calibration had seen none of",
+            "these runs. The measured time is the median of interleaved rounds, and the spread is "
+            "their range "
+            "divided by it.",
             "",
             summary(rows),
             "",

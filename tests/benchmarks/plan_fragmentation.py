@@ -56,12 +56,13 @@ def section(cases: list[Published]) -> list[str]:
     lines = [
         "### Fragmentation: the rule that was not adopted",
         "",
-        f"{CASE} ended of fragmentation alone. A rule that recognises it may use only what the source states "
-        "of a run, and a constant that was published elsewhere. Published are 15 % of what the allocator "
-        "reserves on average and 33 % at worst, of eight models that were fine-tuned with LoRA, "
-        "recomputation, offloading and ZeRO 3 (arXiv:2401.08156), and 43 % at worst, which recomputation and "
-        "interleaved schedules bring about (arXiv:2507.16274). Each row says what a rule would do in place "
-        f"of the reserve of {buffers.RESERVE_FRACTION:.0%}:",
+        f"{CASE} failed because of fragmentation alone. A rule that recognises it may use only what the "
+        "source states about a run, and a constant that was published elsewhere. Published are "
+        "losses of 15 % "
+        "on average and 33 % at worst of what the allocator reserves, for eight models that were fine-tuned "
+        "with LoRA, recomputation, offloading and ZeRO 3 (arXiv:2401.08156), and 43 % at worst, with "
+        "recomputation and interleaved schedules (arXiv:2507.16274). Each row shows what a rule would do "
+        f"instead of the reserve of {buffers.RESERVE_FRACTION:.0%}:",
         "",
         f"| applies to | share lost | fitted and planned to fit, of {fitted} | recognised, of "
         f"{len(judged) - fitted} | the run that ended | its sister with 8 stages, which ran |",
@@ -79,27 +80,32 @@ def section(cases: list[Published]) -> list[str]:
     lines += [
         "",
         "The last two columns are shares of the card. No row separates the two runs: the average is too "
-        "little for the first one, and the worst refuses the second one as well, which ran without "
-        "expandable segments. The choice of the constant decides everything: 33 % of what is allocated, "
-        f"which is not what the paper measured, would give the row of fine-tuning {again} and {recognised}, "
-        f"with the sister at {share_with(sister, more):.1%} of the card; so would any between a fifth, which "
-        "is what this one case took, and a third. For interleaved schedules the worst also leaves fewer than "
-        "95 % of the runs that fitted. And the first paper measures what torch reserves while there is room; "
-        "on a full card it first gives back the segments that are wholly free.",
+        "small for the first one, and the worst case also refuses the second one, which ran without "
+        "expandable segments. Only the choice of the constant would decide: 33 % of what is allocated, which "
+        f"the paper did not measure, would give {again} and {recognised} in the row of fine-tuning, with the "
+        f"sister run at {share_with(sister, more):.1%} of the card. So would every constant between a fifth, "
+        "which is what this one run needed, and a third. For interleaved schedules, the worst case "
+        "also keeps "
+        "fewer than 95 % of the runs that fitted. Besides, the first paper measures what torch "
+        "reserves while "
+        "there is room; on a full card, torch first releases segments that are completely free.",
         "",
-        'The property fails too. "Samples that change in length", without expandable segments, would be '
-        "stated of no case: the four runs of fine-tuning pack their samples, and the program's recipe pads "
+        'A rule for a property does not work either. "Samples of different lengths", without expandable '
+        "segments, applies to no run here: the four fine-tuning runs pack their samples, and the "
+        "program pads "
         "each pack to the sequence length (Megatron-Bridge, finetune_utils.py and sft.py: "
-        "pad_to_max_length). The preset of the run that ended captures its MLPs in CUDA graphs besides, and "
-        "these take one length only (its docs/performance-guide.md). The buffers of the graphs are in no "
-        "plan: a few GB by that guide, "
-        f"and over 10 with a pipeline. With 10 GB the run would be at {with_graphs:.1%} of its card, and so "
-        "it would with expandable segments, with which it ran.",
+        "pad_to_max_length). The preset of the failed run also captures its MLPs in CUDA graphs, "
+        "which accept "
+        "one length only (its docs/performance-guide.md). The buffers of these graphs are not in a plan: "
+        "according to that guide a few GB, "
+        f"and over 10 with a pipeline. With 10 GB the run would be at {with_graphs:.1%} of its "
+        "card, also with "
+        "expandable segments, with which it ran.",
         "",
-        "So the reserve stays as it is for every run. Where a run fits its card with the reserve and does "
-        "not with the published average, the findings of its plan say that it may run out because of "
-        "fragmentation, and name the fix, which costs no time: expandable segments. A run of nbtrain has "
-        "samples of one length (packed to seq_length), whatever its settings.",
+        "The reserve therefore stays the same for every run. If a run fits its card with the reserve but not "
+        "with the published average, a finding of its plan says that it may run out of memory because of "
+        "fragmentation, and names the fix, which costs no time: expandable segments. Runs of nbtrain have "
+        "samples of one length (packed to seq_length), whatever their settings.",
         "",
     ]
     return [line if line.startswith("|") else line.replace("%", " %").replace("  %", " %") for line in lines]

@@ -235,25 +235,27 @@ def section(cases: list[Published], beyond: str) -> list[str]:
     lines = [
         "## Memory",
         "",
-        "Parts, habits of programs and the rules for what sources leave open were chosen with all these "
-        "cases in view, the test half too. Fitted, to the training half, are only the constants that are "
-        "called so: RESERVE_FRACTION and FREE_FRACTION in nbtrain/planner/memory/buffers.py, bytes of a "
-        "logit in programs.py. Runs that nobody has looked at will be met less often.",
+        "The parts of the memory, the properties of programs and the rules for what sources do not state "
+        "were chosen with all these runs in view, including the test half. Only the constants that say so "
+        "were fitted, to the training half: RESERVE_FRACTION and FREE_FRACTION in "
+        "nbtrain/planner/memory/buffers.py, and the bytes of a logit in programs.py. The plan will be less "
+        "accurate for runs that were not looked at.",
         "",
-        f"Of {len(compared)} published peaks {_share(compared, WITHIN)} are planned within 10 % and "
-        f"{_share(compared, LOOSELY)} within 20 %. Of {len(fitted)} runs that fitted "
-        f"{sum(verdict.is_right for verdict in fitted) / len(fitted):.1%} are planned to fit; of "
-        f"{len(failed)} that ran out of memory {sum(verdict.is_right for verdict in failed)} are recognised, "
-        "and 8 were the aim: the two others did not run out by the memory that a step needs (last table). "
-        "The closest verdict is that of ZeRO 3 on V100s: 22 sequences, which ran out, are planned at "
+        f"Of {len(compared)} published peaks, {_share(compared, WITHIN)} are planned within 10 % and "
+        f"{_share(compared, LOOSELY)} within 20 %. Of {len(fitted)} runs that fitted, "
+        f"{sum(verdict.is_right for verdict in fitted) / len(fitted):.1%} are planned to fit. Of "
+        f"{len(failed)} that ran out of memory, {sum(verdict.is_right for verdict in failed)} are "
+        "recognised; "
+        "the target was 8. The two others did not run out because of the memory that a step needs (last "
+        "table). The closest verdict is ZeRO 3 on V100s: 22 sequences, which ran out, are planned at "
         f"{_share_of_card(cases, 'bs-52b-v100-z3-tp1-mb22-oom')} of the card, and 20, which fitted, at "
-        f"{_share_of_card(cases, 'bs-52b-v100-z3-tp1-mb20')}; without the tied output layer's gradient, "
-        "which waits in autograd (buffers.py), the 22 would be at 98 %. That part was found by looking at "
-        "this case; nothing in it is fitted.",
+        f"{_share_of_card(cases, 'bs-52b-v100-z3-tp1-mb20')}. Without the gradient of the tied output layer, "
+        "which autograd keeps (buffers.py), the 22 would be at 98 %. That part was found by looking at this "
+        "run; nothing in it is fitted.",
         "",
-        "Tables of the BigScience sources have rows that are not among the cases; nothing was changed for "
-        f"them. In tr3m-1B3.md and gpt2.md (tests/benchmarks/plan_beyond.py) {beyond} Of "
-        "chronicles-prequel.md all 11 peaks of 28 February are met within 10 %, and another run out of "
+        "The tables of the BigScience sources have rows that are not among these runs, and nothing was "
+        f"changed for them. In tr3m-1B3.md and gpt2.md (tests/benchmarks/plan_beyond.py), {beyond} In "
+        "chronicles-prequel.md, all 11 peaks of 28 February are planned within 10 %, and another run out of "
         "memory is recognised.",
         "",
         "| half | peaks | within 10 % | within 20 % |",
@@ -304,14 +306,15 @@ def upstream_parts(run: str) -> dict[str, int]:
 def upstream_section() -> list[str]:
     """Where the peaks that the upstream example prints come from, in GiB."""
     lines = [
-        "### The upstream example's own 28 and 31, 39 and 70 GB",
+        "### The published peaks of the upstream example: 28 and 31, 39 and 70 GB",
         "",
-        "Megatron-DeepSpeed holds all logits of a micro batch, 10 bytes each: 16 bit, fp32, softmax; beside "
-        "a recomputed layer only what they take beyond it is counted. This project's loss takes them in "
-        "chunks; that is most of the difference between this table and a plan. Free blocks are what the "
-        "allocator keeps while there is room. Of 13B's four stages the last one, with the logits, is the "
-        "fullest; its sum stays an eighth below the source, which says neither which GPU it read nor how. "
-        "The sources' GB are taken for GiB, as nvidia-smi counts; the other columns are GiB.",
+        "Megatron-DeepSpeed keeps all logits of a micro-batch, 10 bytes each: in 16 bits, in fp32, and the "
+        "softmax. With recomputed layers, only the part that exceeds such a layer is counted. nbtrain "
+        "computes the loss in chunks, which is most of the difference between this table and a plan. Free "
+        "blocks are what the allocator keeps while there is room. The last of 13B's four stages, with the "
+        "logits, needs most memory; its sum is an eighth below the source, which does not say which GPU was "
+        "measured, and how. The GB of the sources are read as GiB, as nvidia-smi counts; the other columns "
+        "are GiB.",
         "",
         "| run | published GB | states | activations | logits | buffers | CUDA, NCCL | free blocks | sum |",
         "| --- " * 9 + "|",

@@ -39,7 +39,7 @@ MISSES = (
     ),
     (
         "bs-1b3-v100-",
-        "Slower by the bubble of DeepSpeed's pipeline in the plan than in the source, which prints 29 s with "
+        "In the plan, DeepSpeed's pipeline is slower by its bubble. The source prints 29 s with "
         "one stage and 28 s with two; its authors report up to 40 % between equal runs.",
     ),
     (
@@ -156,8 +156,9 @@ def section(cases: Iterable[Published]) -> list[str]:
     lines = [
         "## Speed",
         "",
-        f"Seconds of a step within 20 % of the published ones: {share_met(counted)}; of the sources that the "
-        f"constants were fitted to {share_met(halves['train'])}, of the others {share_met(halves['test'])}.",
+        f"The planned time of a step is within 20 % of the published one for {share_met(counted)} runs: "
+        f"{share_met(halves['train'])} of the sources to which the constants were fitted, and "
+        f"{share_met(halves['test'])} of the others.",
         "",
         "![planned against published step time](plan-accuracy.png)",
         "",
@@ -186,9 +187,9 @@ def section(cases: Iterable[Published]) -> list[str]:
     ratios = ", ".join(f"{row.case.id.removeprefix('playbook-')} {row.ratio:.2f}" for row in series)
     lines += [
         "",
-        "Two sources print series without batch or micro batch, which the rules fill: planned over published "
-        f"seconds are {ratios}. With more GPUs the source slows down more than the plan, whose links are as "
-        "fast between many machines as between two.",
+        "Two sources print series without batch or micro-batch, which the rules set. The planned seconds, "
+        f"divided by the published ones, are {ratios}. With more GPUs, the source becomes slower than the "
+        "plan, in which links between many machines are as fast as between two.",
         "",
     ]
     return lines

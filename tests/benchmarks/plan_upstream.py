@@ -89,28 +89,31 @@ def section() -> list[str]:
     assert piped.step is not None and wide.seconds is not None
     lines += [
         "",
-        "The golden log of 125M says 7.95 h: 4,769 steps of 5.71 s are 7.56 h, 47 pauses of 29 s 0.38 h. Of "
-        "a pause 19 s are 10 validation batches at a third of a step, and 10 s a checkpoint of 1.8 GB.",
+        "The published log of 125M reports 7.95 h: 4,769 steps of 5.71 s are 7.56 h, and 47 pauses of 29 s "
+        "are 0.38 h. In a pause, 10 validation batches take 19 s, a third of a step each, and a checkpoint "
+        "of 1.8 GB takes 10 s.",
         "",
-        "1.3B on 16 GPUs in 2 d is not reached by the file that it stands beside. The file contradicts "
-        "itself: it cuts a pipeline of 4 stages and asks DeepSpeed for ZeRO 2, which refuses a pipeline. "
-        f"With ZeRO 1 its 8 micro batches for 4 stages leave a bubble of {piped.bubble_fraction:.0%} "
-        "(3/11 = 27 % if all stages took equal time), so that 16 GPUs are far from twice as fast as 8. The "
-        "2 d are half of the time of 8 GPUs: data parallelism of 16 without a pipeline would come near them "
-        f"({wide.seconds / DAY:.1f} d).".replace("% (", " % ("),
+        "The published time for 1.3B on 16 GPUs, 2 days, cannot come from the file next to it. The file "
+        "contradicts itself: it has a pipeline of 4 stages and requests ZeRO 2, with which DeepSpeed refuses "
+        "a pipeline. With ZeRO 1, its 8 micro-batches for 4 stages leave a bubble of "
+        f"{piped.bubble_fraction:.0%} (3/11 = 27 % if all stages took equal time), so that 16 GPUs are far "
+        "from twice as fast as 8. The 2 days are half of the time of 8 GPUs; data parallelism of "
+        "16 without a "
+        f"pipeline would come close to them ({wide.seconds / DAY:.1f} d).".replace("% (", " % ("),
         "",
         "## A published LoRA run",
         "",
         f"Falcon 180B ({count_layers(FALCON, 80, True, True, 1).total / 1e9:.1f}B parameters here), adapters "
         f"of rank 64, ZeRO 3 on 8 A100-80GB: {MINUTES} minutes for {EPOCHS} epochs of 15 thousand samples in "
-        f"batches of {BATCH} sequences of 2048. If each sample were a whole sequence, forward, recomputed "
-        f"forward and half of the backward pass would ask {_flops_per_gpu() / 1e15:.1f} PFLOP/s of every "
-        "GPU, four times an A100's peak, and "
-        f"the plan says {falcon_minutes(SAMPLES):,.0f} minutes. The samples are instructions of about 200 "
-        f"tokens. Packed into full sequences they are about {PACKED:,}, for which the plan says "
-        f"{falcon_minutes(PACKED):.0f} minutes ({falcon_minutes(PACKED) / MINUTES - 1:+.0%}); with micro "
-        f"batches of 2 it says {falcon_minutes(PACKED, 2):.0f}, because ZeRO 3 gathers the weights for each "
-        "of them.".replace("%)", " %)"),
+        f"batches of {BATCH} sequences of 2,048. If each sample were a whole sequence, every GPU would need "
+        f"{_flops_per_gpu() / 1e15:.1f} PFLOP/s for the forward pass, its recomputation and half of the "
+        "backward pass, four times the peak of an A100, and "
+        f"the plan would be {falcon_minutes(SAMPLES):,.0f} minutes. The samples are instructions of "
+        "about 200 "
+        f"tokens. Packed into full sequences they are about {PACKED:,}, for which the plan is "
+        f"{falcon_minutes(PACKED):.0f} minutes ({falcon_minutes(PACKED) / MINUTES - 1:+.0%}), or "
+        f"{falcon_minutes(PACKED, 2):.0f} with micro-batches of 2, because ZeRO 3 gathers the weights for "
+        "each of them.".replace("%)", " %)"),
         "",
     ]
     return lines

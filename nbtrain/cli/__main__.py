@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         hear_signals()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    # A model's text, or a path that is no UTF-8, in a locale that lacks its characters.
+    # A model's text, or a path that is not UTF-8, in a locale that lacks its characters.
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -75,7 +75,7 @@ def _write_no_more() -> None:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of one call; JupyterLab gets what `lab` does not know.
+    """Return the options of one call; JupyterLab gets those that `lab` does not know.
 
     argparse fills a list of words once, before the first flag: words that follow a flag are added here.
     """
@@ -96,7 +96,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def parser(word: str = "") -> Parser:
-    """A parser with the verbs of the module of `word`, or if it is no verb with the names of all verbs."""
+    """Return a parser with the verbs of the module of `word`, or with all verbs' names for another word."""
     top = Parser(prog="nbtrain")
     top.add_argument(
         "--version", action="version", version=f"nbtrain {__version__}", help="Show the version."

@@ -1,4 +1,4 @@
-"""What the shell may complete: runs, examples, datasets, checkpoints, jobs, notebooks, keys and their values.
+"""Words for the shell to complete: runs, examples, datasets, checkpoints, jobs, notebooks, keys and values.
 
 argcomplete calls these functions at each TAB with the typed `prefix` and the arguments parsed before. They
 have to answer at once, so nothing here imports the schema: keys and values come from its shipped JSON Schema.
@@ -29,7 +29,7 @@ def runs(**_: Any) -> list[str]:
 
 
 def configs(prefix: str, **_: Any) -> list[str]:
-    """What names a run YAML: runs, examples, presets, YAML files and folders below the typed path."""
+    """Names of run YAMLs: runs, examples, presets, and YAML files and folders below the typed path."""
     from nbtrain.config.presets import PRESETS
 
     return [*runs(), *example_names(), *PRESETS, *_files(prefix, (".yaml", ".yml"))]

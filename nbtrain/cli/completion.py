@@ -4,7 +4,7 @@
     nbtrain completion bash            the shell code; also zsh and fish
 
 At each TAB the shell starts `nbtrain` with _ARGCOMPLETE set, and argcomplete answers from the parser and its
-completers. Of the verbs' modules only that of the typed verb is loaded.
+completers. Only the module of the typed verb is loaded.
 """
 
 import argparse

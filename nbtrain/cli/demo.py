@@ -1,4 +1,4 @@
-"""`nbtrain demo`: the notebooks of gpt-tiny in order, headless, and a summary of what came out."""
+"""`nbtrain demo`: run the notebooks of gpt-tiny in order without JupyterLab, and sum up the results."""
 
 import dataclasses
 import hashlib
@@ -36,10 +36,10 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
     parameters = {"run": run, "overrides": shlex.join(overrides)}
     executed = []
     for name in DEMO_NOTEBOOKS:
-        # All that an executed notebook depends on; it runs again when the hash changes.
+        # Everything that an executed notebook depends on: it runs again when the hash changes.
         text = json.dumps([files.sha256_of(find_notebook(name)), parameters, config.model_dump_json()])
         key = hashlib.sha256(text.encode()).hexdigest()
-        # Read anew each time: a run's first submission makes the folder.
+        # Read again each time: a run's first submission creates the folder.
         done = (files.read_json(done_record) or {}) if done_record.exists() else {}
         output = folder / f"{name}.ipynb"
         if done.get(name) == key and output.is_file():
@@ -50,14 +50,14 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
         executed.append(run_notebook(name, parameters, output))
         if name == LAUNCH and not RunDir.named(config.name).exists():
             raise SubmitError(f"{why_not(config)}\nThe executed notebook: {display(output)}")
-        # What was seen of a run that did not come to its end is looked at again once it has.
+        # Notebooks about a run that has not finished run again once it has.
         if name not in NEED_THE_END or not open_run(config).unfinished:
             files.write_json(done_record, {**done, name: key})
     return demo_summary(open_run(config), executed, time.monotonic() - started)
 
 
 def why_not(config: "RunConfig") -> str:
-    """Why notebook 03 has launched nothing: it shows that as the result of a cell, and ends in order."""
+    """Return why notebook 03 launched nothing; the notebook itself shows that and ends without an error."""
     from nbtrain.jobs.preflight import preflight
 
     found = "".join(f"\n  - {problem}" for problem in preflight(config))
@@ -66,7 +66,7 @@ def why_not(config: "RunConfig") -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DemoSummary:
-    """What `make demo` says last."""
+    """The summary that ends `nbtrain demo`."""
 
     run: Run
     base: "Baselines | None"
@@ -84,7 +84,7 @@ class DemoSummary:
         run, end = self.run, self.run.summary()
         speed = end.get("samples_per_second")
         speed = speed and speed * run.config.model.seq_length
-        # A warning, if the run did not come to its end.
+        # A warning if the run has not finished.
         made = amounts.counted(end.get("steps", 0), "step")
         first = run.unfinished or f"{run.name}: {run.state} after {made}"
         return f"""
@@ -99,15 +99,15 @@ class DemoSummary:
   a sample:
 {sample}
 
-  executed notebooks and their pages:
+  executed notebooks, and their HTML pages:
 {notebooks}
 
-  JupyterLab on the notebooks:  make lab      (or: nbtrain lab)
+  Open the notebooks in JupyterLab:  nbtrain lab
 """
 
 
 def demo_summary(run: "Run", executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
-    """A finished run with its baselines and a sample."""
+    """Return the summary of a run, with its baselines and a sample."""
     from nbtrain.api import verbs as api
     from nbtrain.dataset.look.baselines import Baselines, baselines
 

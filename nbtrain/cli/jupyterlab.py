@@ -1,4 +1,4 @@
-"""`nbtrain lab`: JupyterLab on the notebooks, bound to loopback, asking no server for news."""
+"""`nbtrain lab`: JupyterLab on the notebooks, for this machine only, contacting no server for news."""
 
 import os
 import sys
@@ -19,13 +19,13 @@ LAB_STAYS_AT_HOME = (
     "--LabApp.extension_manager=readonly",
 )
 
-# In a repository: the labextension as it is committed. `pip install -e .` has put a copy of it beside
-# JupyterLab, which is that of the day of the installation; an installed wheel has only this one.
+# The labextension as it is committed, in a repository. `pip install -e .` copied it to JupyterLab's folder,
+# and that copy is as old as the installation. An installed wheel has no other.
 BUNDLES = PACKAGE / "lab" / "labextension" / "prebuilt"
 
 
 def lab_command(rest: list[str]) -> list[str]:
-    """The command line of JupyterLab on the workspace, opened at the notebooks; `rest` follows."""
+    """Return the command that opens JupyterLab on the workspace; `rest` is appended."""
     command = [
         sys.executable,
         "-m",
@@ -44,12 +44,12 @@ def lab_command(rest: list[str]) -> list[str]:
 
 
 def open_lab(rest: list[str]) -> int:
-    """Become JupyterLab; does not return."""
+    """Replace this process by JupyterLab; does not return."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.execve(sys.executable, lab_command(rest), {**os.environ, "PATH": path, **lab_settings()})
 
 
 def lab_settings() -> dict[str, str]:
-    """Variables that add nbtrain's settings to those that JupyterLab reads; a person's own win."""
+    """Return the variables that add nbtrain's settings to JupyterLab's; the user's own take precedence."""
     folders = filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(SETTINGS)])
     return {"JUPYTER_CONFIG_PATH": os.pathsep.join(folders)}

@@ -25,7 +25,7 @@ TARGETS = {
     "megatron-deepspeed": "the run as flags",
     "deepspeed": "the run as DeepSpeed JSON",
 }
-"""What --to may be, and what is written then."""
+"""{value of --to: the file or folder that it writes}"""
 
 
 def add_verbs(under: Any) -> None:
@@ -118,9 +118,7 @@ def export(options: argparse.Namespace) -> None:
     text = api.export_run(options.run, options.to, overrides)
     if options.output is None:
         if options.json:
-            raise ConfigError(
-                "--json describes a file that was written: name it with -o, or leave out --json."
-            )
+            raise ConfigError("--json describes a file that was written: name it with -o, or omit --json.")
         print(text, end="")
         return
     path = text.write(options.output, options.overwrite)

@@ -1,4 +1,4 @@
-"""A notebook with nobody watching: parameters checked, run by papermill, saved as .ipynb and .html."""
+"""Run a notebook without JupyterLab: check its parameters, execute it with papermill, save it with a page."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ RELATIVE_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#])[^)\s#]+")
 
 @dataclasses.dataclass(frozen=True)
 class ExecutedNotebook:
-    """Where an executed notebook and its page lie."""
+    """The files of an executed notebook."""
 
     notebook: Path
     html: Path
@@ -43,7 +43,7 @@ class ExecutedNotebook:
 
 
 def find_notebook(name: str) -> Path:
-    """A notebook as typed, or one of nbtrain's own by its name."""
+    """Return the file that `name` names, or one of nbtrain's own notebooks. Raises ConfigError."""
     typed = Path(name)
     if typed.is_file():
         return typed
@@ -59,19 +59,19 @@ def find_notebook(name: str) -> Path:
 def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None = None) -> ExecutedNotebook:
     """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
 
-    Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
-    parameter that the notebook does not have, for an `output` that is no notebook's and for a run that does
-    not exist, before a folder is made for it; and JobError, which names the cell and ends with its error, if
-    a cell fails: JobFailed for that of a job.
+    Without `output` it goes to the folder of the run that the parameter `run` names. Before a folder is made,
+    raises ConfigError for a parameter that the notebook does not have, for an `output` that does not name a
+    notebook, and for a run that does not exist. Raises JobError, with the cell and its error, if a cell
+    fails: JobFailed if it failed because of a job.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
-    # The page is written beside it, with the ending .html.
+    # The page is written next to it, with the ending .html.
     if output is not None and (output.suffix != ".ipynb" or output.is_dir()):
         found = "is a folder" if output.is_dir() else "does not end in .ipynb"
         raise ConfigError(
             f"{output}: {found}, but holds the executed notebook: name a file that ends in .ipynb; its page "
-            "goes beside it, with .html."
+            "is written next to it, as .html."
         )
     if output is None:
         output = folder_of(parameters.get("run")) / source.name
@@ -83,7 +83,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
         _execute(source, output, parameters)
     except PapermillExecutionError as error:
         kind = JobFailed if error.ename == JobFailed.__name__ else JobError
-        # Of a run that was stopped, all cells have run but the one that has papermill fail.
+        # If the run was stopped, only the last cell fails, which does so on purpose.
         if kind is JobError or noted_unfinished(nbformat.read(output, as_version=4)) is None:
             raise kind(
                 f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
@@ -98,7 +98,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
 
 
 def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
-    """Have papermill run all cells. Raises JobError if the kernel does not start, or dies."""
+    """Run all cells with papermill. Raises JobError if the kernel does not start, or dies."""
     from nbclient.exceptions import DeadKernelError
     from papermill.execute import execute_notebook
     from traitlets.config import Config
@@ -109,7 +109,7 @@ def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
     for left in reversed(range(KERNEL_STARTS)):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
+                warnings.simplefilter("ignore")  # from dependencies of papermill and nbclient
                 execute_notebook(
                     str(source), str(output), dict(parameters), config=config, **limits, **streams
                 )
@@ -150,7 +150,7 @@ def _settle(output: Path, folder: Path) -> None:
 
 
 def folder_of(run: Any) -> Path:
-    """The folder for executed notebooks: of a run that is given by name, or one for all others."""
+    """Return the folder for executed notebooks: the run's if it is given by name, else one for all others."""
     others = output_root() / "notebooks"
     if run is None:
         return others
@@ -165,7 +165,7 @@ def folder_of(run: Any) -> Path:
 
 
 def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parameters as typed on a command line: text if the notebook wants text, everything else is YAML."""
+    """Parse parameters from a command line: as text if the notebook expects text, else as YAML."""
     types = annotated_types(_parameters_cell(find_notebook(notebook)))
     parameters: dict[str, Any] = {}
     for name, word in words:
@@ -190,9 +190,9 @@ def _parameters_cell(source: Path) -> str:
     try:
         cells = nbformat.read(source, as_version=4).cells
     except (ValueError, KeyError, TypeError, AttributeError, nbformat.ValidationError) as error:
-        # Of JSON that is something else nbformat says only which of its parts is not there, or no list.
+        # For other JSON, nbformat's message only names a part that is missing or has another type.
         why = shortened(str(error).partition("\n")[0])
-        raise ConfigError(f"{source}: is no notebook ({why}): name a file that ends in .ipynb.") from None
+        raise ConfigError(f"{source}: not a notebook ({why}): name a file that ends in .ipynb.") from None
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
         raise ConfigError(f"{source.name} has no cell tagged `parameters`.")
@@ -200,9 +200,9 @@ def _parameters_cell(source: Path) -> str:
 
 
 def write_html(notebook: Path) -> Path:
-    """The executed notebook as one page that needs no network.
+    """Write an executed notebook as one HTML page that needs no network, and return its path.
 
-    The widgets' state is left out: with it, nbconvert would load a widget manager from a CDN and show
+    The state of the widgets is omitted: with it, nbconvert would load a widget manager from a CDN and show
     nothing offline; without it, it shows the static picture that every widget of ours carries.
     """
     import nbformat

@@ -37,7 +37,7 @@ def add_verbs(under: Any) -> None:
     text = "It runs the notebooks 01 to 05 for RUN, which takes about five minutes on two cores, and sums up."
     config_verb(under, "demo", demo, text, default="gpt-tiny")
     text = (
-        "It listens on this machine only and asks for a token. Options of JupyterLab may follow, for example "
+        "It listens on this machine only and requires a token. Options of JupyterLab may follow, for example "
         "--port 8899."
     )
     add_verb(under, "lab", lab, text)
@@ -69,7 +69,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def lab(options: argparse.Namespace) -> int:
-    """Become JupyterLab."""
+    """Replace this process by JupyterLab."""
     from nbtrain.cli.jupyterlab import open_lab
 
     return open_lab(options.rest)

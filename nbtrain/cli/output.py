@@ -1,4 +1,4 @@
-"""What a verb shows: folded to the terminal's width, with colours for states, verdicts and findings.
+"""Output of the verbs: folded to the terminal's width, with colours for states, verdicts and findings.
 
 Only on a terminal. A pipe or a file gets the text unchanged, so that `nbtrain runs | grep` sees one line for
 each row. NO_COLOR (https://no-color.org) and TERM=dumb turn the colours off.

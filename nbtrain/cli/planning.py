@@ -204,7 +204,7 @@ def check(options: argparse.Namespace) -> int:
     files = [options.run, *(word for word in options.overrides if not is_override(word))]
     foreign = any(is_foreign(file) for file in files)
     if options.resolved and options.json:
-        raise ConfigError("--resolved prints YAML, --json prints the findings: leave out one of the two.")
+        raise ConfigError("--resolved prints YAML, --json prints the findings: use one of the two.")
     if options.resolved and foreign:
         raise ConfigError("--resolved needs a run; `nbtrain import` prints the run YAML of these files.")
     if options.resolved:

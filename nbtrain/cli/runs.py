@@ -177,7 +177,7 @@ def add_verbs(under: Any) -> None:
     parser = run_verb(
         under, "delete", delete, "Datasets and tokenizers stay, because other runs may use them."
     )
-    parser.add_argument("--yes", action="store_true", help="Do not ask for confirmation.")
+    parser.add_argument("--yes", action="store_true", help="Delete without confirmation.")
     text = "Delete the run even if other runs or run YAMLs refer to its files."
     parser.add_argument("--force", action="store_true", help=text)
 
@@ -203,7 +203,7 @@ def submit(options: argparse.Namespace) -> int:
     config = api.load(options.run, [*options.overrides, *now])
     if options.dry_run is not None:
         if options.json or options.wait:
-            raise ConfigError("--dry-run submits nothing: leave out --json and --wait.")
+            raise ConfigError("--dry-run submits nothing: omit --json and --wait.")
         if str(options.dry_run) == "-":
             raise ConfigError("--dry-run -: must name a file; nothing was written.")
         # A path on the command line is relative to the current folder.
@@ -375,7 +375,7 @@ def logs(options: argparse.Namespace) -> None:
         if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} needs --grep TEXT.")
     if options.follow and options.job:
-        raise ConfigError("--follow prints the newest job: leave out --job.")
+        raise ConfigError("--follow prints the newest job: omit --job.")
     lines = 50 if options.lines is None else options.lines
     job = job_of(run.directory, options.job) if options.job else run.directory.newest_job()
     state, cause = status_of(job) if job else (None, None)
@@ -407,9 +407,7 @@ def logs(options: argparse.Namespace) -> None:
 def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) -> None:
     """Print the lines that --grep finds."""
     if options.follow:
-        raise ConfigError(
-            "--follow prints new lines, --grep searches the lines that are there: leave out one of the two."
-        )
+        raise ConfigError("--follow prints new lines, --grep searches existing lines: use one of the two.")
     if isinstance(rank, str):
         raise ConfigError("--grep searches the logs of all ranks, or with --rank N of one rank.")
     hits = 0

@@ -49,7 +49,7 @@ def _add_generate(under: Any) -> None:
     parser.add_argument("--prompts", metavar="FILE", help=text)
     add_sampling(parser)
     plain = Generation()
-    text = "Search with this many beams; 1 is no beam search."
+    text = "Search with this many beams; 1 turns beam search off."
     parser.add_argument("--num-beams", type=int, default=plain.num_beams, metavar="COUNT", help=text)
     text = "Prefer longer texts in beam search if above 0, shorter ones if below."
     parser.add_argument(
@@ -57,7 +57,7 @@ def _add_generate(under: Any) -> None:
     )
     text = "Write this many texts for each prompt."
     parser.add_argument("--samples", dest="n", type=int, default=plain.n, metavar="COUNT", help=text)
-    text = "With --json, give each token's log-probability and that of this many alternatives."
+    text = "With --json, give the log-probability of each token and of this many alternatives."
     parser.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
     add_loading(parser)
     add_json(parser, "Print a JSON object for each text.")
@@ -153,7 +153,7 @@ def _prompts_of(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        # Not /dev/stdin, which cannot be opened if it is a socket. A byte order mark is no part of a prompt.
+        # Not /dev/stdin, which cannot be opened if it is a socket. A byte order mark is not a prompt's.
         with open(0 if file == "-" else file, encoding="utf-8-sig", closefd=file != "-") as stream:
             # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
             lines = stream.read().split("\n")
@@ -228,8 +228,8 @@ def _add_serve(under: Any) -> None:
         flag, default = f"--{name.replace('_', '-')}", getattr(plain, name)
         parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
     text = (
-        "Use this chat template, written as in a run YAML or in Jinja. Default: that of the run's data, else "
-        "of its tokenizer."
+        "Use this chat template, written as in a run YAML or in Jinja. Default: the template of the run's "
+        "data, else of its tokenizer."
     )
     parser.add_argument("--chat-template", metavar="FILE", help=text)
 

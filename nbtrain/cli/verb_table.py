@@ -1,7 +1,7 @@
 """The verbs of nbtrain by group, each with its module and a sentence, and the help screens made of them.
 
 Nothing here loads a verb: `nbtrain help`, `nbtrain --version` and the completion of a verb's name read this
-table alone, and a call loads the module of its own verb.
+table alone, and a call loads the module of its verb.
 """
 
 import difflib
@@ -18,7 +18,7 @@ class Verb(NamedTuple):
     module: str
     """Module whose add_verbs makes its parser, below nbtrain.cli."""
     summary: str
-    """One sentence, at most SUMMARY_CHARS, for the lists of verbs and as the beginning of its own help."""
+    """One sentence, at most SUMMARY_CHARS, for the lists of verbs and as the beginning of its help."""
     aliases: tuple[str, ...] = ()
     """Names of the same verb in LitGPT, Axolotl and the shell."""
     common: bool = False
@@ -114,7 +114,7 @@ ELSEWHERE = {
     ),
     "vllm-serve": "`nbtrain serve RUN` serves a model; `nbtrain export RUN` writes it for vLLM.",
 }
-"""What to type instead of a word of LitGPT or Axolotl that takes other arguments than any verb here."""
+"""{verb of LitGPT or Axolotl whose arguments fit no verb here: what to type instead}"""
 
 RUN = (
     "RUN is a run YAML, an example's name (gpt-tiny), a preset (13B) or the name or folder of a run that was "
@@ -163,7 +163,7 @@ def all_verbs() -> str:
 
 
 def unknown_verb(word: str) -> str:
-    """What is wrong with a word that is no verb, and what was probably meant."""
+    """Return the answer to a word that is not a verb: what was probably meant, or how to list the verbs."""
     if instead := ELSEWHERE.get(word):
         return f"{word!r} is not a verb of nbtrain. {instead}"
     if word.endswith((".yaml", ".yml")):

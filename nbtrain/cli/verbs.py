@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: parsers, help texts, and how a picture is written."""
+"""Shared by the verbs of the command line: parsers, help texts, and writing a picture."""
 
 import argparse
 import difflib

@@ -452,7 +452,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
         (["-i"], "--ignore-case needs --grep TEXT."),
         (
             ["-f", "--grep", "ends"],
-            "--follow prints new lines, --grep searches the lines that are there",
+            "--follow prints new lines, --grep searches existing lines",
         ),
     ):
         assert cli.main(["logs", "mine", *options]) != 0

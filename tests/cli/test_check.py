@@ -31,7 +31,7 @@ def test_a_run_that_is_refused_has_errors(workspace, capsys):
     code, [one] = checked(capsys, "gpt-none")
     assert code == 2 and one["message"].startswith("gpt-none: no such run YAML")
     assert cli.main(["check", "gpt-tiny", "--json", "--resolved"]) == 2
-    assert "leave out one of the two" in capsys.readouterr().err
+    assert "use one of the two" in capsys.readouterr().err
 
 
 def test_findings_of_a_run_and_of_files(workspace, tmp_path, capsys):

@@ -87,7 +87,7 @@ def test_what_is_no_notebook(tmp_path, content, why):
     path.write_text(content)
     with pytest.raises(ConfigError) as refused:
         run_notebook(str(path), {})
-    assert str(refused.value).startswith(f"{path}: is no notebook ({why}")
+    assert str(refused.value).startswith(f"{path}: not a notebook ({why}")
 
 
 def test_links_of_an_executed_notebook_lead_from_its_own_folder(papermill, tmp_path):

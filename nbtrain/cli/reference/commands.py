@@ -99,7 +99,7 @@ def _named(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What stands for the value of an argument; "" if it takes none."""
+    """Return the placeholder of an argument's value; "" if it takes none."""
     if action.nargs == 0:
         return ""
     if action.metavar is None:

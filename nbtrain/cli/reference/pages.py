@@ -207,7 +207,7 @@ def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
 
 
 def _recipes() -> Iterator[str]:
-    """What each recipe sets."""
+    """The table of the fields that each recipe sets."""
     sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
     yield from ("", "The fields that each `recipe` sets, including those of its architecture:", "")
     yield from _sets(sets)
@@ -215,7 +215,7 @@ def _recipes() -> Iterator[str]:
 
 
 def _architectures() -> Iterator[str]:
-    """What each name of model.architecture sets."""
+    """The table of the fields that each model.architecture sets."""
     sets = {name: architectures.fields_of(name) for name in architectures.NAMES}
     yield from ("", "The fields that each `model.architecture` sets:", "")
     yield from _sets(sets)

@@ -46,7 +46,7 @@ def each_checkpoint(
         else:
             wait(LOOK_SECONDS)
     if done < 0:
-        raise CheckpointError(f"{run.name} has ended, and has no whole checkpoint.")
+        raise CheckpointError(f"{run.name} has ended, and has no complete checkpoint.")
 
 
 def _look(run: RunDir) -> tuple[bool, int | None]:

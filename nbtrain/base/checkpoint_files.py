@@ -124,7 +124,7 @@ def on_nodes_words(run: RunDir) -> str:
         return ""
     return (
         f"step {save.step} lies on the disks of {', '.join(save.hosts)} alone (checkpoint.local_dir): a "
-        "resume on these nodes goes on from it"
+        "resume on these nodes continues from it"
     )
 
 

@@ -40,7 +40,7 @@ MEANING = {
     SUCCEEDED: "all tokens are done and saved",
     FAILED: "ended by an error; the cause says which",
     CANCELLED: "stopped on request; can be resumed",
-    SUSPENDED: "paused, or held by its engine, without devices; goes on when it is resumed",
+    SUSPENDED: "paused, or held by its engine, without devices; continues when it is resumed",
     LOST: "its supervisor is gone without a word; can be resumed",
 }
 ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING, SUSPENDED})
@@ -170,7 +170,7 @@ def _before_its_supervisor(
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
     if denied and record.started_at is not None:
         # It was handed over: an engine that had put it back into its queue would know it.
-        return LOST, f"{engine} is not known any more, and nothing goes on with the job: {record.cause}"
+        return LOST, f"{engine} is not known any more, and nothing continues the job: {record.cause}"
     if denied:
         return LOST, f"{engine} is not known, and its supervisor never started"
     return QUEUED, reason or record.cause

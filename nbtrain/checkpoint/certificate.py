@@ -106,7 +106,7 @@ def certify(
             if key != "python":
                 inexact.append(f"{title} {key}: {before} -> {now}")
     if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
-        inexact.append("random numbers (dropout) go on from a new seed, made of model.seed and the step")
+        inexact.append("random numbers (dropout) continue from a new seed, made of model.seed and the step")
     if manifest["next_batch_sha256"] is None:
         inexact.append("the checkpoint does not say which batch came next")
     elif manifest["next_batch_sha256"] != next_batch:

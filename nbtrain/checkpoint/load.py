@@ -59,7 +59,7 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
     if torn:
         reasons = "; ".join(f"{run.checkpoint(step).name}: {reason}" for step, reason in torn)
         raise CheckpointError(
-            f"{run.model}: no checkpoint is whole: {reasons}. Remove the folder to train from the start, "
+            f"{run.model}: no checkpoint is complete: {reasons}. Remove the folder to train from the start, "
             "or put a good copy there."
         )
     return None

@@ -112,7 +112,9 @@ def choose_start(
         step = start.manifest["step"] if start.manifest else 0
         if wanted is not None and step < wanted.step and events is not None:
             lost = amounts.counted(wanted.step - step, "step")
-            goes_on = f"the run goes on from step {step}, {lost} lost" if trains else f"step {step} is taken"
+            goes_on = (
+                f"the run continues from step {step}, {lost} lost" if trains else f"step {step} is taken"
+            )
             words = (
                 f"step {wanted.step} was saved on the disks of {', '.join(wanted.hosts)} alone and cannot be "
                 f"used: {goes_on}"
@@ -173,8 +175,8 @@ def _newest_local(
                     shutil.rmtree(disk.run.checkpoint(candidate.step), ignore_errors=True)
             else:
                 if events is not None:
-                    logger.info("goes on from %s", start.source)
-                    events.write("checkpoint", f"goes on from {start.source}", step=candidate.step)
+                    logger.info("continues from %s", start.source)
+                    events.write("checkpoint", f"continues from {start.source}", step=candidate.step)
                 return start
         _pass_over(candidate.step, reason, events, passed_over)
     return None

@@ -157,7 +157,7 @@ def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
                 f"{save.value} is the folder of the job in {place} too: each would resume from the other's "
                 "checkpoints.",
                 f"Set --save and --load to output/{Path(source.job.label).stem}/model.",
-                Cost(words="a run that goes on with another run's weights"),
+                Cost(words="a run that continues with another run's weights"),
             )
 
 

@@ -125,7 +125,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
     """Why a job has not ended when it was asked to, and what ends it."""
     record, name = JobRecord.read(job.job_json), job.run.name
     if not now and state not in (QUEUED, SUSPENDED):
-        return f"it goes on saving. `nbtrain cancel --now {name}` kills it."
+        return f"it continues to save. `nbtrain cancel --now {name}` kills it."
     if not now and record and record.backend in ENGINES:
         return (
             "none of its ranks runs, so nothing is saved. It ends when it is started again; another "
@@ -199,10 +199,10 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 def advice_to_resume(run: RunDir) -> str:
     """What `nbtrain resume` does with a run that has stopped, in one sentence."""
-    does = "goes on from its newest checkpoint"
+    does = "continues from its newest checkpoint"
     if newest_saved_step(run) is None:
         does = (
-            "finds no whole checkpoint to go on from"
+            "finds no complete checkpoint to continue from"
             if run.checkpoint_steps()
             else "starts from the beginning"
         )

@@ -186,7 +186,7 @@ def _refuse_active(run: RunDir, force: bool) -> None:
 
 
 def _active(run: RunDir, state: str = "") -> JobError:
-    how = "its job is SUSPENDED (paused) and may go on" if state == SUSPENDED else "a job is active"
+    how = "its job is SUSPENDED (paused) and may continue" if state == SUSPENDED else "a job is active"
     return JobError(f"{display(run.path)}: {how}. `nbtrain cancel {run.name}` stops it; delete the run then.")
 
 

@@ -142,8 +142,8 @@ def refuse_paused(run: RunDir, config: RunConfig) -> None:
             f"{display(run.path)}: its job is paused, and what is submitted has other settings:"
             f"{_lines(changes)}\n"
             "Nothing was submitted, and the job stays paused. Choose:\n"
-            f"  `nbtrain resume {run.name}` goes on with the job as it is.\n"
-            f"  {resumed} ends it; a new job goes on from its checkpoint with these settings.\n"
+            f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
+            f"  {resumed} ends it; a new job continues from its checkpoint with these settings.\n"
             f"  `nbtrain cancel {run.name}` ends it; what is submitted after it does the same.\n"
             f"  {_clone(run, before, config)} trains these settings from the beginning, beside it."
         )
@@ -189,7 +189,7 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
         lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
         raise SubmitError(
             f"{display(run.path)} holds another training; these settings cannot change on resume:\n{lines}\n"
-            f"Nothing was written. `nbtrain resume {run.name}` goes on with its own settings; "
+            f"Nothing was written. `nbtrain resume {run.name}` continues it with its own settings; "
             "another `name:` trains these as a new run."
         )
     return changes
@@ -201,7 +201,7 @@ def refuse_other_backend(run: RunDir, state: str, backend: str, config: RunConfi
         raise SubmitError(
             f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}, but {display(run.path)} "
             f"is {state} on backend {backend}, and a run has one job at a time. Nothing was submitted. "
-            f"`nbtrain cancel {run.name}` stops it; submitted again, it goes on from its newest checkpoint "
+            f"`nbtrain cancel {run.name}` stops it; submitted again, it continues from its newest checkpoint "
             f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
             "would be sent."
         )
@@ -241,8 +241,8 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
     ]
     if torn:
         raise SubmitError(
-            f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder "
-            "to train from the start, or put a good copy there."
+            f"{display(run.model)}: no checkpoint is complete: {'; '.join(reversed(torn))}. Remove the "
+            "folder to train from the start, or put a good copy there."
         )
 
 
@@ -256,8 +256,8 @@ def refuse_other_data(run: RunDir, config: RunConfig) -> None:
     if then not in (None, now):
         raise SubmitError(
             f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
-            f"made anew since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. "
-            "Restore the dataset, or train on the new one under another `name:`."
+            f"rebuilt since then and is {now[:12]}...: the checkpoint of step {step:,} cannot continue with "
+            "it. Restore the dataset, or train on the new one under another `name:`."
         )
 
 

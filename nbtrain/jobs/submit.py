@@ -180,9 +180,9 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     """`config` with the mode meant after a job that did not train, if none is given. Raises SubmitError."""
     if before.mode == "perf":
         raise SubmitError(
-            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on "
-            f"from. `nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume "
-            f"{run.name} mode=perf` measures again."
+            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to "
+            f"continue from. `nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain "
+            f"resume {run.name} mode=perf` measures again."
         )
     logger.info(
         "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s "
@@ -221,7 +221,7 @@ def _tell_silence(job: JobDir) -> None:
         name, host = job.run.name, record.supervisor.host
         logger.warning(
             "%s: its supervisor was last heard of %s ago, on %s. If that machine or container is gone, "
-            "`nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` goes on.",
+            "`nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` continues.",
             *(name, amounts.elapsed(silent), host, name, name),
         )
 
@@ -284,7 +284,7 @@ def _launch(
     if started and known and known.job_id > started[0].job_id:
         raise SubmitError(
             f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
-            f"only the newest may train. To go on with the run, {AGAIN}."
+            f"only the newest may train. To continue the run, {AGAIN}."
         )
     problems = preflight_in_allocation(config) if started else preflight(config)
     refuse_obstacles(config, problems, started=started is not None)

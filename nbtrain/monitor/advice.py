@@ -36,7 +36,7 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
     else:
         again = max(0, (step or 0) - saved)
         lost = f"; {amounts.counted(again, 'step')} since then are trained again" if again else ""
-        going_on = f"A resume goes on from the checkpoint of step {saved:,}{lost}."
+        going_on = f"A resume continues from the checkpoint of step {saved:,}{lost}."
     if state == "LOST":
         return going_on
     first = "Remove the cause first. " if _NOT_TRIED_AGAIN.search(cause or "") else ""

@@ -59,7 +59,7 @@ def twin_words(run: RunDir) -> str:
         return ""
     report = files.read_json(run.path / "twin.json")
     if report is None:
-        return f"of {of}: its checks go on; their report comes when all are done"
+        return f"of {of}: its checks continue; their report comes when all are done"
     failed = [one for one in report["checks"] if one["outcome"] != "passed"]
     if not failed:
         return f"of {of}: PASSED: {', '.join(one['name'] for one in report['checks'])}"

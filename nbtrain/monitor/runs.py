@@ -241,7 +241,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
 def lost_words(job: JobDir, now: float) -> str:
     """What goes on with a LOST job, and whether its ranks still run: an agent's outlive the supervisor."""
     name, record = job.run.name, JobRecord.read(job.job_json)
-    resume = f"`nbtrain resume {name}` goes on"
+    resume = f"`nbtrain resume {name}` continues it"
     if record is None or record.backend in ENGINES:
         return resume
     steps = []
@@ -316,7 +316,7 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
         submitted = utc(entry.created_at, "%Y-%m-%d %H:%M")
         cause = shorter(entry.cause or "")
         if entry.state == LOST:
-            cause += f"; `nbtrain resume {entry.name}` goes on"
+            cause += f"; `nbtrain resume {entry.name}` continues it"
         row = [entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted]
         labels = ",".join(f"{key}={value}" for key, value in entry.labels.items())
         rows.append([*row, *([labels] if labelled else []), cause])

@@ -153,8 +153,8 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
 def _not_itself(config: RunConfig, other: RunDir) -> RunDir:
     if other.name == config.name:
         raise CheckpointError(
-            f"{display(other.path)} is this run itself, which goes on from its own checkpoints. Give the new "
-            "training another name."
+            f"{display(other.path)} is this run itself, which continues from its own checkpoints. Give the "
+            "new training another name."
         )
     return other
 
@@ -166,7 +166,8 @@ def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
         if step is None:
             reasons = "".join(f"; global_step{number}: {reason}" for number, reason in torn)
             raise CheckpointError(
-                f"{display(run.path)}: has no whole checkpoint{reasons}. Train it first, or name another run."
+                f"{display(run.path)}: has no complete checkpoint{reasons}. Train it first, or name another "
+                "run."
             )
     elif wanted == "best":
         step = best_step(run, [one for one in steps if checkpoint_problem(run.checkpoint(one)) is None])

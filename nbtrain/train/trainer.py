@@ -72,7 +72,7 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
     older = max((known for known in run.checkpoint_steps() if known < step), default=0)
     raise CheckpointError(
         f"{display(run.checkpoint(step))}: its weights are NaN or Inf ({names}). Remove that folder: then "
-        f"`nbtrain resume` goes on from {f'step {older:,}' if older else 'the start'}."
+        f"`nbtrain resume` continues from {f'step {older:,}' if older else 'the start'}."
     )
 
 

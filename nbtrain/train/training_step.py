@@ -155,6 +155,6 @@ def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
         raise StabilityError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
             f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. "
-            "No loss scale holds gradients this large. Lower lr_schedule.lr: `nbtrain resume` goes on from "
+            "No loss scale holds gradients this large. Lower lr_schedule.lr: `nbtrain resume` continues from "
             "the newest checkpoint. Or train another run in precision.dtype = bf16."
         ) from error

@@ -317,7 +317,7 @@ def cancelled(run):
 
 UNFINISHED = (
     "mine is CANCELLED after 11 of 300 steps: figures and texts are of an unfinished run. "
-    "`nbtrain resume mine` goes on."
+    "`nbtrain resume mine` continues it."
 )
 
 

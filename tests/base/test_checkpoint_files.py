@@ -60,7 +60,7 @@ def test_a_rollback_goes_back_to_what_counts(run):
     LocalSaves([save(12, attempt=2)]).keep(run)
     assert on_nodes_words(run) == (
         "step 12 lies on the disks of node-a, node-b alone (checkpoint.local_dir): a resume on these nodes "
-        "goes on from it"
+        "continues from it"
     )
 
 

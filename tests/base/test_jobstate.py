@@ -154,7 +154,7 @@ def test_the_words_of_every_state() -> None:
     handed_over = replace(record_of(QUEUED, "saved at step 7"), started_at=1.0)
     assert state_with_engine(handed_over, word_of(UNKNOWN, True), 40, 40) == (
         LOST,
-        f"{NAME} is not known any more, and nothing goes on with the job: saved at step 7",
+        f"{NAME} is not known any more, and nothing continues the job: saved at step 7",
     )
     assert cause(QUEUED, SUCCEEDED) == (
         f"{NAME} has ended, and no supervisor has started; see logs/supervisor.log"

@@ -176,7 +176,7 @@ class Bench:
         if int(reached) < steps:
             # A trainer that was stopped has saved and ended with 0.
             raise SystemExit(
-                f"{trial.name} was stopped at step {reached} of {steps}; the same command goes on."
+                f"{trial.name} was stopped at step {reached} of {steps}; the same command continues."
             )
         losses = list(found["validation"].values())
         found = {**asdict(trial), **found, "loss": losses[-1], "jobs": len(run.job_ids())}

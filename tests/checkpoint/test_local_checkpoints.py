@@ -138,7 +138,7 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
     host = os.uname().nodename
     assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
     assert on_nodes_words(killed) == (
-        f"step 6 lies on the disks of {host} alone (checkpoint.local_dir): a resume on these nodes goes on "
+        f"step 6 lies on the disks of {host} alone (checkpoint.local_dir): a resume on these nodes continues "
         "from it"
     )
     nodes.train(killed)
@@ -197,8 +197,8 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
         "checkpoint global_step6 is not used: it has no manifest.json: its writing was cut off; trying the "
         "one before it",
-        f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run goes on "
-        "from step 3, 3 steps lost",
+        f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run "
+        "continues from step 3, 3 steps lost",
     ]
     made = resumed(killed)
     assert (made.kind, made.step) == ("bit-exact", 3)
@@ -215,7 +215,7 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
     straight, _ = interrupted
     assert launch.trace(killed) == straight
     said, lost = events(killed, "warning")
-    assert lost.endswith(" alone and cannot be used: the run goes on from step 5, 1 step lost")
+    assert lost.endswith(" alone and cannot be used: the run continues from step 5, 1 step lost")
     assert "step 6 of the nodes' own disks is not used" in said
     assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 of its record")
     assert resumed(killed).step == 5

@@ -103,7 +103,7 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
     )
     (local / "tiny-a" / "global_step12").mkdir(parents=True)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
-    assert "a resume on these nodes goes on from it." in capsys.readouterr().out
+    assert "a resume on these nodes continues from it." in capsys.readouterr().out
 
 
 def test_no_checkpoint(run, capsys):
@@ -113,7 +113,7 @@ def test_no_checkpoint(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out == (
         "tiny has no checkpoint in output/tiny/model.\n"
-        "Step 12 lies on the disks of node-a alone (checkpoint.local_dir): a resume on these nodes goes on "
+        "Step 12 lies on the disks of node-a alone (checkpoint.local_dir): a resume on these nodes continues "
         "from it.\n"
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4

@@ -97,7 +97,7 @@ def test_one_name_and_one_folder_for_several_jobs(tmp_path):
         "  Call this one gpt-125m-2xdp.",
     ]
     assert lines(findings, "folders_are_their_own") == [
-        "error, costs a run that goes on with another run's weights: gpt-125m-2xdp.yaml:48: --save",
+        "error, costs a run that continues with another run's weights: gpt-125m-2xdp.yaml:48: --save",
         "  output/gpt-125m/model is the folder of the job in gpt-125m.yaml:48 too: each would resume from "
         "the "
         "other's checkpoints.",

@@ -178,13 +178,13 @@ def test_a_text_ends_as_with_transformers(workspace, monkeypatch):
     service = generate.Service(asked(run, max_batch=3))
     same = {"prompt": prompt, "max_new_tokens": 12}
     found = answers_to(
-        service, {"id": "ends", **same, "ignore_eod": False}, {"id": "goes on", **same, "ignore_eod": True}
+        service, {"id": "ends", **same, "ignore_eod": False}, {"id": "continues", **same, "ignore_eod": True}
     )
     made_of = {
         key: [token for event in found if event["id"] == key for token in event.get("tokens", [])]
-        for key in ("ends", "goes on")
+        for key in ("ends", "continues")
     }
-    assert made_of == {"ends": whole[:4], "goes on": whole}
+    assert made_of == {"ends": whole[:4], "continues": whole}
     assert "stop" in {event.get("finish_reason") for event in found if event["id"] == "ends"}
 
 

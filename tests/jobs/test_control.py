@@ -187,9 +187,9 @@ def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
 
     assert said() == "`nbtrain resume run` starts from the beginning."
     run.checkpoint(8).mkdir(parents=True)
-    assert said() == "`nbtrain resume run` finds no whole checkpoint to go on from."
+    assert said() == "`nbtrain resume run` finds no complete checkpoint to continue from."
     files.write_json(run.checkpoint_manifest(8), {"schema_version": 2, "files": {}})
-    assert said() == "`nbtrain resume run` goes on from its newest checkpoint."
+    assert said() == "`nbtrain resume run` continues from its newest checkpoint."
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
@@ -310,7 +310,7 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("RUNNING", "it goes on saving. `nbtrain cancel --now run` kills it."),
+        ("RUNNING", "it continues to save. `nbtrain cancel --now run` kills it."),
         ("QUEUED", "its supervisor does not answer. Try `nbtrain cancel --now run`."),
     ],
 )

@@ -129,7 +129,9 @@ def test_an_active_run_is_refused(run):
     )
     record.state = "SUSPENDED"
     record.write(job.job_json)
-    with pytest.raises(JobError, match=r"^output/run: its job is SUSPENDED \(paused\) and may go on\. `nb"):
+    with pytest.raises(
+        JobError, match=r"^output/run: its job is SUSPENDED \(paused\) and may continue\. `nb"
+    ):
         delete(run)
     assert run.exists()
 

@@ -118,8 +118,8 @@ def test_a_run_does_not_start_from_itself(tiny, base, workspace):
     shutil.copytree(base.path, workspace / "output" / "second")
     shutil.rmtree(workspace / "output" / "second" / "model")
     assert said(starting(tiny, init_from="second")) == [
-        "override init_from=second: init_from: output/second is this run itself, which goes on from its own "
-        "checkpoints. Give the new training another name."
+        "override init_from=second: init_from: output/second is this run itself, which continues from its "
+        "own checkpoints. Give the new training another name."
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_run_without_a_checkpoint_to_start_from(tiny, base):
         (base.checkpoint(step) / "weights").write_bytes(b"12")
     (words,) = said(starting(tiny))
     assert words.startswith(
-        "override init_from=tiny: init_from: output/tiny: has no whole checkpoint; global_"
+        "override init_from=tiny: init_from: output/tiny: has no complete checkpoint; global_"
     )
     assert words.endswith("Train it first, or name another run.")
     with pytest.raises(CheckpointError, match=r"global_step8: .*weights"):

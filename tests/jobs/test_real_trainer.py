@@ -89,7 +89,8 @@ def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
     limited = resume(run, [f"batch.exit_interval_steps={limit}"])
     assert control.wait(limited, 800) == (
         "CANCELLED",
-        f"batch.exit_interval_steps = {limit} is reached at step {limit}; saved, `nbtrain resume` goes on",
+        f"batch.exit_interval_steps = {limit} is reached at step {limit}; saved, `nbtrain resume` continues "
+        "it",
     )
     assert JobRecord.read(limited.job_json).resumed_from_step == left.step
     ended = resume(run, ["batch.exit_interval_steps=null"])
@@ -149,12 +150,12 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 800) == (
         "CANCELLED",
-        "batch.exit_interval_steps = 3 is reached at step 3; saved, `nbtrain resume` goes on",
+        "batch.exit_interval_steps = 3 is reached at step 3; saved, `nbtrain resume` continues it",
     )
     second = resume(first.run, ["batch.exit_interval_steps=null", "batch.exit_duration_minutes=1e-3"])
     assert control.wait(second, 800) == (
         "CANCELLED",
-        "batch.exit_duration_minutes = 0.001 are over at step 4; saved, `nbtrain resume` goes on",
+        "batch.exit_duration_minutes = 0.001 are over at step 4; saved, `nbtrain resume` continues it",
     )
     assert first.run.checkpoint_steps() == [3, 4]
     assert "stops: batch.exit_duration_minutes = 0.001 are over" in second.log(0, 0).read_text()

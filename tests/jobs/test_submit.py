@@ -243,7 +243,7 @@ def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
     assert resume(job.run).job_id == job.job_id
     assert (
         "tiny: its supervisor was last heard of 5 min 0 s ago, on other. If that machine or container is "
-        "gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` goes on." in caplog.text
+        "gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` continues." in caplog.text
     )
 
 
@@ -274,8 +274,8 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny/model: no checkpoint is whole: global_step8: it has no manifest.json: its writing was "
-        "cut off; "
+        "output/tiny/model: no checkpoint is complete: global_step8: it has no manifest.json: its writing "
+        "was cut off; "
         "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good "
         "copy there."
     )
@@ -462,7 +462,7 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to go on from. "
+        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to continue from. "
         "`nbtrain resume tiny "
         "mode=full` trains it from the beginning; `nbtrain resume tiny mode=perf` measures again."
     )
@@ -502,10 +502,10 @@ def test_data_made_anew_is_refused(tiny):
         resume(job.run)
     now = dataset_sha256(tiny())
     assert str(refused.value) == (
-        f"output/tiny was trained on dataset mock 000000000000..., which has been made anew since and is "
+        f"output/tiny was trained on dataset mock 000000000000..., which has been rebuilt since then and is "
         f"{now[:12]}...: "
-        "the checkpoint of step 5 does not go on with it. Restore the dataset, or train on the new one under "
-        "another "
+        "the checkpoint of step 5 cannot continue with it. Restore the dataset, or train on the new one "
+        "under another "
         "`name:`."
     )
     assert job.run.job_ids() == [job.job_id]
@@ -577,9 +577,9 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
     elsewhere = tiny(**{"backend.kind": "slurm"})
     said = (
         "backend.kind = slurm, but output/tiny is RUNNING on backend local, and a run has one job at a time. "
-        "Nothing was submitted. `nbtrain cancel tiny` stops it; submitted again, it goes on from its newest "
-        "checkpoint on slurm. Another `name:` trains it there as a new run; a dry run shows what would be "
-        "sent."
+        "Nothing was submitted. `nbtrain cancel tiny` stops it; submitted again, it continues from its "
+        "newest checkpoint on slurm. Another `name:` trains it there as a new run; a dry run shows what "
+        "would be sent."
     )
     for start in (nb.launch, submit, lambda config: resume(job.run, {"backend.kind": "slurm"})):
         with pytest.raises(SubmitError) as refused:
@@ -635,7 +635,7 @@ def test_another_training_is_refused_by_name(tiny):
         "output/tiny holds another training; these settings cannot change on resume:\n"
         "  model.num_layers: 2 -> 4  (override model.num_layers=4)\n"
         "  data.seed: 1234 -> 7  (override data.seed=7)\n"
-        "Nothing was written. `nbtrain resume tiny` goes on with its own settings; "
+        "Nothing was written. `nbtrain resume tiny` continues it with its own settings; "
         "another `name:` trains these as a new run."
     )
     assert job.run.config_yaml.read_text() == before
@@ -897,9 +897,9 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
             f"  lr_schedule.lr: {show(tiny().lr_schedule.lr)} -> 0.0001  (override lr_schedule.lr=0.0001)\n"
             "  logging.log_interval_steps: 10 -> 7  (override logging.log_interval_steps=7)\n"
             "Nothing was submitted, and the job stays paused. Choose:\n"
-            "  `nbtrain resume tiny` goes on with the job as it is.\n"
+            "  `nbtrain resume tiny` continues the job unchanged.\n"
             "  `nbtrain resume tiny lr_schedule.lr=0.0001 logging.log_interval_steps=7` ends it; a new job "
-            "goes on from its checkpoint with these settings.\n"
+            "continues from its checkpoint with these settings.\n"
             "  `nbtrain cancel tiny` ends it; what is submitted after it does the same.\n"
             "  `nbtrain clone tiny NEWNAME lr_schedule.lr=0.0001 logging.log_interval_steps=7` trains these "
             "settings from the beginning, beside it."

@@ -60,11 +60,11 @@ def test_a_snapshot_with_its_buttons(job):
 
 def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
-    assert titles["resume"]["title"].endswith("goes on at step 0: no checkpoint was saved.")
+    assert titles["resume"]["title"].endswith("continues at step 0: no checkpoint was saved.")
     assert titles["delete"]["ask"] == "Delete gpt-fake with all its files and logs? This cannot be undone."
     monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
-    assert titles["resume"]["title"].endswith("goes on from the checkpoint of step 1,200.")
+    assert titles["resume"]["title"].endswith("continues from the checkpoint of step 1,200.")
     assert "(the newest is of step 1,200)" in titles["delete"]["ask"]
 
 

@@ -24,13 +24,13 @@ from tests.lab.widgets.fake_run import FakeJob
     [
         ("SUCCEEDED", "done", 7, ""),
         ("CANCELLED", "stopped on request at step 7; saved", 7, ""),
-        ("LOST", "its supervisor died", 7, "A resume goes on from the checkpoint of step 7."),
+        ("LOST", "its supervisor died", 7, "A resume continues from the checkpoint of step 7."),
         (
             "FAILED",
             "rank 0 failed: the disk is full",
             4,
             "Remove the cause first. The tab Logs begins with the last traceback, if there is one. A resume "
-            "goes on from the checkpoint of step 4; 3 steps since then are trained again.",
+            "continues from the checkpoint of step 4; 3 steps since then are trained again.",
         ),
         (
             "FAILED",

@@ -153,7 +153,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     assert "died without a word while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
     assert snapshot["ranks"][0]["phase"] == "gone"
-    resume = f"`nbtrain resume {run.name}` goes on"
+    resume = f"`nbtrain resume {run.name}` continues it"
     assert progress_line(run).endswith(f"the machine was restarted) | {resume}")
     assert job_page(run).cause.endswith(f"the machine was restarted); {resume}")
     # An agent's ranks outlive the supervisor.
@@ -419,7 +419,7 @@ STATUS = {
     "LOST": (
         "PROGRESS\n  its supervisor (pid PID) died without a word while the job was RUNNING (killed, out of "
         "memory, or the machine was restarted)\n  its ranks still run (step 2): `nbtrain cancel gpt-fake` "
-        "has them save and end, and `nbtrain resume gpt-fake` goes on\nJOB\nRANKSEVENT"
+        "has them save and end, and `nbtrain resume gpt-fake` continues it\nJOB\nRANKSEVENT"
     ),
 }
 

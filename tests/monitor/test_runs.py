@@ -164,7 +164,7 @@ def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
     record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
     record.write(job.job_json)
     line = runs_table(list_runs()).splitlines()[1]
-    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` goes on")
+    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` continues it")
 
 
 def test_a_folder_that_is_being_deleted_is_no_run(workspace):

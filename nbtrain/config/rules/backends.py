@@ -125,7 +125,7 @@ def slurm_options_agree(config: RunConfig) -> Problems:
     if section.array and section.resubmissions:
         yield (
             f"{config.where('backend.slurm.array')}: backend.slurm.array = {section.array} and "
-            f"resubmissions = {section.resubmissions} both go on after the time limit. Keep one: an array "
+            f"resubmissions = {section.resubmissions} both continue after the time limit. Keep one: an array "
             "queues all allocations at once, resubmissions one after the other."
         )
 

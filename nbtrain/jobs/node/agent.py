@@ -308,7 +308,7 @@ class Agent:
             if record.state not in ACTIVE:
                 return f"the job is {record.state}"
             if self._supervised and record.supervisor is None and not self.in_pod:
-                return "the job goes on in another allocation"
+                return "the job continues in another allocation"
             self._supervised = record.supervisor is not None
             order = LaunchOrder.read(self._job.control_launch)
             mine = order is None or order.attempt == self.record.attempt or self._is_for_me(order)

@@ -34,7 +34,7 @@ def look(job: JobDir, journal: Journal, asked: Asked) -> None:
 def paused_words(job: JobDir, verdict: Verdict) -> str:
     """The cause of SUSPENDED."""
     cause = verdict.cause.replace("stopped on request", "paused on request", 1)
-    return f"{cause}; `nbtrain resume {job.run.name}` goes on"
+    return f"{cause}; `nbtrain resume {job.run.name}` continues it"
 
 
 def stopped_while_paused(cause: str) -> Verdict:

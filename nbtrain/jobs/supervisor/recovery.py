@@ -86,7 +86,7 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
             "the data"
         )
     if in_vain(rollbacks) >= VAIN_ROLLBACKS:
-        older = ", or remove that checkpoint to go on from an older one" if newest.checkpoint_step else ""
+        older = ", or remove that checkpoint to continue from an older one" if newest.checkpoint_step else ""
         return Recovery(
             f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} came no further, with other samples "
             "each time, "

@@ -72,7 +72,7 @@ from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 # Beside a checkpoint: events, logs, heartbeats.
 SPARE_BYTES = 64 << 20
 DISK_POLL_SECONDS = 1.0
-RESUME = "`nbtrain resume` goes on"
+RESUME = "`nbtrain resume` continues it"
 
 
 @dataclass

@@ -140,7 +140,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             killed = _launcher_killed(around.launcher_signal)
             return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if limit := next((record.detail for record in records.values() if record.detail), ""):
-            on = ", `nbtrain resume` goes on" if around.mode == "full" else ""
+            on = ", `nbtrain resume` continues it" if around.mode == "full" else ""
             return cancelled(f"{limit}{_at(step)}; {saved}{on}")
         return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
     if around.stop_requested:

@@ -231,7 +231,7 @@ class StepGuard:
         if policy == "rollback":
             raise RollbackError(found, step.number, step.positions)
         raise StabilityError(
-            f"{found}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or "
+            f"{found}. `nbtrain resume` continues from the newest checkpoint; lower lr_schedule.lr first, or "
             "set stability.on_nan = rollback, which passes over the samples since."
         )
 
@@ -298,7 +298,7 @@ class StepGuard:
         if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
             raise StabilityError(
                 f"{found}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix "
-                "them. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
+                "them. `nbtrain resume` continues from the newest checkpoint; lower lr_schedule.lr first."
             )
         skipped, limit = self.history.skip(step.number), stability.max_skipped_steps
         if skipped > limit:

@@ -1398,8 +1398,8 @@ BROKEN = {
     "two ways to go on after the time limit": (
         "gpt-125m",
         ["backend.slurm.array=1-4%1", "backend.slurm.resubmissions=3", "backend.kind=slurm"],
-        "@: backend.slurm.array = 1-4%1 and resubmissions = 3 both go on after the time limit. Keep one: an "
-        "array queues all allocations at once, resubmissions one after the other.",
+        "@: backend.slurm.array = 1-4%1 and resubmissions = 3 both continue after the time limit. Keep one: "
+        "an array queues all allocations at once, resubmissions one after the other.",
     ),
     "pods whose run directory ends with them": (
         "gpt-125m",

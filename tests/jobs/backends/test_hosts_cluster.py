@@ -211,7 +211,7 @@ def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
     assert attempts()[2].resumed_from_step < 16
     said = [event["message"] for event in read_events(job)]
     assert (
-        "goes on from step 10 on the disks of 2 nodes (hosta, hostb), newer than step 6 in the run "
+        "continues from step 10 on the disks of 2 nodes (hosta, hostb), newer than step 6 in the run "
         in " ".join(said)
     )
     reason = "step 16 of the nodes' own disks is not used: what rank 1 wrote is on none of the nodes"

@@ -109,7 +109,7 @@ def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
     here = Leaving()
     assert agent._must_leave(here) == ""
     become(agent._job, QUEUED, supervisor=None)
-    assert agent._must_leave(here) == "the job goes on in another allocation"
+    assert agent._must_leave(here) == "the job continues in another allocation"
     become(agent._job, CANCELLED)
     assert agent._must_leave(here) == "the job is CANCELLED"
     become(agent._job, RUNNING)

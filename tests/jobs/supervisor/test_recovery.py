@@ -228,7 +228,7 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
     assert verdict.cause == (
         "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other "
         "samples each time, "
-        "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to go on from an older one"
+        "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to continue from an older one"
     )
     assert len(supervised.verdicts) == 1
 
@@ -479,7 +479,7 @@ def test_a_job_that_is_handed_over_is_asked_for_nothing(supervised):
     journal = supervised.journal
     journal.request("stop", "the time limit of its allocation")
     assert asked_of(supervised.job) == "stop"
-    journal.hand_over("goes on in Slurm job 2")
+    journal.hand_over("continues in Slurm job 2")
     assert asked_of(supervised.job) is None
 
 
@@ -516,7 +516,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     journal.end(Verdict("CANCELLED", "stopped"))
     assert JobRecord.read(job.job_json).cause == (
         "stopped; step 8 lies on the disks of a, b alone (checkpoint.local_dir): a resume on these nodes "
-        "goes on from it"
+        "continues from it"
     )
 
 
@@ -585,7 +585,7 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
     record = supervised.journal.record
     assert (states, record.attempt, record.restarts) == ([("SUSPENDED", "", "pause")], 1, 0)
     assert asked_of(supervised.job) is None
-    assert record.cause == "paused on request at step 4; saved; `nbtrain resume tiny` goes on"
+    assert record.cause == "paused on request at step 4; saved; `nbtrain resume tiny` continues it"
     assert [event["message"] for event in supervised.events("state")][-1] == "resumed after a pause"
     control.ask_pause(supervised.job, True)
     verdict = run_attempts(supervised.it, left)

@@ -397,7 +397,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     wait_until(lambda: not first.alive(), "the first one leaves")
     assert not beat.process.alive()
     assert "another supervisor has taken over: job.json names process " in job.supervisor_log.read_text()
-    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "the second one goes on")
+    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "the second one continues")
     assert control.request_save(job, wait_seconds=600) > saved
     assert control.cancel(job)[0] == "CANCELLED"
     record = JobRecord.read(job.job_json)
@@ -416,7 +416,9 @@ def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step > 2, "it trains")
     state, cause = control.pause(job)
     assert state == "SUSPENDED"
-    assert re.fullmatch(r"paused on request at step ([\d,]+); saved; `nbtrain resume tiny` goes on", cause)
+    assert re.fullmatch(
+        r"paused on request at step ([\d,]+); saved; `nbtrain resume tiny` continues it", cause
+    )
     supervisor = JobRecord.read(job.job_json).supervisor
     assert supervisor.alive() and processes.marked_pids([job.job_id]) == []
     with pytest.raises(JobError, match="is paused; it has saved already"):
@@ -424,7 +426,7 @@ def test_a_paused_job_goes_on_as_the_same_job(fake, start, states_of, wait_until
     with pytest.raises(SubmitError, match="these settings cannot change on resume"):
         resume(job.run, {"model.seed": 7})
     assert resume(job.run).job_id == job.job_id
-    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "it goes on")
+    wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "it continues")
     # Other settings need another job; the paused one is ended for it.
     control.pause(job)
     second = resume(job.run, {"logging.log_interval_steps": 7, "backend.max_restarts": 9})

@@ -89,7 +89,8 @@ def test_a_limit_of_the_run_is_the_cause():
     verdict = judged(*records)
     assert (verdict.state, verdict.retry) == ("CANCELLED", False)
     assert (
-        verdict.cause == "batch.exit_duration_minutes = 5 are over at step 7; saved, `nbtrain resume` goes on"
+        verdict.cause
+        == "batch.exit_duration_minutes = 5 are over at step 7; saved, `nbtrain resume` continues it"
     )
     assert judged(*records, stop_requested=True).cause == "stopped on request at step 7; saved"
 

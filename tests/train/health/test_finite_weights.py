@@ -58,5 +58,5 @@ def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked
     launch.new_job(run)
     assert forked.end(run).exit_codes == [CheckpointError.exit_code]
     assert "global_step4: its weights are NaN or Inf (" in launch.log_of(run)
-    assert "Remove that folder: then `nbtrain resume` goes on from the start." in launch.log_of(run)
+    assert "Remove that folder: then `nbtrain resume` continues from the start." in launch.log_of(run)
     assert launch.trace(run).keys() == set(range(1, 9))

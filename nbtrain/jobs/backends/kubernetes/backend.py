@@ -142,8 +142,8 @@ class KubernetesBackend(RemoteBackend):
     def starts_again(self, job: JobDir) -> str:
         """Always: if no pod follows, the object's state says so, or that it is gone."""
         if asked_pause(job):
-            return f"paused; `nbtrain resume {job.run.name}` goes on"
-        return "goes on when the cluster starts its pods again"
+            return f"paused; `nbtrain resume {job.run.name}` continues it"
+        return "continues when the cluster starts its pods again"
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """From the run directory; if a rank has written none, of its pod, or what was kept of that."""

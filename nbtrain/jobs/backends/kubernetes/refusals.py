@@ -13,7 +13,7 @@ class Unanswered(JobError):
     """The API server did not answer, however often it was asked: nothing new is known."""
 
     def __init__(self, words: str):
-        super().__init__(f"{words} The job itself goes on; ask again later.")
+        super().__init__(f"{words} The job itself continues; ask again later.")
         self.words = words
 
 

@@ -261,7 +261,7 @@ class SlurmBackend(RemoteBackend):
         task, last = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_TASK_MAX")
         if config.backend.slurm.array:
             if task and last and int(task) < int(last):
-                return f"goes on in task {int(task) + 1} of the array"
+                return f"continues in task {int(task) + 1} of the array"
             return ""
         handle = SlurmHandle.read(job.handle_json) or SlurmHandle()
         if len(handle.numbers) - handle.resumed > config.backend.slurm.resubmissions:
@@ -271,7 +271,7 @@ class SlurmBackend(RemoteBackend):
         except (JobError, EngineUnseen) as error:
             print(f"the next allocation cannot be submitted: {error}", flush=True)
             return ""
-        return f"goes on in Slurm job {number}"
+        return f"continues in Slurm job {number}"
 
     def starts_again(self, job: JobDir) -> str:
         """After a lost node, a preemption or `scontrol requeue`, Slurm counts a restart at once."""

@@ -118,8 +118,8 @@ def test_what_may_pass_is_asked_again(stub, cluster, manifest):
     with pytest.raises(Unanswered) as caught:
         cluster.get(KIND, NAME)
     assert str(caught.value) == (
-        f"{stub.address}: cannot read MPIJob {NAME}: ordered by the test. The job itself goes on; ask again "
-        "later."
+        f"{stub.address}: cannot read MPIJob {NAME}: ordered by the test. The job itself continues; ask "
+        "again later."
     )
     stub.fault("GET", "mpijobs", times=3, drop=True)
     with pytest.raises(Unanswered, match="no whole answer in 3 tries"):

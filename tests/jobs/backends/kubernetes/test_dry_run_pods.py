@@ -150,7 +150,7 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
         prepare(older)
     assert str(refused.value) == (
         f"output/tiny: its newest job is {job.job_id}, made after {job_of(older).job_id}, and only the "
-        f"newest may train. To go on with the run, {AGAIN}."
+        f"newest may train. To continue the run, {AGAIN}."
     )
     assert not job_of(older).path.exists()
     checkpoint = job.run.checkpoint(15)

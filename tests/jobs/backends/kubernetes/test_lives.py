@@ -139,8 +139,8 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     stub.set_status(path, name, status_of(kind, "runs"))
     assert backend.status(job)[0] == "QUEUED", "until its supervisor has started"
     wait_until(lambda: prints("node 0: attempt 0: starts 4 ranks\n"), "the pod's log")
-    stub.logs[speaker].append(f"{stamp} node 0: goes on")
-    wait_until(lambda: prints("node 0: goes on\n"), "what the pod says later")
+    stub.logs[speaker].append(f"{stamp} node 0: continues")
+    wait_until(lambda: prints("node 0: continues\n"), "what the pod says later")
     supervisor_writes(job, RUNNING)
     assert backend.status(job) == ("RUNNING", None)
     job.log(0, 0).write_text("step 1 loss 9.0\n")
@@ -170,7 +170,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, 
     follower.join(600)
     assert prints(f"{job.run.name} LOST")
     assert [line for line in "".join(printed).splitlines() if line.startswith(("node", "step"))] == [
-        *("node 0: attempt 0: starts 4 ranks", "node 0: goes on", "step 1 loss 9.0")
+        *("node 0: attempt 0: starts 4 ranks", "node 0: continues", "step 1 loss 9.0")
     ]
     (replica,) = job_page(job.run).replicas
     assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
@@ -233,7 +233,7 @@ def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, 
     assert re.search(
         rf"^JobError: {which}ended by its engine now: .* no whole answer in 3 tries .*\)\. The request", said
     )
-    assert "goes on" not in said and (path, name) in stub.objects
+    assert "continues" not in said and (path, name) in stub.objects
     assert control.cancel(job)[0] == CANCELLED
     assert (path, name) not in stub.objects
 

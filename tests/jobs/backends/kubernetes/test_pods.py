@@ -87,7 +87,7 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     assert state == "QUEUED"
     assert cause == (
         f"ended by its engine (TERM, as scancel or a deleted pod sends it): saved at step {steps()}; "
-        "goes on when the cluster starts its pods again"
+        "continues when the cluster starts its pods again"
     )
 
     third = pod(job)

@@ -88,14 +88,14 @@ def test_the_next_allocation_is_asked_for_or_queued_already(
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     slurm["sbatch"] = "13;east\n"
     twice = config(**{"backend.slurm.resubmissions": 1})
-    assert BACKEND.go_on(job, twice) == "goes on in Slurm job 13"
+    assert BACKEND.go_on(job, twice) == "continues in Slurm job 13"
     assert "#SBATCH --dependency=afterany:12\n" in (job.path / "slurm.1.sbatch").read_text()
     assert SlurmHandle.read(job.handle_json) == SlurmHandle(["12", "13"], "east")
     assert BACKEND.go_on(job, twice) == ""
     slurm["sbatch"] = EngineUnseen("Unable to contact slurm controller")
     assert BACKEND.go_on(job, config(**{"backend.slurm.resubmissions": 9})) == ""
     array = config(**{"backend.slurm.array": "1-3%1"})
-    for task, words in (("2", "goes on in task 3 of the array"), ("3", "")):
+    for task, words in (("2", "continues in task 3 of the array"), ("3", "")):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
         monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "3")
         assert BACKEND.go_on(job, array) == words
@@ -110,12 +110,12 @@ def test_the_next_allocation_counts_its_own_restarts(
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
     slurm["sbatch"] = "13\n"
     settings = {"backend.slurm.resubmissions": 1, "backend.slurm.partition": "main"}
-    assert BACKEND.go_on(job, config(**settings)) == "goes on in Slurm job 13"
+    assert BACKEND.go_on(job, config(**settings)) == "continues in Slurm job 13"
     inherited = {name for name in slurm["environment"] if name.startswith(("SLURM_", "SBATCH_"))}
     assert inherited <= {"SLURM_CONF"} and "PATH" in slurm["environment"]
 
 
-PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` goes on"
+PAUSED = "paused on request at step 8; saved; `nbtrain resume tiny` continues it"
 ENDED = "JobId=12 JobName=nbtrain-tiny JobState=COMPLETED Reason=None Restarts=0 NodeList=n0"
 
 
@@ -149,7 +149,7 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
     assert record is not None and (record.state, record.cause) == (QUEUED, "resumed after a pause")
     assert handle is not None and (handle.numbers, handle.resumed) == (["12", "13"], 1)
     slurm["sbatch"] = "14\n"
-    assert BACKEND.go_on(job, load_resolved(job.run.config_yaml)) == "goes on in Slurm job 14"
+    assert BACKEND.go_on(job, load_resolved(job.run.config_yaml)) == "continues in Slurm job 14"
 
 
 def test_tasks_of_a_paused_array_do_not_run_beside_the_new_ones(

@@ -67,7 +67,7 @@ def test_a_paused_job_gives_its_nodes_back_and_goes_on(
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING", END_SECONDS)
     state, cause = pause(job)
     assert state == SUSPENDED
-    assert re.fullmatch(r"paused on request at step [\d,]+; saved; `nbtrain resume tiny` goes on", cause)
+    assert re.fullmatch(r"paused on request at step [\d,]+; saved; `nbtrain resume tiny` continues it", cause)
     wait_until(lambda: cluster.call("squeue", "-h") == "", "an empty queue", END_SECONDS)
     assert resume(job.run).job_id == job.job_id
     wait_until(lambda: status_of(job)[0] == RUNNING, "RUNNING again", END_SECONDS)
@@ -107,7 +107,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     [first] = files.read_json(job.handle_json)["numbers"]
     [second] = set(numbers) - {first}
     said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in numbers}
-    assert said[first] == f"job {job.job_id} of tiny; goes on in {job.supervisor_log}\n"
+    assert said[first] == f"job {job.job_id} of tiny; continues in {job.supervisor_log}\n"
     assert said[second] == (
         f"nbtrain supervisor: job {job.job_id} of tiny is started already: Slurm job {first} has it\n"
     )

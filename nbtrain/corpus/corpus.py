@@ -185,6 +185,9 @@ class SourceCounts:
     records: int = 0
     broken: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    sentences: int = 0
+    dropped_sentences: int = 0
+    unknown_templates: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
     """The first broken records: place and reason."""
     listed: list[Problem] = field(default_factory=list)
@@ -208,6 +211,9 @@ class SourceCounts:
         self.records += tally.records
         self.broken += tally.broken
         self.dropped.update(tally.dropped)
+        self.sentences += tally.sentences
+        self.dropped_sentences += tally.dropped_sentences
+        self.unknown_templates.update(tally.unknown_templates)
 
     def first(self, listed: str = "") -> str:
         """The first broken records in a few words; `listed` is the file that lists them."""

@@ -60,6 +60,7 @@ class ExtractedReader(SourceReader):
         tally.problems += found.problems[: LISTED_PROBLEMS - len(tally.problems)]
         tally.records += found.records
         tally.broken += found.broken
+        tally.add_sentences(found)
         with path.open("rb") as stream:
             for line in stream:
                 yield orjson.loads(line)["text"]

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtrain.base.terminal import shortened
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Texts(NamedTuple):
@@ -37,8 +38,8 @@ class Preference(NamedTuple):
 class TokenIds(NamedTuple):
     """A document of token ids; `learnt` is bool [tokens], None if all are. `path`, `line`: for a Problem."""
 
-    ids: np.ndarray
-    learnt: np.ndarray | None = None
+    ids: "np.ndarray"
+    learnt: "np.ndarray | None" = None
     path: str = ""
     line: int | None = None
 
@@ -82,6 +83,8 @@ class Problem(NamedTuple):
 NAMED_PROBLEMS = 3
 LISTED_PROBLEMS = 10_000
 PROBLEM_CHARS = 500
+MOST_TEMPLATES = 50
+"""Names of templates that a part, and a source, keep of those that were not evaluated: the most frequent."""
 
 
 @dataclass
@@ -97,17 +100,31 @@ class Tally:
     """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
     """How many records were left out, by a rule or as broken: reason -> number."""
+    sentences: int = 0
+    """Sentences of a text that was rewritten (wikitext), with the dropped ones; 0 where nothing is."""
+    dropped_sentences: int = 0
+    """Sentences that were dropped because a template in them cannot be evaluated."""
+    unknown_templates: Counter[str] = field(default_factory=Counter)
+    """How often a template was met that cannot be evaluated, by name."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         problems = [list(problem) for problem in self.problems]
-        return {**vars(self), "problems": problems, "dropped": dict(self.dropped)}
+        counts = {"dropped": dict(self.dropped), "unknown_templates": dict(self.unknown_templates)}
+        return {**vars(self), "problems": problems, **counts}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Tally":
         """The inverse of to_dict."""
         problems = [Problem(*problem) for problem in value["problems"]]
-        return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
+        counts = {key: Counter(value[key]) for key in ("dropped", "unknown_templates")}
+        return cls(**{**value, "problems": problems, **counts})
+
+    def add_sentences(self, other: "Tally") -> None:
+        """Add what another tally has counted of sentences."""
+        self.sentences += other.sentences
+        self.dropped_sentences += other.dropped_sentences
+        self.unknown_templates.update(other.unknown_templates)
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
         """Count a broken record, and keep the problem, cut to PROBLEM_CHARS, if it is among the first."""

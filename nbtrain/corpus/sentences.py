@@ -15,5 +15,12 @@ def sentences(text: str, language: str) -> list[str]:
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 
+def segments(language: str, text: str) -> list[str]:
+    """The sentences of a text with the spaces around them: together they are the text. Raises DataError."""
+    from sentencex import segment
+
+    return list(segment(language, text))
+
+
 def _segment() -> Any:
     return optional("sentencex", "data.split_sentences", "leave split_sentences out").segment

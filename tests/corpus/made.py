@@ -98,7 +98,7 @@ PARTS = [
     ("* {0}\n* [https://example.org/a {1}]\n# {2}", "- {0}\n- {1}\n- {2}"),
     ("{0} <!-- [[{1}]] {{{{hidden}}}} --> {2} <small>once</small>.", "{0} {2} once."),
     ("<gallery>\nFile:{0}.jpg|a\nImage:b.png|{1}\n</gallery>\nThen {2}.", "Then {2}."),
-    ('{0} (<span lang="x">{1}</span>) {{{{cite web|url=http://x/|title=[[{2}]]}}}}.', "{0} ({1})."),
+    ('{0} (<span lang="x">{1}</span>){{{{citation needed|reason=[[{2}]]}}}}.', "{0} ({1})."),
     ('{{{{Main|{0}}}}}\n__NOTOC__\n<div class="x">{1}<br />{2}</div>', "{1}\n{2}"),
 ]
 

@@ -16,15 +16,17 @@ from typing import Any
 from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
+from nbtrain.corpus import sentences
 from nbtrain.corpus.optional import optional
-from nbtrain.corpus.records import SourcePart, Tally
+from nbtrain.corpus.records import MOST_TEMPLATES, SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import download, dump
+from nbtrain.corpus.wiki.templates.call import Wiki
 from nbtrain.corpus.wiki.walker import Walker
 
 # Counted up when the same dump gives another text: dumps are then extracted again, datasets stay as they are.
-EXTRACTION = 3
+EXTRACTION = 4
 OLDER_REVISION = "older_revision"
 
 FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20
@@ -62,7 +64,8 @@ class WikiReader(SourceReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         (found,) = part.details
-        walker = Walker(found.namespaces)
+        wiki = Wiki(self._language(found), found.site.get("sitename") or "Wikipedia")
+        walker = Walker(found.namespaces, wiki, sentences.segments)
         for page in self._pages(found, part):
             tally.records += 1
             if isinstance(page, dump.BrokenPage):
@@ -75,7 +78,7 @@ class WikiReader(SourceReader):
                 tally.dropped[reason] += 1
                 continue
             try:
-                text = walker.text(page.text)
+                text = walker.text(page.text, page.title)
             except Exception as error:  # whatever the markup of one page does, the others are read
                 what = f"page {page.title!r}: its wikitext cannot be read ({type(error).__name__}: {error})"
                 tally.add_broken(str(part.path), None, what, "broken_page")
@@ -84,6 +87,17 @@ class WikiReader(SourceReader):
                 yield f"{page.title}\n\n{text}"
             else:
                 tally.dropped["empty"] += 1
+        tally.sentences += walker.sentences
+        tally.dropped_sentences += walker.dropped_sentences
+        tally.unknown_templates.update(dict(walker.unknown_templates.most_common(MOST_TEMPLATES)))
+
+    def _language(self, found: dump.Dump) -> str:
+        """The language of a dump, which decides how its templates are read; empty if nothing names it."""
+        if found.language:
+            return found.language
+        if name := found.site.get("dbname", "").removesuffix("wiki"):
+            return name.replace("_", "-")
+        return self.config.language if self.config.path is None else ""
 
     def _pages(self, found: dump.Dump, part: SourcePart) -> Iterator[dump.Page | dump.BrokenPage]:
         pieces = (piece.xml for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES))
@@ -147,7 +161,8 @@ class WikiReader(SourceReader):
         return f"{path}: from {found.url}, SHA-1 {found.sha1[:12]} as listed" if is_new else None
 
     def check_dependencies(self) -> None:
-        optional("lxml", f"{self.where}: kind wiki")
+        for package in ("lxml", "sentencex"):
+            optional(package, f"{self.where}: kind wiki")
 
     def fingerprint(self) -> dict[str, Any]:
         if self.config.path is not None:
@@ -182,5 +197,5 @@ class WikiReader(SourceReader):
         else:  # these settings were not used
             for key in ("language", "date", "mirror"):
                 del described[key]
-        described["software"] = {"lxml": metadata.version("lxml")}
+        described["software"] = {name: metadata.version(name) for name in ("lxml", "sentencex")}
         return described

@@ -15,6 +15,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,8 @@ class Dump:
     """{key: name} of <siteinfo>; empty if there is none."""
     site: dict[str, str] = field(default_factory=dict)
     """sitename, dbname, base of <siteinfo>."""
+    language: str = ""
+    """The language of the wiki: xml:lang of <mediawiki>; empty if it names none."""
 
 
 class Piece(NamedTuple):
@@ -120,9 +123,12 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
         raise DataError(
             f"{name}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. with iconv."
         )
+    opening = re.search(r"<(?:\w+:)?mediawiki\b[^>]*", head)
+    named = opening and re.search(r"""xml:lang=["']([A-Za-z-]{2,20})["']""", opening[0])
+    language = named[1].lower() if named else ""
     end = head.find("</siteinfo>")
     if end < 0:
-        return Dump(path, where, packing, encoding)
+        return Dump(path, where, packing, encoding, language=language)
     try:
         siteinfo = _parse(head[max(0, head.find("<siteinfo")) : end + len("</siteinfo>")].encode())
     except SyntaxError as error:  # lxml's XMLSyntaxError is one
@@ -134,7 +140,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     }
     site = {name: siteinfo.findtext(f"{{*}}{name}") or "" for name in ("sitename", "dbname", "base")}
     site = {key: text for key, text in site.items() if text}
-    return Dump(path, where, packing, encoding, namespaces, site)
+    return Dump(path, where, packing, encoding, namespaces, site, language)
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
@@ -259,12 +265,18 @@ def _timestamp(revision: Any) -> tuple[str, int]:
     return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 
 
-def _parse(xml: bytes) -> Any:
+@cache
+def _parser() -> Any:
     from lxml import etree
 
     # A page holds no document type, so there are no entities to grow; no_network and load_dtd say it again.
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
-    return etree.fromstring(xml, parser)
+    return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
+
+
+def _parse(xml: bytes) -> Any:
+    from lxml import etree
+
+    return etree.fromstring(xml, _parser())
 
 
 def _whole(buffer: bytearray) -> int:

@@ -1,10 +1,11 @@
-"""The marks of wikitext, found by one scan each, in this order.
+r"""The marks of wikitext, found by one scan each, in this order.
 
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
     dropped  -> links  ->  quotes of bold and italic  ->  headings
 
-The scans never backtrack: they take the same time for any page of one size, whatever it leaves open.
-Characters that no XML can hold, the constants below, carry notes to walker.py.
+No scan backtracks: each takes the same time for any page of one size, whatever the page leaves open.
+Characters that no XML can hold, the constants below, carry notes from one scan to the next. None of them
+counts as a space in Python, as \x1c to \x1f do.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -12,28 +13,42 @@ Characters that no XML can hold, the constants below, carry notes to walker.py.
 import html
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 DROPPED = "\x1a"
-"""Something was dropped here: the blanks and brackets around it may be left without a meaning."""
-LINE_BREAK = "\x1d"  # <br>: a new line that ends neither a heading nor a list item
-LESS_THAN = "\x1c"  # a < that begins no tag
+"""Something that a reader does not see was here. The spaces and brackets around it may be left over."""
+GAP = "\x18"
+"""Something that a reader sees, and that is not known, was here: the sentence around it is dropped."""
+BAR = "\x19"
+"""A | that a template has produced: it separates no arguments."""
+LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list item
+LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
 """A tag, or the edge of a link or template, beside a ': apostrophes on both sides are not one run of them."""
 ASIDE = "\x7f"  # around the number of a text that is put aside and comes back as it is
 
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+MARKS = (DROPPED, GAP, BAR, LINE_BREAK, LESS_THAN, JOINT, ASIDE)
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
-# No blank between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is tried twice.
-TAG = re.compile(r"<!--|<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
 
-WITHOUT_CONTENT = frozenset(
+def without_marks(text: str) -> str:
+    """The text without the characters that are notes here. To look for each alone is faster than for any."""
+    return CONTROL.sub("", text) if any([mark in text for mark in MARKS]) else text
+
+
+# No space between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is tried twice.
+TAG = re.compile(r"<(?:!--|(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>)")
+
+# Elements that a reader does not see in the text, and those that show what cannot be written as text.
+UNSEEN = frozenset(
     """
-ref references gallery timeline imagemap graph mapframe maplink templatedata templatestyles indicator score
-inputbox categorytree includeonly hiero style script table ce chem section languages
+ref references gallery timeline imagemap graph mapframe templatedata templatestyles indicator inputbox
+categorytree includeonly style script table section languages
 """.split()
 )
+UNWRITABLE = frozenset("score hiero maplink".split())
 # What is inside is not wikitext.
-VERBATIM = frozenset("nowiki pre math source syntaxhighlight".split())
+VERBATIM = frozenset("nowiki pre math ce chem source syntaxhighlight".split())
 NEW_LINE = frozenset("p div center blockquote poem ul ol dl dt dd tr h1 h2 h3 h4 h5 h6".split())
 INLINE = frozenset(
     """
@@ -44,106 +59,202 @@ nobr label
 )
 BREAKS = frozenset("br hr".split())
 
-# References as people type them: a blank or a line break inside the brackets, or no > before the text begins.
+# As people type them: with a space or a line break inside the brackets, or no > at the end of the page.
+CLOSING = {
+    name: re.compile(rf"<\s*+/\s*+{name}\b[^<>]*+(?:>|(?=<)|\Z)", re.IGNORECASE)
+    for name in UNSEEN | UNWRITABLE | VERBATIM
+}
+TABLE_TAG = re.compile(r"<(/?)table[^>]*+(?:>|\Z)", re.IGNORECASE)
+
+# <ref> with a space after the bracket, and one without > before the text begins.
 LOOSE_REFERENCE = re.compile(
-    r"<\s++(ref(?:\s++(?:name|group)\s*+=[^<>]*+)?\s*+/?>)|<\s*+/\s*+(ref)\s*+>|<(ref)\b(?=[^<>]*+<\s*+/\s*+ref\s*+>)",
+    r"<\s++ref(?:\s++(?:name|group)\s*+=[^<>]*+)?\s*+(/?)>|<ref\b(?=[^<>]*+<\s*+/\s*+ref\s*+>)", re.IGNORECASE
+)
+
+SUPERSCRIPTS = str.maketrans("0123456789+-=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾")
+SUBSCRIPTS = str.maketrans("0123456789+-=()", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎")
+FIGURES = re.compile(r"[0-9+\-=()]{1,12}")
+SIGNED_NUMBER = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+)*")
+# The beginning of a chemical formula, before a number of atoms; not "log", "7F" or "FF", before a base.
+ELEMENT = """
+A[cglmrstu]|B[aehikr]?|C[adeflmnorsu]?|D[bsy]|E[rsu]|F[elmr]?|G[ade]|H[efgos]?|I[nr]?|Kr?|L[airuv]|M[cdgnot]|N[abdeihop]?
+O[gs]?|P[abdmortu]?|R[abefghnu]|S[bcegimnr]?|T[abcehils]|U|V|W|Xe|Yb?|Z[nr]
+""".replace("\n", "|").strip("|")
+FORMULA = re.compile(rf"(?<![A-Za-z0-9.])(?:[(\[]*(?:{ELEMENT})[0-9]*|[)\]][0-9]*|[⁺⁻⁰-⁹¹²³])+$")
+# Atoms and the state of matter: NH3(aq).
+STATE = re.compile(r"[0-9]{1,2}\((?:aq|s|l|g)\)")
+HEXADECIMAL = re.compile("[A-F]{2,}$")
+VARIABLES = frozenset("nmkxyijtpqrNMK")
+TAIL_CHARS = 16
+SMALL = re.compile(r"<(su[bp])(?:\s[^<>]*+)?>([^<>\n]{0,60})</\1\s*+>", re.IGNORECASE)
+BEGINS_WITH_FIGURE = re.compile(r"(?:<[^<>]{0,100}>|[\s'])*+[0-9+−-]")
+SMALL_FRACTION = re.compile(
+    r"<sup>\s*([0-9]{1,6})\s*</sup>\s?(?:[/⁄∕]|&frasl;|&#8260;)\s?<sub>\s*([0-9]{1,6})\s*</sub>",
     re.IGNORECASE,
 )
 
-SUPERSCRIPTS = str.maketrans("0123456789+-−=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾")
-SUBSCRIPTS = str.maketrans("0123456789+-−=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎")
-SMALL_FIGURES = re.compile(r"<(su[bp])>([0-9+\-−=()]{1,12})</\1>", re.IGNORECASE)
+
+def superscript(content: str, before: str) -> str:
+    """What stands above the line, as plain text: 10^6 after a digit, m² after a letter, 1st as it is."""
+    content = content.replace("−", "-")
+    after_digit = before[-1:].isdecimal()
+    if after_digit and SIGNED_NUMBER.fullmatch(content):
+        return f"^{content}"
+    if FIGURES.fullmatch(content):
+        return content.translate(SUPERSCRIPTS)
+    words = content.strip("' ")
+    if after_digit and "/" in words:
+        return GAP  # 5<sup>1/2</sup>: five and a half, or the root of five
+    if (after_digit and words in VARIABLES) or any(letter.isdigit() for letter in words):
+        return f"^{content}" if words.isalnum() else f"^({content})"
+    return content
+
+
+def subscript(content: str, before: str, after: str) -> str:
+    """What stands below the line, as plain text: H2O in a formula, log₂ elsewhere; words as they are."""
+    content = content.replace("−", "-")
+    if FIGURES.fullmatch(content):
+        is_atoms = (
+            content.isdigit()
+            and FORMULA.search(before)
+            and not (content == "16" and HEXADECIMAL.search(before))
+        )
+        if is_atoms and not after[:1].isdigit():
+            return content
+        return content.translate(SUBSCRIPTS)
+    if (STATE.fullmatch(content) or SIGNED_NUMBER.fullmatch(content)) and FORMULA.search(before):
+        return content
+    if content.strip("'")[:1].isdigit():
+        return f"_{content}" if content.isalnum() else f"_({content})"
+    return content
+
+
+def fraction(whole: str, numerator: str, denominator: str) -> str:
+    """A fraction on one line; `whole` may be empty."""
+    return f"{whole} {numerator}/{denominator}" if whole else f"{numerator}/{denominator}"
+
+
+def tail(parts: list[str]) -> str:
+    """The last characters of a text in parts."""
+    end = ""
+    for part in reversed(parts[-TAIL_CHARS:]):
+        end = part[-TAIL_CHARS:] + end
+        if len(end) >= TAIL_CHARS:
+            break
+    return end
 
 
 def scan_tags(text: str, aside: list[str]) -> str:
-    """No tag is left: its content is kept, dropped or put aside. `<` that begins none is LESS_THAN."""
-    text = SMALL_FIGURES.sub(
-        lambda match: match[2].translate(SUPERSCRIPTS if match[1].lower() == "sup" else SUBSCRIPTS), text
-    )
-    text = LOOSE_REFERENCE.sub(_reference, text)
-    lowered = text.lower()
-    if len(lowered) != len(text):  # lower() makes a few letters longer
-        lowered = text
+    """The text without tags: their content is kept, dropped or put aside. Any other < is LESS_THAN."""
     out: list[str] = []
     unclosed: set[str] = set()
     position = 0
-    while (match := TAG.search(text, position)) is not None:
-        out.append(text[position : match.start()].replace("<", LESS_THAN))
-        position = match.end()
-        if match[2] is None:
-            end = text.find("-->", match.end())
+    while (start := text.find("<", position)) >= 0:
+        if start > position:
+            out.append(text[position:start])
+        match = TAG.match(text, start)
+        if match is not None:
+            position = match.end()
+            closes, name, attributes = match.groups()
+        elif (match := LOOSE_REFERENCE.match(text, start)) is not None:
+            position = match.end()
+            closes, name, attributes = "", "ref", match[1] or ""
+        else:
+            out.append(LESS_THAN)
+            position = start + 1
+            continue
+        if name is None:
+            end = text.find("-->", position)
             # As MediaWiki does: a comment without an end hides the rest.
             position = len(text) if end < 0 else end + 3
             # A comment alone on its lines leaves no empty one.
-            if out[-1].endswith("\n") and text.startswith("\n", position):
+            if text.startswith("\n", start - 1) and text.startswith("\n", position):
                 position += 1
             continue
-        name = match[2].lower()
-        closes, closed = bool(match[1]), match[3].endswith("/")
-        if name in WITHOUT_CONTENT or name in VERBATIM:
-            if closes or closed or name in unclosed:
-                out.append(_joint(text, match))
+        name = name.lower()
+        if name in CLOSING:
+            closing = None
+            if not closes and not attributes.endswith("/") and name not in unclosed:
+                closing = _closing(text, name, position)
+                if closing is None:
+                    unclosed.add(name)
+                    continue
+            if closing is None:
+                out.append(_joint(text, start, position))
                 continue
-            end, after = _closing(lowered, name, position)
-            if end < 0:
-                unclosed.add(name)
-                continue
+            content = text[position : closing.start()]
+            position = closing.end()
             if name in VERBATIM:
-                out.append(_put_aside(name, text[position:end], aside) or JOINT)
+                out.append(_put_aside(name, content, aside) or JOINT)
             else:
-                out.append(DROPPED)
-            position = after
+                out.append(GAP if name in UNWRITABLE else DROPPED)
+        elif name in INLINE:
+            if name in ("sup", "sub") and not closes:
+                shown, position = _small(text, start, position, tail(out))
+                out.append(shown)
+            else:
+                out.append(_joint(text, start, position))
         elif name in BREAKS:
             out.append(LINE_BREAK)
         elif name in NEW_LINE:
-            out.append("\n" if name not in ("dt", "dd") or closes else "")
+            out.append("\n" if closes or name not in ("dt", "dd") else "")
         elif name == "li":
             out.append("" if closes else "\n* ")
-        elif name in INLINE:
-            out.append(_joint(text, match))
         else:
             out.append(match[0].replace("<", LESS_THAN))
-    out.append(text[position:].replace("<", LESS_THAN))
+    if not out:
+        return text
+    out.append(text[position:])
     return "".join(out)
 
 
-def _joint(text: str, tag: re.Match[str]) -> str:
-    return JOINT if "'" in (text[tag.start() - 1 : tag.start()], text[tag.end() : tag.end() + 1]) else ""
+def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]:
+    """What <sup> or <sub> at `start` shows, and where to go on; `position` is the end of its opening tag."""
+    is_after_digit = before[-1:].isdigit()
+    if match := SMALL_FRACTION.match(text, start):
+        return f"{' ' * is_after_digit}{match[1]}/{match[2]}", match.end()
+    match = SMALL.match(text, start)
+    if match is None:  # tags inside
+        mark = "^" if text[start + 3] in "pP" else "_"
+        is_number = is_after_digit and BEGINS_WITH_FIGURE.match(text, position)
+        return (mark if is_number else _joint(text, start, position)), position
+    content, end = entities(match[2]).strip(), match.end()
+    if re.fullmatch(r"\[[^\[\]]*\]", content):
+        return DROPPED, end  # the number of a note, written by hand
+    if "{" in content or "[" in content:
+        return (GAP, end) if is_after_digit else (_joint(text, start, position), position)
+    if match[1].lower() == "sup":
+        return _with_joints(superscript(content, before)), end
+    return _with_joints(subscript(content, before, text[end : end + 1])), end
+
+
+def _joint(text: str, start: int, end: int) -> str:
+    return JOINT if "'" in (text[start - 1 : start], text[end : end + 1]) else ""
 
 
 def _with_joints(words: str) -> str:
     """What a link or a template shows, its apostrophes kept apart from those around it."""
+    if "'" not in words:
+        return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
     return f"{begin}{words}{end}"
 
 
-def _reference(match: re.Match[str]) -> str:
-    opening, closing, unended = match.groups()
-    return f"<{opening}" if opening else f"</{closing}>" if closing else f"<{unended}>"
-
-
-def _closing(lowered: str, name: str, position: int) -> tuple[int, int]:
-    """(where the closing tag begins, where it ends), or (-1, -1)."""
-    opening, closing = f"<{name}", f"</{name}"
-    start, depth = position, 1
-    while True:
-        end = lowered.find(closing, position)
-        if end < 0:
-            return -1, -1
-        if name == "table":  # the only one that nests
-            depth += lowered.count(opening, start, end) - 1
-        else:
-            depth -= 1
-        stop = lowered.find(">", end)
-        stop = len(lowered) if stop < 0 else stop + 1
-        if depth <= 0:
-            return end, stop
-        start = position = stop
+def _closing(text: str, name: str, position: int) -> re.Match[str] | None:
+    """The closing tag of an element whose content begins at `position`."""
+    if name != "table":
+        return CLOSING[name].search(text, position)
+    depth = 1  # the only one that nests
+    for match in TABLE_TAG.finditer(text, position):
+        depth += -1 if match[1] else 1
+        if depth == 0:
+            return match
+    return None
 
 
 def _put_aside(name: str, content: str, aside: list[str]) -> str:
-    if name == "math":
-        content = _formula(content)
+    if name in ("math", "ce", "chem"):
+        content = _formula(content, is_chemical=name != "math")
         if not content:
             return DROPPED
     elif name == "nowiki":
@@ -161,9 +272,11 @@ def _put_aside(name: str, content: str, aside: list[str]) -> str:
     return f"{ASIDE}{len(aside) - 1}{ASIDE}"
 
 
-def _formula(content: str) -> str:
-    """LaTeX between dollars on one line; a blank keeps {{ and }} apart, which means the same."""
+def _formula(content: str, is_chemical: bool) -> str:
+    """LaTeX between dollars on one line; a space keeps {{ and }} apart, which means the same."""
     content = " ".join(entities(content).split())
+    if content and is_chemical:
+        content = rf"\ce{{{content}}}"
     content = content.replace("{{", "{ {").replace("{{", "{ {").replace("}}", "} }").replace("}}", "} }")
     return f"${content}$" if content else ""
 
@@ -175,69 +288,129 @@ def entities(text: str) -> str:
     """Named and numbered characters resolved; unknown names and a bare & are left."""
     if "&" not in text:
         return text
-    return ENTITY.sub(lambda match: CONTROLS.sub("", html.unescape(match[0])), text)
+    text = text.replace("&nbsp;", "\u00a0")
+    return ENTITY.sub(lambda match: CONTROL.sub("", html.unescape(match[0])), text)
 
 
-BRACES = re.compile(r"\{\{|\}\}")
+class Templates(Protocol):
+    """What stands for {{...}}."""
+
+    def is_unseen(self, head: str) -> bool:
+        """Whether a reader sees nothing of {{head..., whatever follows."""
+
+    def expand(self, inside: str, before: str, after: str) -> str:
+        """What {{inside}} shows between two texts: words, DROPPED or GAP."""
+
+
+HEAD = re.compile(r"[^|{}\[\]<>]{1,80}")
 MAX_TEMPLATE_DEPTH = 20
+MAX_TEMPLATE_CHARS = 20_000
 
 
-def scan_templates(text: str, expand: Callable[[str], str]) -> str:
-    """Every {{...}}, however deep, replaced by expand(what is inside); braces without a partner dropped."""
-    out: list[list[str]] = [[]]
-    position = 0
-    for match in BRACES.finditer(text):
-        # The third brace of {{{parameter}}} is skipped below.
-        start = max(position, match.start())
-        out[-1].append(text[position:start])
-        position = match.end()
-        if match[0] == "{{":
-            out.append([])
-        elif len(out) > 1:
-            inside = "".join(out.pop())
-            if text.startswith("}", position) and inside.count("{") > inside.count("}"):
-                position += 1
-            out[-1].append(_with_joints(expand(inside)) if len(out) <= MAX_TEMPLATE_DEPTH else DROPPED)
-    out[-1].append(text[position:])
-    return "".join(part for parts in out for part in parts)
+def scan_templates(text: str, templates: Templates) -> str:
+    """Every {{...}}, however deep, replaced by what it shows; braces without a partner dropped."""
+    chunks = text.split("{{")
+    frames: list[list[str]] = [
+        [chunks[0].replace("}}", "")]
+    ]  # the text of each open template, after that of the page
+    unseen = 0  # open braces in a template of which nothing is seen: what is inside is not looked at
+    may_skip = True
+    begin_unseen = number = 0
+    while True:
+        number += 1
+        if number == len(chunks):
+            if not unseen:
+                break
+            # It is never closed: its braces alone are dropped, and no other is trusted.
+            unseen, may_skip, number = 0, False, begin_unseen
+            frames.append([])
+        chunk = chunks[number]
+        if unseen:
+            unseen += 1
+        elif number != begin_unseen or may_skip:
+            head = HEAD.match(chunk)
+            if may_skip and head is not None and templates.is_unseen(head[0]):
+                unseen, begin_unseen = 1, number
+            else:
+                frames.append([])
+        pieces = chunk.split("}}")
+        last = len(pieces) - 1
+        for index, piece in enumerate(pieces):
+            if unseen:
+                if index < last:
+                    unseen -= 1
+                    if not unseen:
+                        frames[-1].append(DROPPED)
+                continue
+            if index == last or len(frames) == 1:
+                frames[-1].append(piece)
+                continue
+            frame = frames.pop()
+            frame.append(piece)
+            inside = "".join(frame)
+            following = pieces[index + 1]
+            # The third brace of {{{parameter}}}.
+            if following.startswith("}") and inside.count("{") > inside.count("}"):
+                following = pieces[index + 1] = following[1:]
+            if len(frames) >= MAX_TEMPLATE_DEPTH or len(inside) > MAX_TEMPLATE_CHARS:
+                frames[-1].append(DROPPED if _is_block(inside, frames) else GAP)
+                continue
+            after = following[:1] if following or index + 1 < last else "{"
+            shown = templates.expand(inside, tail(frames[-1]), after)
+            if shown == GAP and _is_block(inside, frames):
+                shown = DROPPED
+            frames[-1].append(_with_joints(shown))
+    return "".join(["".join(parts) for parts in frames])
 
 
-TABLE_BEGINS = re.compile(r"[\s:*#;\x1a]*\{\|")
-TABLE_ENDS = re.compile(r"[\s:]*\|\}")
-HEADING = re.compile(r"={1,6}[^=\n].*=[ \t\x1a]*$")
+def _is_block(inside: str, frames: list[list[str]]) -> bool:
+    """Whether a template is a box that begins a line, with parameters on lines below."""
+    if len(frames) > 1 or "\n" not in inside:
+        return False
+    for part in reversed(frames[0]):
+        if rest := part.rstrip(f" \t{DROPPED}{GAP}"):
+            return rest.endswith("\n")
+    return True
+
+
+TABLE_MARK = re.compile(r"\n[ \t:*#;\x1a]*+(\{\||\|\})")
+HEADING = re.compile(r"\n={1,6}[^=\n][^\n]*=[ \t\x1a]*+(?=\n|\Z)")
 
 
 def scan_tables(text: str) -> str:
     """Every {| ... |} dropped; one that never ends goes as far as the next heading."""
     if "{|" not in text:
         return text
-    lines = text.split("\n")
+    text = f"\n{text}"
     open_at: list[int] = []
-    cut: list[tuple[int, int]] = []  # first and last line of outermost tables
-    for number, line in enumerate(lines):
-        if TABLE_BEGINS.match(line):
-            open_at.append(number)
-        elif open_at and (match := TABLE_ENDS.match(line)):
-            start = open_at.pop()
-            lines[number] = line[match.end() :]
-            while cut and cut[-1][0] > start:
+    cut: list[tuple[int, int]] = []  # begin and end of outermost tables
+    for match in TABLE_MARK.finditer(text):
+        if match[1] == "{|":
+            open_at.append(match.start())
+        elif open_at:
+            begin = open_at.pop()
+            while cut and cut[-1][0] > begin:
                 cut.pop()
-            cut.append((start, number))
-    for start in open_at:
-        stop = next((n for n in range(start + 1, len(lines)) if HEADING.match(lines[n])), len(lines))
-        cut.append((start, stop))
-        if stop == len(lines):
-            break  # the tables after it lie inside
+            cut.append((begin, match.end()))
+    end = 0
+    for begin in open_at:
+        if begin >= end:
+            heading = HEADING.search(text, begin + 1)
+            end = heading.start() if heading else len(text)
+        cut.append((begin, end))
     kept: list[str] = []
     position = 0
-    for start, stop in sorted(cut):
-        if start >= position:
-            kept.extend(lines[position:start])
-        position = max(position, stop)
-    kept.extend(lines[position:])
-    return "\n".join(kept)
+    for begin, end in sorted(cut):
+        if begin >= position:
+            kept += (text[position:begin], "\n")
+        position = max(position, end)
+    kept.append(text[position:])
+    return "".join(kept)[1:]
 
 
+# Links without brackets, namespaces, sections and quotes inside: most of them.
+PLAIN_LINK = re.compile(r"\[\[([^\s\[\]|:#_/'\x15-\x1b][^\[\]|:#_\n'\x15-\x1b]*+)(?:\|([^\[\]\n']*+))?\]\]")
+LINK = re.compile(r"\[\[([^\[\]]*+)\]\](?!\])")
 SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
 MAX_LINK_DEPTH = 4
 PROTOCOL = r"(?:https?:|ftps?:|gopher:|irc:|ircs:|mailto:|news:|git:|svn:|tel:|urn:|geo:)?//|mailto:"
@@ -248,6 +421,18 @@ ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*
 
 def scan_links(text: str, expand: Callable[[str], str]) -> str:
     """Every [[...]] replaced by expand(inside), inner first; unpaired and too deep brackets dropped."""
+    if "[[" not in text:
+        return text.replace("]]", "") if "]]" in text else text
+    parts = PLAIN_LINK.split(text)
+    if len(parts) > 1:
+        labels = parts[2::3]
+        parts[1::3] = [
+            target.rstrip(" \t") if label is None else label
+            for target, label in zip(parts[1::3], labels, strict=True)
+        ]
+        parts[2::3] = [""] * len(labels)
+        text = "".join(parts)
+    text = LINK.sub(lambda match: _with_joints(expand(match[1])), text)
     if "[[" not in text and "]]" not in text:
         return text
     out: list[list[str]] = [[]]
@@ -270,34 +455,36 @@ def scan_links(text: str, expand: Callable[[str], str]) -> str:
                 position += 1
             out[-1].append(_with_joints(expand(inside)))
     out[-1].append(text[position:])
-    return "".join(part for parts in out for part in parts)
+    return "".join([part for parts in out for part in parts])
 
 
 QUOTES = re.compile("('{2,})")
 
 
-def scan_quotes(text: str) -> str:
-    """Bold and italic without their marks, with the words' own apostrophes: MediaWiki's doQuotes."""
-    if "''" in text:
-        text = "\n".join(_without_quotes(line) if "''" in line else line for line in text.split("\n"))
-    return text.replace(JOINT, "")
-
-
-def _without_quotes(line: str) -> str:
+def without_quotes(line: str) -> str:
+    """A line without the marks of bold and italic, with the words' own apostrophes: MediaWiki's doQuotes."""
     # Words at even places, runs of apostrophes between them. A run marks italic (2), bold (3) or both (5);
     # further apostrophes belong to the word before it.
+    if "''''" not in line:
+        bolds = line.count("'''")
+        italics = line.count("''") - bolds
+        if not (bolds % 2 and italics % 2):
+            return line.replace("'''", "").replace("''", "")
     parts = QUOTES.split(line)
     lengths: list[int] = []
     for index in range(1, len(parts), 2):
         run = len(parts[index])
         lengths.append(3 if run == 4 else min(run, 5))
-        parts[index - 1] += "'" * (run - lengths[-1])
+        if run != lengths[-1]:
+            parts[index - 1] += "'" * (run - lengths[-1])
         parts[index] = ""
-    italics, bolds = (sum(length in (kind, 5) for length in lengths) for kind in (2, 3))
-    if italics % 2 and bolds % 2 and 3 in lengths:
-        # One ''' means ' and '': after a word of one letter (l'''Iliade''), else a longer one, else a blank.
-        before = [2 * number for number, length in enumerate(lengths) if length == 3]
-        parts[min(before, key=lambda index: _rank(parts[index]))] += "'"
+    if 3 in lengths:
+        italics, bolds = (sum(length in (kind, 5) for length in lengths) for kind in (2, 3))
+        if italics % 2 and bolds % 2:
+            # One ''' means ' and '': after a word of one letter (l'''Iliade''), else a longer one, else a
+            # space.
+            before = [2 * number for number, length in enumerate(lengths) if length == 3]
+            parts[min(before, key=lambda index: _rank(parts[index]))] += "'"
     return "".join(parts)
 
 
@@ -307,9 +494,9 @@ def _rank(words: str) -> int:
     return 0 if words[-2:-1] == " " else 1
 
 
-def scan_addresses(text: str) -> str:
+def without_addresses(line: str) -> str:
     """[address label] becomes its label, [address] is dropped; an address without brackets stays."""
-    return ADDRESS.sub(_label, text) if "[" in text else text
+    return ADDRESS.sub(_label, line)
 
 
 def _label(match: re.Match[str]) -> str:
@@ -318,23 +505,12 @@ def _label(match: re.Match[str]) -> str:
     return match[1].strip() or DROPPED
 
 
-RULE = re.compile(r"^-{4,}", re.MULTILINE)
-
-
-def scan_headings(text: str) -> str:
-    """Lines == so == become lines that name their level between ASIDE marks; lines of dashes become empty."""
-    text = RULE.sub("", text)
-    if "\n=" not in text and not text.startswith("="):
-        return text
-    return "\n".join(_heading(line) if line.startswith("=") else line for line in text.split("\n"))
-
-
-def _heading(line: str) -> str:
+def heading(line: str) -> tuple[int, str] | None:
+    """(level, title) of a line that begins with =, None if it is not a heading."""
     stripped = line.rstrip(f" \t{DROPPED}")
     inside = stripped.strip("=")
     left = len(stripped) - len(stripped.lstrip("="))
     level = min(left, len(stripped) - left - len(inside), 6)
     if not inside or not level:
-        return line
-    title = stripped[level:-level].replace(LINE_BREAK, " ").strip(f" \t{DROPPED}")
-    return f"\n{ASIDE}H{level}{ASIDE}{title}\n"
+        return None
+    return level, stripped[level:-level].replace(LINE_BREAK, " ").strip(f" \t{DROPPED}")

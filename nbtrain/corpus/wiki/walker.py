@@ -1,36 +1,39 @@
 """Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
 
 Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
-("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code. Dropped: templates
-(except those of text_templates.py), tables, references, galleries, files, categories, links to other
-languages, comments, magic words, quotes of bold and italic, and what these leave behind: "( , )", double
-blanks, list items and sections without a word.
+("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code; and what templates
+show (templates/). Dropped: tables, references, galleries, files, categories, links to other languages,
+comments, magic words, quotes of bold and italic, templates of which a reader sees nothing in the text, and
+what these leave behind: "( , )", double spaces, list items and sections without a word. A sentence with a
+template that cannot be evaluated is dropped as a whole (gaps.py).
 """
 
-# ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
+# ruff: noqa: RUF001 (letters that look alike are meant)
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from nbtrain.corpus.wiki import markup
-from nbtrain.corpus.wiki.markup import ASIDE, CONTROLS, DROPPED, LESS_THAN, LINE_BREAK
+from nbtrain.corpus.wiki.gaps import Segment, drop_sentences, without_notes
+from nbtrain.corpus.wiki.markup import ASIDE, BAR, DROPPED, GAP, JOINT, LESS_THAN, LINE_BREAK
 from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
-from nbtrain.corpus.wiki.text_templates import expand
+from nbtrain.corpus.wiki.templates.call import Wiki
+from nbtrain.corpus.wiki.templates.library import Library
 
 # Soft hyphen, zero-width space, byte order mark, direction marks: no article means them.
-INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
-BLANKS = re.compile("[ \t\u00a0\u2002-\u200a\u202f\u205f]+")
-DOUBLE_BLANK = re.compile("  +")
+INVISIBLE = "\u00ad\u200b\u200e\u200f\u2060\ufeff"
+SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
 MAGIC_WORD = re.compile(r"__([^\W\d_]{3,30})__")
-LIST_MARK = re.compile(r"^[ \t\x1a]*([*#:;]+)[ \t]*", re.MULTILINE)
+LIST_MARK = re.compile(r"\n[ \t\x1a]*+([*#:;]+)[ \t]*+")
 VARIANT = re.compile(r"-\{([^{}\n]*)\}-")
 HIDDEN = ("H", "T", "-")  # a rule for the words of the page, for its title, the end of a rule
-TABLE_REST = re.compile(r"[ \t]*\|(?:[-}+|]|\s|[^|\n]*=)")
-HEADING_LINE = re.compile(rf"{ASIDE}H([1-6]){ASIDE}(.*)")
+TABLE_REST = re.compile(r"\|(?:[-}+|]|\s|[^|\n]*=)")
 ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
 WORD = re.compile(r"\w")
+RULE = re.compile(r"-{4,}")
 
-# What was dropped leaves blanks and brackets around it. All runs are bounded: an unbounded one is tried again
+# What was dropped leaves spaces and brackets around it. All runs are bounded: an unbounded one is tried again
 # from each of its places, and a page of commas would take hours.
 OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
 RUN = re.compile("\x1a(?:( ?)\x1a)++")
@@ -39,29 +42,55 @@ EMPTY_BRACKETS = re.compile(rf"{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/
 AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
 BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
 BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")
+# Beside which something dropped leaves nothing over.
+TWICE_DROPPED = DROPPED + DROPPED
+PLAIN_BEFORE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.\"'!?%]")
+PLAIN_BEFORE |= {"", "\n"}
+NOT_AFTER = frozenset(" )）],;:.،、")
+SENTENCE_ENDS = (". ", "。")
 
 
 class Walker:
-    """Wikitext of one dump to text. `namespaces`: {key: name} of its <siteinfo>, may be empty."""
+    """Wikitext of one dump to text.
 
-    def __init__(self, namespaces: Mapping[int, str] | None = None):
+    `namespaces`: {key: name} of its <siteinfo>, may be empty. `wiki`: its language and name. `segment` cuts
+    text into sentences; without it a line with a gap is dropped as a whole.
+    """
+
+    def __init__(
+        self,
+        namespaces: Mapping[int, str] | None = None,
+        wiki: Wiki | None = None,
+        segment: Segment | None = None,
+    ):
         self._invisible = invisible_prefixes(namespaces or {})
+        self._library = Library(wiki or Wiki())
+        self._segment = segment or (lambda language, text: [text])
+        self.sentences = 0
+        """About how many sentences the texts so far had: full stops before a space, and lines."""
+        self.dropped_sentences = 0
+        """Sentences that were dropped because what a template in them shows is not known."""
 
-    def text(self, wikitext: str) -> str:
+    @property
+    def unknown_templates(self) -> Counter[str]:
+        """How often a template was met whose text is not known, by name."""
+        return self._library.unknown
+
+    def text(self, wikitext: str, title: str = "") -> str:
         """The article's text without its title; empty if nothing is left."""
+        self._library.begin(title)
         aside: list[str] = []
-        text = CONTROLS.sub("", wikitext.replace("\r\n", "\n"))
+        text = markup.without_marks(wikitext.replace("\r\n", "\n"))
         text = markup.scan_tags(text, aside)
-        text = markup.scan_templates(text, expand)
+        text = markup.scan_templates(text, self._library)
         text = markup.scan_tables(text)
-        text = VARIANT.sub(_first_variant, text)
-        text = MAGIC_WORD.sub(_magic_word, text)
-        text = LIST_MARK.sub(_list_mark, text)
+        if "-{" in text:
+            text = VARIANT.sub(_first_variant, text)
+        if "__" in text:
+            text = MAGIC_WORD.sub(_magic_word, text)
+        text = LIST_MARK.sub(_list_mark, f"\n{text}")
         text = markup.scan_links(text, self._link)
-        text = markup.scan_quotes(text)
-        text = markup.scan_addresses(text)
-        text = markup.scan_headings(text)
-        return _finish(markup.entities(text), aside)
+        return self._finish(text, aside)
 
     def _link(self, inside: str) -> str:
         """What [[inside]] leaves in the sentence."""
@@ -84,6 +113,67 @@ class Walker:
             target = rest
         return target.lstrip("#").replace("_", " ")
 
+    def _finish(self, text: str, aside: list[str]) -> str:
+        """Marks of a line, leftovers and spaces away, empty sections dropped, and back what was put aside."""
+        text = text.replace("&nbsp;", " ")
+        text = _with_plain_spaces(text)
+        if BAR in text:
+            text = text.replace(BAR, "|")
+        if DROPPED in text:
+            text = _without_plain_dropped(text)
+        lines: list[str] = []
+        has_gaps = False
+        for raw in text.split("\n"):
+            line = raw
+            if "''" in line:
+                line = markup.without_quotes(line)
+            if JOINT in line:
+                line = line.replace(JOINT, "")
+            if "[" in line:
+                line = markup.without_addresses(line)
+            first = line[:1]
+            if first == "=" and (found := markup.heading(line)) is not None:
+                level, title = found
+                lines += ("", f"{ASIDE}H{level}{ASIDE}{_cleaned(title)}", "")
+                has_gaps = has_gaps or GAP in title
+                continue
+            if first == "-":
+                line = RULE.sub("", line, count=1) if RULE.match(line) else line
+            elif not first:
+                lines.append("")
+                continue
+            for piece in line.split(LINE_BREAK) if LINE_BREAK in line else (line,):
+                cleaned = _cleaned(piece)
+                if cleaned:
+                    first = cleaned[0]
+                    if not first.isalpha() and (
+                        not WORD.search(cleaned) or (first == "|" and TABLE_REST.match(cleaned))
+                    ):
+                        continue  # a leftover
+                    has_gaps = has_gaps or GAP in cleaned
+                lines.append(cleaned)
+        if has_gaps:
+            for dropped in drop_sentences(lines, self._library.wiki.language, self._segment):
+                number = 1 + sum(map(dropped.strip().count, SENTENCE_ENDS))
+                self.sentences += number
+                self.dropped_sentences += number
+        lines = _without_empty_sections(lines)
+        self.sentences += sum(map(bool, lines))
+        text = "\n".join(lines)
+        if LESS_THAN in text:
+            text = text.replace(LESS_THAN, "<")
+        # To look for one character is faster than for two.
+        for first, marks in (("[", ("[[",)), ("]", ("]]",)), ("{", ("{{", "{|")), ("}", ("}}",))):
+            if first in text:
+                for mark in marks:
+                    text = text.replace(mark, "")
+        if aside:
+            text = ASIDE_MARK.sub(lambda match: aside[int(match[1])], text)
+            if "\n\n\n" in text:
+                text = re.sub("\n{3,}", "\n\n", text)
+        self.sentences += sum(map(text.count, SENTENCE_ENDS))
+        return text.strip()
+
 
 def _first_variant(match: re.Match[str]) -> str:
     """-{zh-hans:A; zh-hant:B}-: a reader sees one of the variants, and of a hidden rule -{H|...}- nothing."""
@@ -99,45 +189,73 @@ def _magic_word(match: re.Match[str]) -> str:
 
 
 def _list_mark(match: re.Match[str]) -> str:
-    return "- " if match[1][-1] in "*#" else ""
+    return "\n- " if match[1][-1] in "*#" else "\n"
 
 
-def _finish(text: str, aside: list[str]) -> str:
-    """Leftovers and blanks away, empty sections dropped, and back with what was put aside."""
-    text = INVISIBLE.sub("", text)
-    text = BLANKS.sub(" ", text)
-    if DROPPED in text:
-        text = RUN.sub(_run, text)
-        text = EMPTY_BRACKETS.sub(DROPPED, text)
-        text = AFTER_BRACKET.sub(r"\1", text)
-        text = BEFORE_BRACKET.sub(r"\1", text)
-        text = BEFORE_COMMA.sub("", text)
-        text = text.replace(DROPPED, "")
-    text = text.replace(LINE_BREAK, "\n")
-    lines = [line for raw in text.split("\n") if (line := _line(raw)) is not None]
-    text = "\n".join(_without_empty_sections(lines))
-    text = text.replace(LESS_THAN, "<")
-    for mark in ("[[", "]]", "{{", "}}", "{|"):
+def _with_plain_spaces(text: str) -> str:
+    """Without characters that nobody sees; a run of spaces of any kind becomes one space."""
+    for mark in INVISIBLE:
         if mark in text:
             text = text.replace(mark, "")
-    if aside:
-        text = ASIDE_MARK.sub(lambda match: aside[int(match[1])], text)
-        text = re.sub("\n{3,}", "\n\n", text)
-    return text.strip()
+    for space in SPACES:
+        if space in text:
+            text = text.replace(space, " ")
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return text
+
+
+def _cleaned(line: str) -> str:
+    """A line without what was dropped and what that leaves over."""
+    if "&" in line:
+        line = _with_plain_spaces(markup.entities(line))
+    if GAP in line:
+        line = without_notes(line)
+    if DROPPED in line:
+        line = _without_dropped(line)
+    return line.strip()
+
+
+def _without_plain_dropped(text: str) -> str:
+    """A text without the marks of what was dropped where that leaves nothing over.
+
+    Most are notes after a word or a full stop, with a space behind, or lines of their own.
+    """
+    while TWICE_DROPPED in text:
+        text = text.replace(TWICE_DROPPED, DROPPED)
+    first, *others = text.split(DROPPED)
+    kept = [first]
+    before = first[-1:]
+    for part in others:
+        after = part[:1]
+        if after in NOT_AFTER and (after != " " or part[1:2] in NOT_AFTER):
+            is_plain = after == "." and before in PLAIN_BEFORE
+        else:
+            is_plain = before in PLAIN_BEFORE or (before == " " and kept[-1][-2:-1] in PLAIN_BEFORE)
+        if not is_plain:
+            kept.append(DROPPED)
+        elif before == after == " ":
+            part = part[1:]
+        kept.append(part)
+        before = part[-1:] or before
+    return "".join(kept)
+
+
+def _without_dropped(line: str) -> str:
+    """A line without what the things that were dropped leave over."""
+    line = RUN.sub(_run, line)
+    line = EMPTY_BRACKETS.sub(DROPPED, line)
+    line = AFTER_BRACKET.sub(r"\1", line)
+    line = BEFORE_BRACKET.sub(r"\1", line)
+    line = BEFORE_COMMA.sub("", line)
+    line = line.replace(DROPPED, "")
+    while "  " in line:
+        line = line.replace("  ", " ")
+    return line
 
 
 def _run(match: re.Match[str]) -> str:
     return f"{DROPPED} " if match[1] else DROPPED
-
-
-def _line(raw: str) -> str | None:
-    """A line with single blanks, empty for a paragraph's end; None if it is a leftover."""
-    line = DOUBLE_BLANK.sub(" ", raw).strip()
-    if not line or line.startswith(f"{ASIDE}H"):
-        return line
-    if not WORD.search(line) or TABLE_REST.match(line):
-        return None
-    return line
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
@@ -146,20 +264,19 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
     text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
     blank = True
     for line in reversed(lines):
-        match = HEADING_LINE.match(line)
-        if match is None:
-            if line:
-                kept.append(line)
-                text_below, blank = 0, False
-            elif not blank:
+        if not line:
+            if not blank:
                 kept.append(line)
                 blank = True
-            continue
-        level = int(match[1])
-        # 0: text directly below; k: a kept heading of level k is the next thing below.
-        if match[2] and (text_below == 0 or level < text_below < 7):
-            while kept and not kept[-1]:
-                kept.pop()
-            kept += (match[2], "")
-            blank, text_below = True, level
+        elif line[0] != ASIDE or line[1:2] != "H":
+            kept.append(line)
+            text_below, blank = 0, False
+        else:
+            level, title = int(line[2]), line[4:]
+            # 0: text directly below; k: a kept heading of level k is the next thing below.
+            if title and (text_below == 0 or level < text_below < 7):
+                while kept and not kept[-1]:
+                    kept.pop()
+                kept += (title, "")
+                blank, text_below = True, level
     return kept[::-1]

@@ -8,6 +8,7 @@ data_card(config with data.blend)  a BlendCard: each dataset with its share, and
 import base64
 import html
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,12 +28,13 @@ from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
 from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, as_facts, source_rows, text_table
-from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest
+from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.prepare.report import split_rows, splits_table
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 
 NUM_SAMPLES = 12
+NAMED_TEMPLATES = 10
 NUM_TEXT_SAMPLES = 4
 SAMPLE_TOKENS = 400
 TEXT_SAMPLE_CHARS = 800
@@ -179,6 +181,8 @@ class DataCard(_Card):
             *([["exact duplicates", str(Duplicates(**self.duplicates))]] if self.duplicates else []),
             *([["unknown tokens", _share(self.unknown_tokens, self.tokens)]] if self.unknown_tokens else []),
             *([f"dropped: {reason}", f"{count:,}"] for reason, count in sorted(self.dropped.items())),
+            *([["dropped: sentences", sentences]] if (sentences := dropped_sentences(self.sources)) else []),
+            *([["templates not evaluated", templates]] if (templates := _templates(self.sources)) else []),
         ]
         lengths = ["tokens a document", *(f"{value:,.0f}" for value in self.lengths.values())]
         tables: dict[str, Table] = {"Dataset": (["", ""], facts), "Lengths": (["", *self.lengths], [lengths])}
@@ -378,6 +382,14 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
 def _image(svg: bytes, title: str) -> str:
     data = base64.b64encode(svg).decode()
     return f'<img alt="{html.escape(title)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
+
+
+def _templates(sources: list[dict[str, Any]]) -> str:
+    """The most frequent templates of wikitext that were not evaluated, with how often each was met."""
+    counts: Counter[str] = Counter()
+    for source in sources:
+        counts.update(source.get("unknown_templates", {}))
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common(NAMED_TEMPLATES))
 
 
 def _licence(licence: Any) -> str:

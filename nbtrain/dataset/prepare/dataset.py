@@ -38,7 +38,7 @@ from nbtrain.corpus.corpus import (
     text_of,
 )
 from nbtrain.corpus.extract import ExtractedReader
-from nbtrain.corpus.records import BROKEN_RECORDS, Tally
+from nbtrain.corpus.records import BROKEN_RECORDS, MOST_TEMPLATES, Tally
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.workers import ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
@@ -327,6 +327,9 @@ class _Encoding:
             source = {**reader.describe(), "fingerprint": fingerprint, "name": reader.name}
             source |= {name: getattr(total, name) for name in names}
             source["sequences"] = [total.first_sequence, total.last_sequence]
+            if counts.sentences:
+                source |= {"sentences": counts.sentences, "dropped_sentences": counts.dropped_sentences}
+                source["unknown_templates"] = dict(counts.unknown_templates.most_common(MOST_TEMPLATES))
             sources.append({**source, "dropped": dict(of_source), "sha256": total.digest.hexdigest()})
         *sums, unknown = [(name, sum(source[name] for source in sources)) for name in names]
         engine = self.settings.engine

@@ -8,7 +8,7 @@ from nbtrain.base.html_table import html_table
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.dataset.look.tables import Table, text_table
-from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.manifest import DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class PrepareReport:
             parts.append(f"{counts['bytes'] / counts['tokens']:.2f} bytes/token")
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts["dropped"].items()))
         parts.append(f"dropped: {dropped or 'nothing'}")
+        if sentences := dropped_sentences(self.manifest.sources):
+            parts.append(f"sentences dropped around templates that cannot be evaluated: {sentences}")
         if unknown := self.manifest.unknown_tokens:
             parts.append(f"unknown tokens: {unknown:,} ({unknown / counts['tokens']:.2%})")
         return "; ".join(parts) + "."

@@ -143,10 +143,10 @@ def test_broken_pages(workspace, monkeypatch):
     (workspace / "test.xml").write_bytes(dump_xml(pages))
     text = wiki.Walker.text
 
-    def failing(self, wikitext):
+    def failing(self, wikitext, title):
         if wikitext == "fails":
             raise RecursionError("too deep")
-        return text(self, wikitext)
+        return text(self, wikitext, title)
 
     monkeypatch.setattr(wiki.Walker, "text", failing)
     documents, tally = read(reader(path="test.xml"))

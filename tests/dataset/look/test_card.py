@@ -16,6 +16,7 @@ from nbtrain.dataset.look.card import data_card
 from nbtrain.dataset.look.inspect import inspect
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from tests.corpus.wiki.conftest import dump_xml, page
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 from tests.dataset.indexed_writer import IndexedWriter
 
@@ -37,6 +38,22 @@ def test_card_of_a_run(make_config, texts):
     for sample in card.samples:
         assert texts[sample["document"]].startswith(sample["text"].removesuffix(" ..."))
     assert json.loads(json.dumps(card.to_dict()))["tokens"] == card.tokens
+
+
+def test_sentences_of_wikitext(make_config, workspace):
+    """Sentences that are dropped around unknown templates are counted in manifest, report and card."""
+    texts = [f"Text {number} is here. It has {{{{unknown|5}}}} words. It ends." for number in range(3)]
+    pages = [page(f"Page {number}", text) for number, text in enumerate(texts)]
+    (workspace / "dump.xml").write_bytes(dump_xml(pages))
+    config = make_config(data={"sources": [{"kind": "wiki", "path": "dump.xml"}]})
+    report = prepare(config, through="encode")
+    (source,) = DatasetFiles.named("small").manifest().sources
+    assert (source["sentences"], source["dropped_sentences"]) == (9, 3)
+    assert source["unknown_templates"] == {"unknown": 3}
+    assert "templates that cannot be evaluated: 3 of 9 (33.33%)" in str(report)
+    card = str(data_card("small"))
+    assert re.search(r"dropped: sentences +3 of 9 \(33\.33%\)\n", card)
+    assert re.search(r"templates not evaluated +unknown 3\n", card)
 
 
 @pytest.mark.slow

@@ -1,0 +1,150 @@
+"""One {{name|arguments}} as a rule reads it.
+
+A rule returns what a reader sees as text, "" if that is nothing, and None if it cannot tell: the sentence
+around the template is then dropped.
+"""
+
+# ruff: noqa: SIM905 (word lists read best as words)
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from nbtrain.corpus.wiki.markup import DROPPED, GAP
+from nbtrain.corpus.wiki.templates.numbers import NumberFormat
+
+# A | inside a link separates no arguments.
+SEPARATOR = re.compile(r"\|(?![^\[\]]*\]\])")
+NAME = re.compile(r"[^=\[\]<>\n]{0,60}")
+# Parameters that change how a template looks or is filed, not what it says.
+LOOKS = frozenset(
+    """
+style class id date reason ref group link lk links title size color colour align width cat nocat category
+categories url access-date accessdate archive-url archive-date source cite italic italics bold wrap sortable
+sort debug lang label_style nolink nb template
+""".split()
+)
+
+
+@dataclass(frozen=True)
+class Wiki:
+    """What rules need to know of the wiki and the page."""
+
+    language: str = ""
+    """The language of the wiki, as in xml:lang; empty if it is not known."""
+    site_name: str = "Wikipedia"
+    title: str = ""
+    """The page's title."""
+
+    @cached_property
+    def numbers(self) -> NumberFormat | None:
+        """How the wiki writes numbers; None if that is not known."""
+        return NumberFormat.of(self.language)
+
+
+class Call:
+    """A template's arguments: positional ones from 1, and named ones, without the spaces around them."""
+
+    __slots__ = ("after", "before", "name", "named", "wiki", "words")
+
+    def __init__(self, name: str, rest: str | None, before: str, after: str, wiki: Wiki):
+        self.name = name
+        """In lower case, with single spaces."""
+        self.words: list[str] = []
+        """The positional arguments, also those written as 1=, 2=."""
+        self.named: dict[str, str] = {}
+        self.before = before
+        """The last characters of the text before the template."""
+        self.after = after
+        """The first character of the text behind it."""
+        self.wiki = wiki
+        if rest is None:
+            return
+        numbered: dict[int, str] = {}
+        if DROPPED in rest:
+            rest = rest.replace(DROPPED, "")
+        for argument in SEPARATOR.split(rest) if "]]" in rest else rest.split("|"):
+            name, equals, value = argument.partition("=")
+            if not equals or not NAME.fullmatch(name):
+                self.words.append(argument.strip())
+                continue
+            name = name.strip()
+            if name.isdecimal() and 0 < int(name) < 100:
+                numbered[int(name)] = value.strip()
+            else:
+                self.named[name] = value.strip()
+        for number, value in sorted(numbered.items()):
+            while len(self.words) < number:
+                self.words.append("")
+            self.words[number - 1] = value
+        while self.words and not self.words[-1]:
+            self.words.pop()
+
+    def __getitem__(self, number: int) -> str:
+        """The positional argument `number`, empty if it is not there."""
+        return self.words[number - 1] if len(self.words) >= number else ""
+
+    def get(self, *names: str) -> str:
+        """The first of some named arguments that is not empty."""
+        return next((value for name in names if (value := self.named.get(name, ""))), "")
+
+    def has_only(self, *names: str, most: int = 99) -> bool:
+        """Whether no other named argument could change what is shown, and no more than `most` positional."""
+        return len(self.words) <= most and all(
+            name in names or name in LOOKS for name, value in self.named.items() if value
+        )
+
+
+Rule = Callable[[Call], str | None]
+
+
+def is_yes(value: str) -> bool:
+    """Whether a parameter is switched on, as Module:Yesno reads it."""
+    return value.lower() in ("y", "yes", "on", "true", "1", "t", "ja", "oui", "si", "sí", "да")
+
+
+def is_known(*values: str) -> bool:
+    """Whether no value holds something that could not be evaluated."""
+    return not any(GAP in value for value in values)
+
+
+def argument(number: int, *names: str) -> Rule:
+    """A rule: the template shows its argument `number`, or the first of `names`."""
+
+    def rule(call: Call) -> str | None:
+        return call.get(*names) or call[number]
+
+    return rule
+
+
+def last(call: Call) -> str | None:
+    """A rule: the template shows its last positional argument."""
+    return call.words[-1] if call.words else ""
+
+
+def constant(text: str) -> Rule:
+    """A rule: the template shows `text`."""
+    return lambda call: text
+
+
+def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
+    """A rule: the template shows its argument between two texts, and nothing without it."""
+
+    def rule(call: Call) -> str | None:
+        value = call.get(*names) or call[number]
+        return f"{before}{value}{after}" if value else ""
+
+    return rule
+
+
+def names(text: str) -> frozenset[str]:
+    """The names of a text in which | and line breaks stand between them."""
+    return frozenset(
+        name for part in text.split("\n") for entry in part.split("|") if (name := entry.strip())
+    )
+
+
+def rules(names_of_rule: str | Collection[str], rule: Rule) -> dict[str, Rule]:
+    """One rule for several names: a collection, or a text as `names` takes it."""
+    return dict.fromkeys(names(names_of_rule) if isinstance(names_of_rule, str) else names_of_rule, rule)

@@ -1,0 +1,109 @@
+"""The templates of one wiki: those that all wikis share, those of its language, and the unknown ones."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import NamedTuple
+
+from nbtrain.corpus.wiki.markup import DROPPED, GAP
+from nbtrain.corpus.wiki.templates import common, functions
+from nbtrain.corpus.wiki.templates.call import Call, Rule, Wiki
+
+# Languages with a module of templates here: the ten largest Wikipedias by articles, Japanese and Chinese.
+LANGUAGES = ("en", "ceb", "de", "fr", "sv", "nl", "es", "ru", "it", "pl", "ja", "zh")
+MAX_NAMES = 20_000
+"""Names whose meaning is kept in memory: a dump has some thousands, and a page may be made of others."""
+
+
+class Tables(NamedTuple):
+    """What is known of a language's templates."""
+
+    rules: dict[str, Rule]
+    unseen: frozenset[str]
+    """Names of templates of which a reader sees nothing in the text."""
+    unseen_beginnings: tuple[str, ...]
+    unseen_endings: tuple[str, ...]
+    unlisted: Callable[[str, Call], str | None] | None
+    """(name as written, call) -> what a template shows that no table lists."""
+
+
+@cache
+def tables(language: str) -> Tables:
+    """The templates that all wikis share, and those of a language, which come first."""
+    if language not in LANGUAGES:
+        begins, ends = common.UNSEEN_BEGINNINGS, common.UNSEEN_ENDINGS
+        return Tables(common.RULES, common.UNSEEN - common.RULES.keys(), begins, ends, None)
+    module = import_module(f"nbtrain.corpus.wiki.templates.{language}")
+    shared = {name: rule for name, rule in common.RULES.items() if name not in module.UNSEEN}
+    rules = shared | module.RULES
+    return Tables(
+        rules,
+        (common.UNSEEN | module.UNSEEN) - rules.keys(),
+        common.UNSEEN_BEGINNINGS + module.UNSEEN_BEGINNINGS,
+        common.UNSEEN_ENDINGS + module.UNSEEN_ENDINGS,
+        getattr(module, "unlisted", None),
+    )
+
+
+class Library:
+    """What the templates of a wiki show; see markup.Templates."""
+
+    def __init__(self, wiki: Wiki):
+        self.wiki = wiki
+        self.unknown: Counter[str] = Counter()
+        """How often a template was met whose text is not known, by name."""
+        self._tables = tables(wiki.language)
+        self.is_unseen = lru_cache(MAX_NAMES)(self._is_unseen)
+
+    def begin(self, title: str) -> None:
+        """Begin the page `title`."""
+        self.wiki = replace(self.wiki, title=title)
+
+    def _is_unseen(self, head: str) -> bool:
+        """See markup.Templates."""
+        name = _name(head)
+        if name in self._tables.unseen:
+            return True
+        if name in self._tables.rules:
+            return False
+        if name.startswith(self._tables.unseen_beginnings) or name.endswith(self._tables.unseen_endings):
+            return True
+        function, colon, _ = name.partition(":")
+        return bool(colon) and functions.ALIASES.get(function, function) in functions.UNSEEN_FUNCTIONS
+
+    def expand(self, inside: str, before: str, after: str) -> str:
+        """See markup.Templates."""
+        shown = self._shown(inside, before, after)
+        if shown is None:
+            self.unknown[_name(inside.partition("|")[0])[:60]] += 1
+            return GAP
+        return shown or DROPPED
+
+    def _shown(self, inside: str, before: str, after: str) -> str | None:
+        if inside.startswith("{"):  # {{{parameter|default}}}: an article has no parameters
+            return inside.strip("{}").partition("|")[2]
+        head, bar, rest = inside.partition("|")
+        name = _name(head)
+        arguments = rest if bar else None
+        if (rule := self._tables.rules.get(name)) is not None:
+            return rule(Call(name, arguments, before, after, self.wiki))
+        if self.is_unseen(head):
+            return ""
+        function, colon, first = head.partition(":")
+        if colon:
+            function = _name(function)
+            if functions.ALIASES.get(function, function) in functions.FUNCTIONS:
+                return functions.evaluated(function, f"{first}{bar}{rest}".replace(DROPPED, ""), self.wiki)
+        if not bar and (word := functions.magic_word(head.strip(), self.wiki)):
+            return word
+        if self._tables.unlisted is None:
+            return None
+        return self._tables.unlisted(head, Call(name, arguments, before, after, self.wiki))
+
+
+@lru_cache(MAX_NAMES)
+def _name(head: str) -> str:
+    """The name of a template, in lower case and with single spaces."""
+    return " ".join(head.replace("_", " ").replace(DROPPED, "").split()).lower()

@@ -90,6 +90,7 @@ JUPYTER_VERSIONS_TEST = "tests/end_to_end/test_jupyter_versions.py"
 UI_BUNDLE = "nbtrain/lab/labextension/prebuilt/nbtrain/built_from.json"
 HARNESS_TEST = "tests/evaluation/test_harness.py"
 CLIENTS_TEST = "tests/serving/test_clients.py"
+ENGINE_TESTS = ("tests/corpus/tokenizer/test_proven.py", "tests/corpus/tokenizer/test_exactness.py")
 EXAMPLE_COMMANDS_TEST = "tests/end_to_end/test_example_commands.py"
 INSTRUCTIONS_TEST = "tests/end_to_end/test_instructions.py"
 HUGGING_FACE = (
@@ -170,6 +171,12 @@ PARTS = (
         "refusals of a server as openai, LiteLLM and LangChain read them, if they are installed",
         _pytest("--soak", CLIENTS_TEST),
         _evidence(("nbtrain.serving.app", "nbtrain.inference.generate"), (CLIENTS_TEST,)),
+    ),
+    Part(
+        "engines",
+        "fastokens and HF tokenizers on every code point, any byte-level BPE and 20,000 adversarial texts",
+        _pytest("--soak", *ENGINE_TESTS),
+        _evidence(("nbtrain.corpus.tokenizer.tokenizer",), ENGINE_TESTS),
     ),
     Part(
         "hugging-face",

@@ -38,6 +38,8 @@ HARD_TEXTS = (
     # accents, marks, ligatures, odd cases
     "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m e\u0301 a\u0300\u0316\u20dd \ufb01 \u00df \u017f \u0130 \u0131",
     "\u0300\u0301 starts with marks \u200b\u200c\u200d\ufeff\u00ad",
+    # what was a space once, and the long s of a contraction
+    "\u182c\u1820\u1837\u180e\u1820 \u180e\u1820 x\u180e's \u180e\n the'\u017f THE'S 's'\u017f",
     # emoji with joiners, skins, flags, keycap
     "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd "
     "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7 \u263a\ufe0f 1\ufe0f\u20e3 "

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
@@ -20,7 +20,7 @@ from nbtrain.corpus.tokenizer.beginning import (
     ids_before_text_of_two_files,
     settings_of,
 )
-from nbtrain.corpus.tokenizer.unknown import drops_text, unknown_id
+from nbtrain.corpus.tokenizer.unknown import unknown_text
 
 EOD_TOKEN = "<|endoftext|>"
 
@@ -58,14 +58,60 @@ KEPT_FILES = (
 LISTS = {ONE_FILE, ADDED_TOKENS, SPECIAL_TOKENS_MAP, "tokenizer.model", *CONTENT_FILES}
 SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
-OTHER_FORMATS = {
-    # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
-    "a SentencePiece model": re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
-    # Lines of a token in base64 and its rank.
-    "a tiktoken file": re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n"),
-}
 
-FORMAT_BYTES = 1 << 10
+class OtherFormat(NamedTuple):
+    """Files of tokenizers that transformers writes a tokenizer.json of, and what does it."""
+
+    name: str
+    begins: re.Pattern[bytes]
+    """The first bytes of such a file."""
+    packages: str
+    load: str = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{folder}')"
+    """Python that loads it, from its folder or by its path."""
+
+    def command(self, path: Path) -> str:
+        """Return the command that writes a tokenizer.json next to the file at `path`."""
+        folder = display(path.parent)
+        load = self.load.format(folder=folder, file=display(path))
+        return f"python -c \"{load}.save_pretrained('{folder}')\""
+
+
+OTHER_FORMATS = (
+    # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
+    OtherFormat(
+        "a SentencePiece model",
+        re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
+        "transformers, sentencepiece and tiktoken are",
+    ),
+    # Lines of a token in base64 and its rank.
+    OtherFormat(
+        "a tiktoken file",
+        re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n"),
+        "transformers, sentencepiece and tiktoken are",
+    ),
+    # JSON with the entries' bytes in base64 under "vocab", after the settings under "config".
+    OtherFormat(
+        "Mistral's tekken.json",
+        re.compile(
+            rb'\s*\{\s*"(config|vocab|image|audio|multimodal)"\s*:(?=.*"(token_bytes|default_vocab_size)")',
+            re.S,
+        ),
+        "transformers (5 or newer) is",
+        "from transformers.integrations.mistral import convert_tekken_tokenizer; "
+        "convert_tekken_tokenizer('{file}')",
+    ),
+    # A line for each entry; the first are those that the others cannot be.
+    OtherFormat(
+        "BERT's vocab.txt",
+        re.compile(rb"(\[(PAD|UNK|CLS|SEP|MASK|unused\d+)\]\r?\n)+"),
+        "transformers is",
+        "from transformers import BertTokenizer; BertTokenizer.from_pretrained('{folder}')",
+    ),
+)
+# What such files are called; searched in a folder without a tokenizer.json.
+OTHER_NAMES = ("*.model", "*.tiktoken", "tekken.json", "vocab.txt")
+
+FORMAT_BYTES = 4 << 10
 
 # What others call their end of a document or an answer; offered if the configured one is not there.
 EOD_CANDIDATES = """
@@ -116,7 +162,7 @@ def adopt(
     if one_file.is_file() and not (has_both_files and _is_own(path)):
         return _adopt_text(one_file.read_bytes(), one_file, eod_token, directory)
     if not has_both_files:
-        for other in sorted([*path.glob("*.model"), *path.glob("*.tiktoken")]):
+        for other in sorted(found for pattern in OTHER_NAMES for found in path.glob(pattern)):
             with other.open("rb") as stream:
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
@@ -167,23 +213,13 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
     """Raise DataError, with what to run, if a file is a Git LFS pointer or a tokenizer of another kind."""
     if problem := pointer_problem_of(path):
         raise DataError(f"{display(path)}: {problem}.")
-    kind = next((kind for kind, begins in OTHER_FORMATS.items() if begins.match(content)), None)
-    if kind is None:
+    form = next((form for form in OTHER_FORMATS if form.begins.match(content[:FORMAT_BYTES])), None)
+    if form is None:
         return
     raise DataError(
-        f"{display(path)}: is {kind}; a tokenizer.json is needed. Most models have one beside it. Else "
-        f"convert it once, where the packages transformers, sentencepiece and tiktoken are installed: "
-        f"{_converted_by(path.parent)}, with the model's own tokenizer_config.json in that "
-        f"folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
-    )
-
-
-def _converted_by(folder: Path) -> str:
-    """The command that writes a tokenizer.json of whatever transformers reads in a folder."""
-    name = display(folder)
-    return (
-        'python -c "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('
-        f"'{name}').save_pretrained('{name}')\""
+        f"{display(path)}: is {form.name}; a tokenizer.json is needed. Most models have one beside it. Else "
+        f"convert it once, where {form.packages} installed: {form.command(path)}, with the model's own "
+        f"tokenizer_config.json in that folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
     )
 
 
@@ -216,7 +252,8 @@ def refuse_other_than_gpt2(folder: Path) -> None:
         return
     raise DataError(
         f"{display(folder)}: {VOCABULARY} and {MERGES} without a {ONE_FILE} are read as GPT-2's, and {why}. "
-        f"Write the {ONE_FILE} once, where the package transformers is installed: {_converted_by(folder)}."
+        f"Write the {ONE_FILE} once, where transformers is installed: "
+        f"{OTHER_FORMATS[0].command(folder / VOCABULARY)}."
     )
 
 
@@ -234,9 +271,13 @@ def _adopt_text(
         built = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:
         raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.") from error
+    # Old files, GPT-2's own among them, name no type of model: tokenizers infers it. Here it is written down.
+    is_typed = "type" in document["model"]
+    document["model"]["type"] = type(built.model).__name__
     entries = built.get_vocab(with_added_tokens=True)
     _require_eod(entries, eod_token, path)
-    if drops_text(document):
+    unknown = unknown_text(document)
+    if unknown.becomes == "nothing":
         raise DataError(
             f"{display(path)}: a BPE that has neither an entry for each byte nor an unknown token, so text "
             "would be lost without a count. Make it again with all bytes (in HF tokenizers: BpeTrainer's "
@@ -244,7 +285,7 @@ def _adopt_text(
         )
     eod_id = entries[eod_token]
     entries |= _add(document, entries, added_tokens)
-    if _fix(document, eod_token, eod_id) or added_tokens:
+    if _fix(document, eod_token, eod_id) or added_tokens or not is_typed:
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     kept = {}
@@ -263,7 +304,7 @@ def _adopt_text(
         "eod_id": eod_id,
         "eod_token": eod_token,
         "eod_from_text": _text_may_become_eod(document["model"], eod_token),
-        "unknown_id": unknown_id(document),
+        "unknown_id": unknown.unknown_id,
         "before_text": ids_before_text(built),
         "sha256": sha256,
         "files": {ONE_FILE: {"bytes": len(content), "sha256": sha256}},
@@ -338,7 +379,7 @@ def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
 
 def _text_may_become_eod(model: dict[str, Any], eod_token: str) -> bool:
     """Whether the model itself, special tokens aside, could give the EOD's id for letters of a text."""
-    if model.get("type") != "BPE" or model.get("ignore_merges"):
+    if model["type"] != "BPE" or model.get("ignore_merges"):
         return True
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     return len(eod_token) == 1 or any("".join(merge) == eod_token for merge in merges)

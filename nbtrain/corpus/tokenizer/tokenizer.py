@@ -5,7 +5,8 @@
       tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
       manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, its making; written last
 
-fastokens encodes if it is installed, knows this tokenizer and gives the same ids, else HF tokenizers.
+fastokens encodes if it is installed and is known to give the ids of HF tokenizers for every text (proven.py),
+else HF tokenizers does.
 
 The letters of a special token in a text are text, never that token; only the writer appends EOD. Added tokens
 that are not special (runs of blanks in some vocabularies, tokenizer.added_tokens) are part of the vocabulary
@@ -26,13 +27,14 @@ import orjson
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.corpus import heap
-from nbtrain.corpus.tokenizer import exactness
+from nbtrain.corpus.tokenizer import exactness, proven
 from nbtrain.corpus.tokenizer.beginning import bos_id, ids_before_text
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, KEPT, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import bytes_of_token, decode_finished
-from nbtrain.corpus.tokenizer.unknown import unknown_id
+from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +48,15 @@ SAFE_CUT = re.compile(
 )
 
 WITHOUT_BLANKS = re.compile("[!-~]+")
+SHOWN_CHARS = 60  # of a text in a message
 
 
 class Tokenizer:
     """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
 
-    `engine` is "fastokens", "tokenizers" or None: the first that is installed and, as far as check_exact has
-    found before, exact. It changes to "tokenizers" if fastokens cannot load the folder or fails on a text, or
-    if check_exact finds a difference.
+    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" if
+    proven.py has an objection to this tokenizer, if fastokens cannot load it or fails on a text, and if
+    check_exact finds a difference or has found one before.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any], engine: str | None = None):
@@ -180,10 +183,7 @@ class Tokenizer:
         except BaseException as error:  # a panic of Rust is no Exception
             _refuse_surrogates(texts)
             if self.engine != "fastokens":
-                raise DataError(
-                    f"{display(self.directory)}: cannot encode a text: {error}. Take a tokenizer that can "
-                    "write it, or change the text."
-                ) from error
+                raise self._unwritable(texts, error) from error
             logger.warning(
                 "%s: fastokens fails (%s): encoding with tokenizers, which is slower.",
                 display(self.directory),
@@ -191,6 +191,24 @@ class Tokenizer:
             )
             self.engine = "tokenizers"
             return self._surely(encode, texts)
+
+    def _unwritable(self, texts: Sequence[str], error: BaseException) -> DataError:
+        """The error for the first of `texts` that the reference cannot encode: what it has no token for."""
+        name = display(self.directory)
+        for text in texts:
+            try:
+                self._reference.encode(text, add_special_tokens=False)
+            except Exception as failure:  # Rust's, which has no class of its own
+                where = f"{name}: cannot encode the document {shortened(text, SHOWN_CHARS)!r}"
+                piece = unwritable_piece(self._reference, text)
+                if piece is None:
+                    return DataError(f"{where}: {failure}.")
+                shown = f"the character {piece!r} (U+{ord(piece):04X})" if len(piece) == 1 else repr(piece)
+                return DataError(
+                    f"{where}: it has no token for {shown}, and no unknown token for such text ({failure}). "
+                    "Take a tokenizer that can write this text, or remove the document."
+                )
+        return DataError(f"{name}: cannot encode a text: {error}.")
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_safely:
@@ -231,18 +249,30 @@ class Tokenizer:
             )
         )
 
-    @cached_property
+    @property
     def unknown_id(self) -> int | None:
-        """The id of text that the vocabulary cannot write; None if it can write every text."""
-        if "unknown_id" in self.manifest:
-            return self.manifest["unknown_id"]
-        # The manifest was written before the key existed.
-        return unknown_id(orjson.loads((self.directory / ONE_FILE).read_bytes()))
+        """The id of the unknown token; None if every text has tokens, or a text without them is an error."""
+        return self.manifest["unknown_id"]
 
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self.engine == "fastokens" and (fast := self._fast) is not None:
-            ids, offsets = fast.encode_batch_flat(list(texts), split_special_tokens=True)
-            return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
+        if self.engine != "fastokens" or (fast := self._fast) is None:
+            return self._encode_by_reference(texts)
+        disputed = self._agreement.disputed
+        if disputed and any(piece in text for text in texts for piece in disputed):
+            return self._encode_apart(texts)
+        ids, offsets = fast.encode_batch_flat(list(texts), split_special_tokens=True)
+        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
+
+    def _encode_apart(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of texts some of which hold what the engines dispute: those by the reference."""
+        rows = []
+        for text in texts:
+            is_disputed = any(piece in text for piece in self._agreement.disputed)
+            encode = self._encode_by_reference if is_disputed else self._encode_whole
+            rows.append(encode([text])[0])
+        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+
+    def _encode_by_reference(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         encodings = self._reference.encode_batch_fast(list(texts), add_special_tokens=False)
         offsets = np.zeros(len(encodings) + 1, np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=offsets[1:])
@@ -280,7 +310,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; EOD shows as its letters, bytes that are no UTF-8 as U+FFFD."""
         ids = [int(token) for token in ids]
-        if self.engine == "fastokens" and (fast := self._fast) is not None:
+        if self._is_byte_level and self.engine == "fastokens" and (fast := self._fast) is not None:
             return fast.decode(ids)
         return self._reference.decode(ids, skip_special_tokens=False)
 
@@ -301,10 +331,11 @@ class Tokenizer:
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
-        None if they agree or tokenizers was asked for. Else `engine` becomes "tokenizers", and the answer is
-        one sentence on why. It is kept in the folder: `sample_texts` are read the first time only.
+        proven.py decides by what a tokenizer is; this finds a fault of this machine's builds. Returns None if
+        they agree or tokenizers was requested. Else `engine` becomes "tokenizers", and one sentence says why.
+        It is kept in the folder: `sample_texts` are read the first time only.
         """
-        if self.engine != "fastokens":
+        if self.engine != "fastokens" or self._has_objection():
             return self._difference
         key = self._exactness_key
         found = exactness.remembered(self.directory, key)
@@ -318,7 +349,7 @@ class Tokenizer:
             found = {"difference": difference}
             heap.give_back()  # what the reference tokenizer took
             if self._fast is None:
-                return self._no_fast
+                return self._difference
             exactness.remember(self.directory, key, found["difference"])
         return self._take(found["difference"])
 
@@ -329,30 +360,40 @@ class Tokenizer:
     def _take(self, difference: str | None) -> str | None:
         """Encode with tokenizers if there is a difference; the sentence that says so."""
         if difference is not None:
-            self.engine = "tokenizers"
-            self._difference = (
-                f"{display(self.directory)}: {difference}: encoding with tokenizers, which is slower."
-            )
+            self._use_reference(difference)
         return self._difference
+
+    def _has_objection(self) -> bool:
+        """Whether fastokens may not encode for this tokenizer, which is then encoded by the reference."""
+        if objection := self._agreement.objection:
+            self._use_reference(f"fastokens is not known to give the ids of tokenizers for {objection}")
+        return objection is not None
+
+    def _use_reference(self, reason: str) -> None:
+        self.engine = "tokenizers"
+        self._difference = f"{display(self.directory)}: {reason}: encoding with tokenizers, which is slower."
+        logger.info("%s", self._difference)
+
+    @cached_property
+    def _agreement(self) -> proven.Agreement:
+        return proven.agreement(orjson.loads((self.directory / ONE_FILE).read_bytes()))
 
     @cached_property
     def _fast(self) -> Any:
-        """fastokens' tokenizer; None, and the engine changed, where it cannot load this one."""
+        """fastokens' tokenizer; None, and the engine changed, if it may not encode or cannot load it."""
+        if self._has_objection():
+            return None
         import fastokens
 
         # One cache of words in place of one per thread: 100 MiB less, and on two cores no second more.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         try:
-            return fastokens.Tokenizer.from_file(str(self.directory / ONE_FILE))
+            # from_file would take the added tokens of a tokenizer_config.json beside it too.
+            return fastokens.Tokenizer.from_json_str((self.directory / ONE_FILE).read_text(encoding="utf-8"))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of Rust is no Exception
-            self._no_fast = (
-                f"{display(self.directory)}: fastokens cannot load it ({error}): encoding with tokenizers, "
-                f"which is slower."
-            )
-            logger.info(self._no_fast)
-            self.engine = "tokenizers"
+            self._use_reference(f"fastokens cannot load it ({error})")
             return None
 
     @cached_property

@@ -1,57 +1,70 @@
-"""What a tokenizer makes of text that it cannot write: one unknown token, read off its tokenizer.json.
+"""What a tokenizer makes of text that its vocabulary cannot write, read off its tokenizer.json.
 
-A byte-level BPE with all 256 bytes, and a model with ByteFallback and all 256 byte tokens, write any text. A
-Unigram names its unknown token by number (`unk_id`), WordPiece, WordLevel and BPE by name (`unk_token`).
+    every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
+    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
+    nothing                  BPE without an unknown token: the text is lost, and nothing counts it
+    an error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
+                             token is not in its vocabulary
+
+tokenizers looks up an unknown token among the entries of the model alone, not among the added tokens.
 """
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Literal, NamedTuple
 
 from nbtrain.corpus.tokenizer.unfinished import byte_letters
 
-BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 BYTES_OF_UTF8 = (*range(0xC0), *range(0xC2, 0xF5))
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in BYTES_OF_UTF8)
 
 
-def unknown_id(document: dict[str, Any]) -> int | None:
-    """The id of text without a token, by a parsed tokenizer.json; None if every text has tokens.
+class UnknownText(NamedTuple):
+    """What becomes of text that has no token of its own."""
+
+    becomes: Literal["tokens", "unknown", "nothing", "error"]
+    """tokens: there is no such text."""
+    unknown_id: int | None = None
+    """The id of the unknown token."""
+
+
+def unknown_text(document: dict[str, Any]) -> UnknownText:
+    """Return what becomes of text without a token, by a parsed tokenizer.json whose model names its type.
 
     Raises KeyError, TypeError or IndexError if the document is not a tokenizer.json.
     """
     model = document["model"]
-    if model.get("type") == "Unigram":
+    if model["type"] == "Unigram":
         # A list of [token, score].
-        if model.get("unk_id") is None or _has_all_bytes(model, {token for token, _ in model["vocab"]}):
-            return None
-        return int(model["unk_id"])
+        if _has_byte_tokens(model, {token for token, _ in model["vocab"]}):
+            return UnknownText("tokens")
+        number = model.get("unk_id")
+        return UnknownText("error") if number is None else UnknownText("unknown", int(number))
     token, vocab = model.get("unk_token"), model["vocab"]
-    if token is None or _has_all_bytes(model, vocab) or _is_whole_byte_level(document):
-        return None
-    added = {entry["content"]: entry["id"] for entry in document.get("added_tokens", [])}
-    return vocab.get(token, added.get(token))
+    if model["type"] == "BPE":
+        if _has_byte_tokens(model, vocab) or is_whole_byte_level(document):
+            return UnknownText("tokens")
+        if token is None:
+            return UnknownText("nothing")
+    number = vocab.get(token)
+    return UnknownText("error") if number is None else UnknownText("unknown", number)
 
 
-def drops_text(document: dict[str, Any]) -> bool:
-    """Whether a BPE leaves out what it has no entry for, without an unknown token that could be counted.
+def _has_byte_tokens(model: dict[str, Any], vocab: Container[str]) -> bool:
+    return bool(model.get("byte_fallback")) and all(token in vocab for token in BYTE_TOKENS)
+
+
+def is_whole_byte_level(document: dict[str, Any]) -> bool:
+    """Whether a text becomes the letters of its bytes, and a BPE has each of them in every form it looks up.
 
     Bytes that no UTF-8 has may be missing.
     """
     model = document["model"]
-    if model.get("type") != "BPE" or model.get("unk_token") is not None:
-        return False
-    vocab = model["vocab"]
-    if model.get("byte_fallback"):
-        return not all(BYTE_TOKENS[byte] in vocab for byte in BYTES_OF_UTF8)
+    prefix, suffix = (model.get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
+    forms = {start + "{}" + end for start in ("", prefix) for end in ("", suffix)}
     letters = byte_letters()
-    return not is_byte_level(document) or not all(letters[byte] in vocab for byte in BYTES_OF_UTF8)
-
-
-def _has_all_bytes(model: dict[str, Any], vocab: Any) -> bool:
-    return bool(model.get("byte_fallback")) and all(token in vocab for token in BYTE_TOKENS)
-
-
-def _is_whole_byte_level(document: dict[str, Any]) -> bool:
-    vocab = document["model"]["vocab"]
-    return is_byte_level(document) and all(letter in vocab for letter in byte_letters())
+    return is_byte_level(document) and all(
+        form.format(letters[byte]) in model["vocab"] for form in forms for byte in BYTES_OF_UTF8
+    )
 
 
 def is_byte_level(document: dict[str, Any]) -> bool:
@@ -59,3 +72,26 @@ def is_byte_level(document: dict[str, Any]) -> bool:
     steps = [document.get("pre_tokenizer") or {}, document.get("normalizer") or {}]
     parts = [part for step in steps for key in ("pretokenizers", "normalizers") for part in step.get(key, ())]
     return "ByteLevel" in [step.get("type") for step in (*steps, *parts)]
+
+
+def unwritable_piece(tokenizer: Any, text: str) -> str | None:
+    """Return the first character of a text that a tokenizers.Tokenizer has no token for, else None.
+
+    WordLevel and WordPiece, which know words, have no token for the first word.
+    """
+    normalized = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
+    words = [normalized]
+    if tokenizer.pre_tokenizer:
+        words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normalized)]
+    word = next((word for word in words if not _is_writable(tokenizer.model, word)), None)
+    if word is None or type(tokenizer.model).__name__ in ("WordLevel", "WordPiece"):
+        return word
+    return next((char for char in word if not _is_writable(tokenizer.model, char)), word)
+
+
+def _is_writable(model: Any, word: str) -> bool:
+    try:
+        model.tokenize(word)
+    except Exception:  # Rust's, which has no class of its own
+        return False
+    return True

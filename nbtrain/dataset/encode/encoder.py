@@ -54,6 +54,8 @@ class Encoder:
     ):
         self.settings = settings
         self._in_order = _InOrder(settings.work) if in_order else None
+        self._place = ""
+        """The source and the part that are being encoded, for messages."""
         if tokenizer is not None:
             self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
@@ -77,6 +79,7 @@ class Encoder:
         """Raises DataError if the part cannot be read; ids outside the vocabulary make a record broken."""
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
+        self._place = f"{reader.where}: {task.part.name}"
         with contextlib.ExitStack() as stack:
             shard = _Shard(settings, task.number, stack, self._in_order)
             batch: list[Record] = []
@@ -183,20 +186,26 @@ class Encoder:
         return self._of_texts([record.text if isinstance(record, Texts) else record for record in batch])  # type: ignore[misc]
 
     def _of_texts(self, texts: list[str]) -> "_Tokens":
-        ids, offsets = self._tokenizer.encode_batch(texts)
-        return _Tokens(ids, offsets)
+        return _Tokens(*self._encode(texts))
+
+    def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenizer.encode_batch. The DataError for a text that has no tokens names its part too."""
+        try:
+            return self._tokenizer.encode_batch(texts)
+        except DataError as error:
+            raise DataError(f"{self._place}: {error}") from error
 
     def _of_sentences(self, batch: list[Record]) -> "_Tokens":
         language = self.settings.sentence_language
         assert language is not None
         cut = [sentences(text_of(record), language) for record in batch]
-        ids, offsets = self._tokenizer.encode_batch([sentence for document in cut for sentence in document])
+        ids, offsets = self._encode([sentence for document in cut for sentence in document])
         ends = np.fromiter(accumulate(map(len, cut)), np.int64, len(cut))
         return _Tokens(ids, offsets, ends)
 
     def _of_examples(self, batch: list[Record]) -> "_Tokens":
         pieces = [piece for record in batch for piece in record.pieces]  # type: ignore[union-attr]
-        ids, piece_offsets = self._tokenizer.encode_batch([text for text, _ in pieces])
+        ids, piece_offsets = self._encode([text for text, _ in pieces])
         learnt = np.repeat(np.array([learn for _, learn in pieces], bool), np.diff(piece_offsets))
         counts = [len(record.pieces) for record in batch]  # type: ignore[union-attr]
         ends = np.fromiter(accumulate(counts), np.int64, len(counts))

@@ -1,9 +1,13 @@
 """Tokenizers that somebody brings: GPT-2's two files, and tokenizer.json of every model."""
 
+import base64
 import contextlib
 import hashlib
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,7 +193,7 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
     assert ids_differ(path.parent, workspace / "mine") == ""
     loaded = Tokenizer.load(workspace / "mine", engine)
     said = loaded.check_exact(PROSE)
-    assert said is None or "cannot load it" in said
+    assert said is None or "for a model of the kind" in said
     ids = loaded.encode(f"<|user|>rights<|bot|> and{eod_token}<|user|>").tolist()
     assert [one for one in ids if one >= before] == [before, before + 1, before]
     assert loaded.eod_id not in ids
@@ -324,15 +328,17 @@ def test_ids_with_gaps(bring, workspace):
     assert adopt(bring("word_level", change), "[SEP]", workspace / "mine")["vocab_size"] == 1000
 
 
-def test_fastokens_cannot_load_it(bring, workspace):
-    """tokenizers takes over by itself, and check_exact says why."""
+def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
+    """tokenizers encodes by itself, and check_exact says why."""
     adopt(bring("wordpiece"), "[SEP]", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", "fastokens")
     assert loaded.encode("All human").tolist()
     assert loaded.engine == "tokenizers"
     sentence = Tokenizer.load(workspace / "mine", "fastokens").check_exact()
-    assert sentence.startswith("mine: fastokens cannot load it (")
-    assert sentence.endswith("): encoding with tokenizers, which is slower.")
+    assert sentence == (
+        "mine: fastokens is not known to give the ids of tokenizers for a model of the kind WordPiece: "
+        "encoding with tokenizers, which is slower."
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,12 +389,75 @@ def test_other_formats(workspace, content, kind, name, is_folder):
     assert str(caught.value) == (
         f"llama/{name}: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
         f"Else convert it "
-        'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from '
+        'once, where transformers, sentencepiece and tiktoken are installed: python -c "from '
         "transformers import AutoTokenizer; "
         "AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "
         "model's own tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
     )
     assert not (workspace / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "load"),
+    [
+        (
+            "tekken.json",
+            json.dumps(
+                {
+                    "config": {"pattern": r"\\p{L}+", "num_vocab_tokens": 1, "default_vocab_size": 2},
+                    "vocab": [{"rank": 0, "token_bytes": "AA==", "token_str": None}],
+                }
+            ),
+            "from transformers.integrations.mistral import convert_tekken_tokenizer; "
+            "convert_tekken_tokenizer('m/tekken.json')",
+        ),
+        (
+            "vocab.txt",
+            "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n",
+            "from transformers import BertTokenizer; BertTokenizer.from_pretrained('m')",
+        ),
+    ],
+)
+def test_files_that_have_their_own_conversion(workspace, name, content, load):
+    """By name or in its folder, the message has the command; the soak runs both commands."""
+    (workspace / "m").mkdir()
+    (workspace / "m" / name).write_text(content)
+    for path in (workspace / "m", workspace / "m" / name):
+        with pytest.raises(DataError) as caught:
+            adopt(path, EOD_TOKEN, workspace / "mine")
+        assert f"python -c \"{load}.save_pretrained('m')\"" in str(caught.value)
+        assert str(caught.value).startswith(f"m/{name}: is ")
+
+
+@pytest.mark.soak
+def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
+    """What the messages say is run as it stands, and its tokenizer.json is adopted."""
+    byte_entries = [
+        {"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode(), "token_str": None}
+        for byte in range(256)
+    ]
+    tekken = {
+        "config": {"pattern": r"\p{L}+|\s+|.", "num_vocab_tokens": 256, "default_vocab_size": 266},
+        "vocab": byte_entries,
+        "special_tokens": [
+            {"rank": rank, "token_str": token, "is_control": True}
+            for rank, token in enumerate(["<unk>", "<s>", "</s>"])
+        ],
+    }
+    tekken["config"] |= {"default_num_special_tokens": 10, "version": "v3"}
+    vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n"
+    for name, content, eod in (
+        ("tekken.json", json.dumps(tekken), "</s>"),
+        ("vocab.txt", vocabulary, "[SEP]"),
+    ):
+        folder = workspace / Path(name).stem
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(DataError) as caught:
+            adopt(folder, eod, workspace / "mine")
+        command = re.search(r'python (-c) "(.*?)", with', str(caught.value))
+        subprocess.run([sys.executable, command[1], command[2]], check=True, cwd=workspace)
+        assert adopt(folder, eod, workspace / f"own-{folder.name}")["eod_token"] == eod
 
 
 def test_nothing_there(workspace):
@@ -593,7 +662,7 @@ def test_two_files_of_another_model(workspace, settings, added, why, tokens):
             read()
         assert str(caught.value) == (
             f"slow: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, and {why}. Write "
-            'the tokenizer.json once, where the package transformers is installed: python -c "from '
+            'the tokenizer.json once, where transformers is installed: python -c "from '
             "transformers import AutoTokenizer; "
             "AutoTokenizer.from_pretrained('slow').save_pretrained('slow')\"."
         )

@@ -165,7 +165,7 @@ def test_a_thousand_adversarial_texts(gpt2):
     assert [fast.decode(fast.encode(text)) for text in texts[::7]] == texts[::7]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_twenty_thousand_adversarial_texts(gpt2):
     """fastokens is HF tokenizers and tiktoken, id for id; literal EODs are text in all three."""
     texts = adversarial(20_000)

@@ -120,11 +120,6 @@ def test_a_manifest_without_the_count_opens(make_run):
     files.write_json(dataset.manifest_json, value)
     assert dataset.open(8).manifest.unknown_tokens is None
     assert data_card("small").unknown_tokens is None
-    folder = tokenizer_dir("small")
-    of_tokenizer = files.read_json(folder / "manifest.json")
-    assert of_tokenizer.pop("unknown_id") == 0
-    files.write_json(folder / "manifest.json", of_tokenizer)
-    assert Tokenizer.load(folder).unknown_id == 0
 
 
 def test_datasets_made_of_datasets_add_the_counts(make_run):

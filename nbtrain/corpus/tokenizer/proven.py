@@ -1,0 +1,167 @@
+"""For which tokenizers fastokens gives the ids of HF tokenizers for every text, by what tokenizer.json says.
+
+fastokens is a second implementation with another engine for regular expressions. The two agree where all of
+this holds (agreement); every other tokenizer is encoded by tokenizers, which is slower.
+
+- The model is a byte-level BPE with an entry for each byte: unknown tokens and fallbacks are never met.
+- Text is cut into words by GPT-2's rule or by an expression of WORDS. What these cut depends on the classes
+  of the characters alone, which were compared for all 1,112,064 code points (`make soak` does it again).
+  DISPUTED lists what the engines class differently; a text that holds it is encoded by tokenizers.
+- Text is normalized to NFC or not at all. Both engines have the tables of Unicode 9 for it.
+- Added tokens that occur in texts cannot overlap other added tokens in a way that matters: tokenizers
+  searches those that are normalized after the others, fastokens all at once.
+"""
+
+import importlib.metadata
+from typing import Any, NamedTuple
+
+from nbtrain.corpus.tokenizer.unknown import is_whole_byte_level
+
+# These versions were compared. All of tokenizers have the same tables of characters.
+VERSIONS = {
+    "fastokens": ("0.3.5",),
+    "tokenizers": ("0.22.0", "0.22.1", "0.22.2", "0.23.1", "0.23.2", "0.23.3"),
+}
+
+# U+180E is white space for the engine that fastokens has for expressions it has no own scanner for. U+017F is
+# an s for tokenizers where case is ignored, and therefore ends a contraction.
+DISPUTED = ("\u180e", "'\u017f")
+
+# The expressions that a tokenizer's steps of the kind Split have, one after the other.
+WORDS: dict[tuple[str, ...], str] = {
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "GPT-4, Llama 3",
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "Qwen 2 and 3",
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "Qwen 3.5",
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "GPT-4o, gpt-oss",
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "Mistral's tekken",
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+",
+    ): "nanochat",
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "DeepSeek 3",
+}
+GPT2_WORDS = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+
+
+class Agreement(NamedTuple):
+    """Whether fastokens may encode a tokenizer's texts."""
+
+    objection: str | None
+    """What is not known to be encoded alike, as the object of a sentence; None: fastokens may."""
+    disputed: tuple[str, ...] = ()
+    """A text that holds one of these is encoded by tokenizers all the same."""
+
+
+def agreement(document: dict[str, Any]) -> Agreement:
+    """Return whether fastokens gives the ids of tokenizers, by a parsed tokenizer.json."""
+    for name, versions in VERSIONS.items():
+        if (version := importlib.metadata.version(name)) not in versions:
+            return Agreement(f"{name} {version}; compared are {', '.join(versions)}")
+    objection = _of_model(document) or _of_normalizer(document) or _of_added_tokens(document)
+    if objection:
+        return Agreement(objection)
+    return _of_words(document.get("pre_tokenizer"))
+
+
+def _of_model(document: dict[str, Any]) -> str | None:
+    model = document["model"]
+    if model["type"] != "BPE":
+        return f"a model of the kind {model['type']}"
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            return f"a BPE with {key}"
+    if not is_whole_byte_level(document):
+        return "a BPE without an entry for each byte"
+    if len(set(model["vocab"].values())) < len(model["vocab"]):
+        return "a vocabulary in which two entries have one id"
+    return None
+
+
+def _of_normalizer(document: dict[str, Any]) -> str | None:
+    normalizer = document.get("normalizer")
+    if normalizer is None or normalizer == {"type": "NFC"}:
+        return None
+    return f"the normalizer {normalizer.get('type')}"
+
+
+def _of_added_tokens(document: dict[str, Any]) -> str | None:
+    """Special tokens are text in a text, so that their flags do not matter."""
+    vocab, added = document["model"]["vocab"], document.get("added_tokens") or []
+    contents = [token["content"] for token in added]
+    if len(set(contents)) < len(contents) or "" in contents:
+        return "added tokens that are empty or repeated"
+    if not _are_numbered(added, vocab):
+        return "added tokens with other ids than tokenizers gives them"
+    met = [token for token in added if not token["special"]]
+    if any(token[flag] for token in met for flag in ("lstrip", "rstrip", "single_word")):
+        return "added tokens that take spaces with them or stand between words alone"
+    normalized, others = ([one for one in added if one["normalized"] is wanted] for wanted in (True, False))
+    letters, other_letters = ({*"".join(one["content"] for one in group)} for group in (normalized, others))
+    if met and letters & other_letters:
+        return "added tokens of which only some are normalized"
+    return None
+
+
+def _are_numbered(added: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
+    """Whether the ids of added tokens are those that tokenizers gives them when it reads the file.
+
+    It takes no id from the file: entries of the vocabulary keep theirs, others follow the vocabulary.
+    """
+    entries = [token for token in added if token["content"] in vocab]
+    others = [token["id"] for token in added if token["content"] not in vocab]
+    if any(token["id"] != vocab[token["content"]] for token in entries):
+        return False
+    # What follows a vocabulary whose ids have gaps depends on the version.
+    has_gaps = bool(others) and max(vocab.values()) >= len(vocab)
+    return others == list(range(len(vocab), len(vocab) + len(others))) and not has_gaps
+
+
+def _of_words(step: dict[str, Any] | None) -> Agreement:
+    steps = [step or {}]
+    if steps[0].get("type") == "Sequence":
+        steps = steps[0]["pretokenizers"]
+    *splits, last = steps
+    if not splits and _is(last, GPT2_WORDS):
+        return Agreement(None)
+    if splits and _is(last, BYTES_ALONE) and tuple(map(_expression, splits)) in WORDS:
+        return Agreement(None, DISPUTED)
+    kinds = " and ".join(str(step.get("type")) for step in steps)
+    return Agreement(f"words that are cut by another rule ({kinds})")
+
+
+def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a step has these settings; those that it does not name are true."""
+    return all(step.get(key, True) == value for key, value in wanted.items())
+
+
+def _expression(split: dict[str, Any]) -> str | None:
+    """The expression of a step that keeps each match as a word; every text is matched without a gap."""
+    kept = (split.get("behavior"), split.get("invert", False)) in (("Isolated", False), ("Removed", True))
+    expression = split.get("pattern", {}).get("Regex") if split.get("type") == "Split" and kept else None
+    # DeepSeek's file has the two characters themselves.
+    return expression and expression.replace("\r", r"\r").replace("\n", r"\n")

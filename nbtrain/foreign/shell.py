@@ -269,7 +269,8 @@ class _Walk:
         else:
             rest = RawWord(raw.place, _without_head(raw.pieces, match.end()))
             value: Runs = self._runs(rest.pieces)
-            self.variables[name] = [[*(part for one in old[:1] for part in one), *value]]
+            # Without brackets, += is the first element's.
+            self.variables[name] = [[*(part for one in old[:1] for part in one), *value], *old[1:]]
         return _one_word(self.variables[name], raw.place)
 
     def _forget(self, name: str, place: str) -> None:

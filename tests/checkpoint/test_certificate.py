@@ -172,3 +172,10 @@ def test_the_record_is_read_as_it_was_written(tmp_path):
     made.write(tmp_path / "resume.json")
     assert ResumeCertificate.read(tmp_path / "resume.json") == made
     assert ResumeCertificate.read(tmp_path / "no.json") is None
+
+
+def test_a_layout_that_changed_alone_is_not_bit_exact():
+    """Settings say nothing of it if the same YAML cuts the model in another place."""
+    config = load("gpt-tiny")
+    made = certified(manifest(config, layout={**layout(config), "stage_layers": [2, 2]}), config)
+    assert made.kind == "data-exact" and "stage_layers" in " ".join(made.reasons)

@@ -1018,3 +1018,13 @@ def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
         f"a.yaml:{line}: --swiglu: only one of Master and Worker has it, but all ranks share one list. "
         "Make both equal."
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_secondary_shard_is_taken_over(tmp_path, size):
+    """zero_hpz_partition_size above 1: of two ranks too."""
+    zero = {"stage": 3, "zero_hpz_partition_size": size}
+    (tmp_path / "a.json").write_text(json.dumps({"zero_optimization": zero}))
+    layout = ["parallel.data_parallel_size=8", "resources.nodes=2", "resources.gpus_per_node=4"]
+    found = import_files([tmp_path / "a.json"], layout, "gpt-125m").config.parallel
+    assert (found.zero_hpz, found.zero_hpz_partition_size) == ((True, size) if size > 1 else (False, None))

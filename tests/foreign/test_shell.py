@@ -20,6 +20,9 @@ def last(text: str) -> list[str]:
             ["run", "--x", "1", "two words", "--y", "z"],
         ),
         ("A=(a b)\nrun ${A[1]} ${A[@]} $A", ["run", "b", "a", "b", "a"]),
+        # += without brackets is the first element's.
+        ("A=(a b)\nA+=c\nrun ${A[@]}", ["run", "ac", "b"]),
+        ("a=x\na+=y\na+=(z)\nrun ${a[@]}", ["run", "xy", "z"]),
         ("n=3\nrun $(($n*2+1)) $((n / 2)) $((-7 / 2)) $(( 2 ** 10 ))", ["run", "7", "1", "-3", "1024"]),
         ('o=" \\\n  --a 1 \\\n  --b"\no="$o --c"\nrun $o', ["run", "--a", "1", "--b", "--c"]),
         ("run \\\n  --a \\\n  --b # end", ["run", "--a", "--b"]),

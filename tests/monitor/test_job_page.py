@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import write_json, write_text
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.records import ExitRecord, Heartbeat
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.monitor.job_page import job_page
@@ -382,3 +383,37 @@ def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:
     """The default that the manifest gets is said too."""
     changes = {f"backend.{key}": value for key, value in backend.items()}
     assert restart_policy(load("gpt-tiny", changes, check=False)).endswith(words)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
+def test_the_last_condition_is_as_old_as_the_end(tmp_path: Path, state: str) -> None:
+    """Of a job that runs: as of now, for nothing has ended."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
+    job.supervisor_events.path.unlink()
+    job.record.state, job.record.ended_at = state, None if state == "RUNNING" else 1234.5
+    job.record.write(job.job.job_json)
+    job.tensorboard.close()
+    now = time.time() + 5
+    page = job_page(job.run, now=now)
+    assert page.conditions[-1].last_change == (now if state == "RUNNING" else 1234.5)
+
+
+@pytest.mark.parametrize(
+    ("logs", "beats", "attempt"), [((), None, 0), ((0, 2), None, 2), ((0,), 1, 1), ((0, 3), 1, 3)]
+)
+def test_a_rank_is_shown_in_its_newest_attempt(
+    tmp_path: Path, logs: tuple[int, ...], beats: int | None, attempt: int
+) -> None:
+    """By its heartbeat or its logs: a new attempt's rank has a log before its first heartbeat."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
+    job.one_step()
+    path = job.job.heartbeat(0)
+    if beats is None:
+        path.unlink()
+    else:
+        replace(Heartbeat.read(path), attempt=beats).write(path)
+    for number in logs:
+        job.job.log(0, number).write_text("a line")
+    job.tensorboard.close()
+    [rank] = job_page(job.run).replicas[0].ranks
+    assert rank.attempt == attempt

@@ -12,7 +12,7 @@ from nbtrain.planner.memory.estimate import estimate, estimate_memory
 from nbtrain.planner.memory.explain import explain
 from nbtrain.planner.memory.lora import adapter_parameters, estimate_lora
 from nbtrain.planner.memory.stage import stage_of
-from nbtrain.planner.memory.states import dequantized_bytes
+from nbtrain.planner.memory.states import dequantized_bytes, states
 from nbtrain.planner.plan import plan
 from nbtrain.planner.setup import Setup, setup_of
 
@@ -152,3 +152,16 @@ def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
     text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
     assert "a rank with adapters of rank 16 beside frozen weights (lora, init_from)" in text
     assert "adapters" not in str(plan(load("gpt-125m"), use_measured=False))
+
+
+def test_autocast_keeps_no_copy_of_matrices_in_4_bits():
+    """gpt-125m: 16 bits for each number of embeddings, biases, adapters, and of blocks not in 4 bits."""
+    settings = {"lora.rank": 8, "init_from": "a-run", "precision.dtype": "fp32"}
+    for four_bits in (False, True):
+        config = load("gpt-125m", settings | {"lora.load_in_4bit": four_bits}, check=False)
+        setup = setup_of(config)
+        both = (setup, dataclasses.replace(setup, autocast=True))
+        plain, cast = (states(found, stage_of(found, 0)).weights for found in both)
+        blocks, biases = 0 if four_bits else 12 * 12 * 768**2, 12 * 9 * 768
+        copied = config.padded_vocab_size * 768 + blocks + biases + 12 * sum(setup.adapter_sizes)
+        assert cast - plain == 2 * copied

@@ -8,11 +8,13 @@ import pytest
 
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
+from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.memory.activations import own_kernel
 from nbtrain.planner.memory.buffers import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES, NCCL_BYTES, RESERVE_FRACTION
-from nbtrain.planner.setup import setup_of
+from nbtrain.planner.setup import Setup, setup_of
 from tests.planner.of_config import activation_bytes, host_memory, logits_bytes, nvme_bytes, stage_memory
 
 N = 4112
@@ -405,3 +407,22 @@ def test_fpdt_waits_in_host_memory():
     assert host_memory(whole, 0)["activations"] == 0
     full = small("parallel.fpdt_chunk_tokens=8", "model.attention_dropout=0", FULL)
     assert host_memory(full, 0)["activations"] == 5 * 2 * UNIT + LSE
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "changed", "own"),
+    [
+        ("bf16", "cpu", {}, True),
+        ("fp32", "cpu", {}, False),
+        ("bf16", "gpu", {}, False),
+        # torch's kernels on a CPU know no window, and no cap anywhere.
+        ("fp32", "cpu", {"window": True}, True),
+        ("bf16", "gpu", {"window": True}, False),
+        ("fp32", "gpu", {"softcap": True}, True),
+    ],
+)
+def test_whose_attention_kernel_a_layer_has(dtype, device, changed, own):
+    """On a CPU, torch's math kernel rounds 16-bit sums, so the model has its own (model/attention.py)."""
+    shape = Shape(2, 128, 4, 512, 512, 128, 4, 32, attn_softcap="softcap" in changed)
+    setup = Setup(shape, on_gpu=device == "gpu", micro_batch_size=1, global_batch_size=1, dtype=dtype)
+    assert own_kernel(setup, window="window" in changed) is own

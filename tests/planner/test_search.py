@@ -8,6 +8,7 @@ import json
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
@@ -16,7 +17,7 @@ from nbtrain.planner.found_picture import spread
 from nbtrain.planner.legal import PLAIN, Cut, Layout, legal_options, micro_batches, space_of
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.reasons import reasons
-from nbtrain.planner.search import ROOMY_FRACTION, run_on, score, search, try_cut, why_not
+from nbtrain.planner.search import ROOMY_FRACTION, _some, run_on, score, search, try_cut, why_not
 from nbtrain.planner.setup import setup_of
 from nbtrain.planner.time.step import estimate_step
 
@@ -42,6 +43,9 @@ def test_every_ranked_layout_is_legal_and_its_figures_are_those_of_its_run(small
         step = estimate_step(setup_of(config))
         assert step is not None and step.seconds == one.seconds
         assert one.fits and one.headroom_bytes == one.memory.device_bytes - one.memory.total_bytes
+        setup = setup_of(config)
+        flops = model_flops(setup.shape) * setup.tokens_per_step
+        assert one.mfu == pytest.approx(flops / one.seconds / 16 / 312e12)  # an A100's bf16 peak
 
 
 def test_the_ranking_is_by_time_and_headroom(small, large):
@@ -320,3 +324,9 @@ def test_a_calibration_of_this_machine_is_used(monkeypatch):
     assert faster < 0.8
     runs = [found.to_dict()["layouts"][0]["run_seconds"] for found in (measured, tabled)]
     assert runs[0] < 0.8 * runs[1]
+
+
+def test_three_reasons_are_all():
+    """And of five the first three, each once."""
+    assert _some(["a", "b", "c", "a"]) == "a; b; c"
+    assert _some(list("abcde")) == "a; b; c; 2 more"

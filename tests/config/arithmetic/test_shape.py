@@ -48,3 +48,12 @@ def test_flops_of_grouped_queries_and_a_gated_mlp():
     """Llama 3 8B at 8,192 tokens: 6 x its matrix weights, and the attention's 12 L s a d."""
     matrices = 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336) + 4096 * 128256
     assert model_flops(LLAMA_3_8B) == 6 * matrices + 12 * 32 * 8192 * 4096
+
+
+def test_the_norms_of_queries_and_keys_by_hand():
+    """Qwen3 has an RMSNorm of 128 numbers for each of them; a LayerNorm has biases too."""
+    qwen = Shape(36, 4096, 32, 12288, 151936, 4096, 8, 128, qk_layernorm=True, **LLAMA)
+    assert qwen.head_norm_parameters == 2 * 128
+    assert whole(qwen) == 8_190_735_360
+    assert dataclasses.replace(qwen, rmsnorm=False).head_norm_parameters == 2 * 2 * 128
+    assert dataclasses.replace(qwen, qk_layernorm=False).head_norm_parameters == 0

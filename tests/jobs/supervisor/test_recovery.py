@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 
 import pytest
@@ -616,3 +616,14 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
         "CANCELLED",
         "stopped on request while it was paused; before: paused on request at step 4; saved",
     )
+
+
+def test_a_rollback_changes_nothing_but_the_samples(supervised):
+    """No wait, no look at the disk or at the devices, although the job is elastic."""
+    supervised.change("backend", elastic=True)
+    newest = Rollback("job", 0, 0.0, step=7, checkpoint_step=4, first=32, last=64, cause="nan")
+    verdict = Verdict("FAILED", "nan", retry=True, kind="rollback")
+    recovery = recovery_from(verdict, None, 3, supervised.it.config, [newest])
+    assert astuple(recovery) == ("", astuple(newest), 0.0, False, False)
+    other = recovery_from(failure(), None, 0, supervised.it.config)
+    assert (other.rollback, other.needs_room, other.counts_devices) == (None, False, True)

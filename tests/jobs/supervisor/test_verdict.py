@@ -559,3 +559,10 @@ def test_ranks_that_stop_because_a_node_is_taken_go_on():
     assert verdict.cause == f"{left}, so its ranks stopped at step 7; saved"
     asked = judged(record(0, "stopped"), record(1, "stopped"), node_left=left, stop_requested=True)
     assert asked.state == "CANCELLED"
+
+
+def test_the_rollback_of_a_single_rank():
+    """Its order names the samples that the next attempt passes over."""
+    order = '{"step": 12, "first": 88, "last": 96}'
+    verdict = judged(record(0, "rollback", message="nan", detail=order))
+    assert (verdict.kind, verdict.retry, verdict.bad_samples) == ("rollback", True, (88, 96))

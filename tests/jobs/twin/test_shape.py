@@ -353,3 +353,13 @@ def test_twins_of_runs_with_long_names_have_names():
 def test_the_twin_of_a_clusters_run_is_trained_here():
     """Whatever backend the run goes to."""
     assert make_twin(load("gpt-125m-4xdp", {"backend.kind": "slurm"})).config.backend.kind == "local"
+
+
+def test_a_changed_twin_is_the_twin_but_for_the_change():
+    """The run that stops and the run of one process differ from it in what is said of them."""
+    twin = make_twin(load("gpt-125m"), EVERYTHING)
+    resumed = twin.resumed.model_dump()
+    assert resumed["batch"].pop("exit_interval_steps") == STOP_STEP
+    straight = twin.config.model_dump()
+    assert straight["batch"].pop("exit_interval_steps") is None
+    assert {**resumed, "name": ""} == {**straight, "name": ""}

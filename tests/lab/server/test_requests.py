@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from nbtrain.lab.server import requests
-from nbtrain.lab.server.requests import LIST, READERS
+from nbtrain.lab.server.requests import LIST, READERS, NbtrainHandler
 
 MOST_SECONDS = 60.0
 
@@ -68,3 +68,13 @@ def test_a_list_that_hangs_or_fails_stops_nothing(monkeypatch):
 
 def _fails() -> None:
     raise OSError("no disk")
+
+
+def test_a_body_is_what_was_sent_without_nulls():
+    """Each key that is known, whatever its value; null means that it was left out."""
+    handler = NbtrainHandler.__new__(NbtrainHandler)
+    handler.initialize()
+    handler.data_received(b'{"notes": "", "archived": false, ')
+    handler.data_received(b'"labels": {"a": null}, "state": null}')
+    found = handler.body(notes=str, archived=bool, labels=dict, state=str)
+    assert found == {"notes": "", "archived": False, "labels": {"a": None}}

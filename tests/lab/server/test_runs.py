@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -106,11 +107,22 @@ def test_body_is_checked(server: Server, run: RunDir) -> None:
 
 
 def test_json_without_nan(server: Server) -> None:
-    """A loss that is not finite does not make an answer that no browser reads."""
-    run = ended_run(server.output, "gpt-nan", 2)
-    beat = run.newest_job().heartbeat(0)
-    value = json.loads(beat.read_text())
-    value["progress"]["loss"] = float("nan")
-    beat.write_text(json.dumps(value))
-    assert b"NaN" not in server.ask("runs").content
-    assert b"NaN" not in server.ask("run/gpt-nan").content
+    """A loss that is not finite is null in the list and in the run: JSON has no word for it."""
+    losses = {"gpt-nan": float("nan"), "gpt-inf": float("inf"), "gpt-minus-inf": float("-inf")}
+    for name, loss in losses.items():
+        beat = ended_run(server.output, name, 2).newest_job().heartbeat(0)
+        value = json.loads(beat.read_text())
+        value["progress"]["loss"] = loss
+        beat.write_text(json.dumps(value))
+
+    def strictly(content: bytes) -> Any:
+        def refuse(word: str) -> None:
+            raise AssertionError(word)
+
+        return json.loads(content, parse_constant=refuse)
+
+    listed = strictly(server.ask("runs").content)["runs"]
+    assert {row["name"]: row["loss"] for row in listed if row["name"] in losses} == dict.fromkeys(losses)
+    for name in losses:
+        progress = strictly(server.ask(f"run/{name}").content)["progress"]
+        assert (progress["step"], progress["loss"]) == (2, None)

@@ -1,5 +1,6 @@
 """Entries of data.sources: where text comes from, with one model for each kind."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
@@ -63,11 +64,14 @@ class PythonDocsSource(SourceModel):
 
 
 class TextSource(FolderSourceModel):
-    """Plain text: a file, or a folder of .txt files; also .gz, .zst, .bz2 and .xz."""
+    """Plain text: a file, or a folder of .txt and .md files; also .gz, .zst, .bz2 and .xz."""
 
     kind: Literal["text"]
     document_separator: Text | None = None
     """A line that ends a document; null makes each file one document."""
+    document_bytes: PositiveBytes | None = None
+    """Cut each file into documents of about this size, at the end of a paragraph or at least of a line; null
+    leaves it whole. A book in one file needs it: training and validation share no document."""
     newlines: Literal["lf", "keep"] = "lf"
     """Line ends: lf turns each \\r\\n of Windows into \\n and saves a token per line; keep leaves them."""
 
@@ -241,6 +245,24 @@ SOURCE_TYPES: tuple[type[SourceModel], ...] = get_args(get_args(Source)[0])
 def kind_of(source: type[SourceModel]) -> str:
     """What `kind:` names a source in a YAML."""
     return get_args(source.model_fields["kind"].annotation)[0]
+
+
+_OF_HUB = re.compile(r"hf://(?:datasets/)?([^/@]+/[^/@]+)(@[^/]+)?(/.*)?")
+
+
+def address_problem(path: str) -> str | None:
+    """Return why an address is not read as the path of a source, and what to do; None for any other path."""
+    if "://" not in path:
+        return None
+    if (match := _OF_HUB.fullmatch(path)) is None:
+        return "is an address, and sources are read from disks. Download it, and name the file or folder."
+    name, revision, _ = match.groups()
+    folder = f"corpus/{name.partition('/')[2]}"
+    at = f" --revision {revision[1:]}" if revision else ""
+    return (
+        "is a dataset of the Hugging Face Hub, which is not read from there. Download it with `hf download "
+        f"{name}{at} --repo-type dataset --local-dir {folder}`, and name the folder {folder}."
+    )
 
 
 # Settings of a source that do not change its text; the mirror's address may hold a password.

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from nbtrain.config.data_section import LANGUAGES
 from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import SOURCE_TYPES, FineTuningSourceModel, WikiSource, kind_of
+from nbtrain.config.sources import (
+    SOURCE_TYPES,
+    FineTuningSourceModel,
+    TextSource,
+    WikiSource,
+    address_problem,
+    kind_of,
+)
 from nbtrain.config.yaml_source import show
 
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
@@ -85,6 +92,24 @@ def separators_are_lines(config: RunConfig) -> Problems:
                 f"{config.where('data.sources')}: data.sources[{index}].document_separator = "
                 f"{show(separator)}\n"
                 "  is compared with single lines: it must be one line without its line end, such as ---."
+            )
+
+
+def paths_are_no_addresses(config: RunConfig) -> Problems:
+    """Sources are files and folders."""
+    for index, source in enumerate(config.data.sources):
+        path = getattr(source, "path", None) or ""
+        if problem := address_problem(path):
+            yield f"{config.where('data.sources')}: data.sources[{index}].path = {show(path)}\n  {problem}"
+
+
+def text_is_cut_in_one_way(config: RunConfig) -> Problems:
+    """A file is cut at a separator or by size."""
+    for index, source in enumerate(config.data.sources):
+        if isinstance(source, TextSource) and None not in (source.document_separator, source.document_bytes):
+            yield (
+                f"{config.where('data.sources')}: data.sources[{index}] has document_separator and "
+                "document_bytes; a file is cut in one way. Leave one of the two out."
             )
 
 
@@ -277,6 +302,8 @@ DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     json_keys_name_files,
     extra_keys_are_in_the_records,
     separators_are_lines,
+    paths_are_no_addresses,
+    text_is_cut_in_one_way,
     sentences_have_a_language,
     blend_is_whole,
     packing_goes_with_the_options,

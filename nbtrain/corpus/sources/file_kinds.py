@@ -3,7 +3,7 @@
     suffixes                     also compressed   read by kind
     .jsonl .ndjson .json         yes               jsonl, and tokens, chat, alpaca, ... (record_files.py)
     .parquet .parq .pq           no                parquet, and tokens, chat, alpaca, ...
-    .txt                         yes               text
+    .txt .md                     yes               text; not README.md, LICENSE.md and their like
     .arrow                       no                hf-dataset (a folder of save_to_disk)
 
 A suffix chooses files of a folder only. A file is read as what its first bytes say (compression.py).
@@ -16,7 +16,7 @@ from nbtrain.corpus.sources.compression import PACKED_SUFFIXES, SUFFIXES, advice
 
 RECORDS = (".jsonl", ".ndjson", ".json")
 COLUMNS = (".parquet", ".parq", ".pq")
-TEXTS = (".txt",)
+TEXTS = (".txt", ".md")
 ARROW = (".arrow",)
 COMPRESSIBLE = {*RECORDS, *TEXTS}
 """Suffixes that may be followed by that of a compression."""

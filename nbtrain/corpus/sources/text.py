@@ -1,4 +1,4 @@
-"""Plain text: each file one document, or cut at a line that separates documents."""
+"""Plain text: each file one document, or cut at a line that separates documents, or by size."""
 
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import files
-from nbtrain.corpus.sources.file_kinds import TEXTS
+from nbtrain.corpus.sources.file_kinds import TEXTS, stands_beside_data, suffix_of
 
 
 class TextReader(files.FileReader):
-    """UTF-8 .txt files, compressed ones too. A file is streamed if a separator cuts it, else read whole.
+    """UTF-8 .txt and .md files, compressed ones too. A file is streamed if it is cut, else read whole.
 
     A document that is not UTF-8 is broken. Line ends are normalised to \\n unless `newlines` is keep.
     """
@@ -20,14 +20,18 @@ class TextReader(files.FileReader):
     suffixes = TEXTS
     gives_unicode = True
 
+    def is_wanted(self, name: str) -> bool:
+        # README.md and LICENSE.md are beside most data, and not data.
+        return super().is_wanted(name) and not (suffix_of(name) == ".md" and stands_beside_data(name))
+
     def pieces(self, path: Path) -> Iterator[SourcePart]:
-        if self._separator is None:
+        if self._is_whole:
             yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
             yield from files.line_pieces(path, self.where, self._separator)
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
-        if self._separator is None:
+        if self._is_whole:
             for name in part.details:
                 path = Path(name)
                 with files.open_lines(path, self.where) as stream:
@@ -36,7 +40,7 @@ class TextReader(files.FileReader):
             return
         for shown, lines in self.opened(part):
             lines_before = tally.lines
-            for first, last, content in _documents(lines, self._separator):
+            for first, last, content in self._cut(lines):
                 tally.lines = lines_before + (last if part.path else 0)
                 yield from self._text(content, shown, first, tally)
 
@@ -55,9 +59,56 @@ class TextReader(files.FileReader):
         yield text
 
     @property
+    def _is_whole(self) -> bool:
+        return self._separator is None and self.config.document_bytes is None
+
+    def _cut(self, lines: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
+        if self._separator is not None:
+            return _documents(lines, self._separator)
+        return _of_size(lines, self.config.document_bytes)
+
+    @property
     def _separator(self) -> bytes | None:
         separator = self.config.document_separator
         return None if separator is None else separator.encode()
+
+
+def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
+    """As _documents, of about `num_bytes`: up to a blank line, else up to a line end before twice as many.
+
+    A line that is longer than that is cut after a blank or a full stop, or at least between characters.
+    """
+    first, number, size = 1, 0, 0
+    begun: list[bytes] = []
+    for number, line in enumerate(lines, start=1):
+        while size + len(line) > 2 * num_bytes:
+            if begun:
+                yield first, number - 1, files.joined(begun)
+                first, size = number, 0
+                continue
+            at = _end_of_sentence(line, num_bytes)
+            yield first, number - 1, line[:at]
+            line = line[at:]
+        begun.append(line)
+        size += len(line)
+        if size >= num_bytes and line.isspace():
+            yield first, number, files.joined(begun)
+            first, size = number + 1, 0
+    if begun:
+        yield first, number, files.joined(begun)
+
+
+def _end_of_sentence(line: bytes, num_bytes: int) -> int:
+    """Where a long line is cut: behind a blank or a full stop in the second half of its first bytes."""
+    half = num_bytes // 2
+    for mark in (b" ", "\u3002".encode()):
+        if (found := line.rfind(mark, half, num_bytes)) >= 0:
+            return found + len(mark)
+    # Bytes after the first of a character in UTF-8 are 10xxxxxx.
+    at = num_bytes
+    while at > half and line[at] & 0xC0 == 0x80:
+        at -= 1
+    return at or num_bytes
 
 
 def _documents(lines: Iterable[bytes], separator: bytes) -> Iterator[tuple[int, int, bytes]]:

@@ -43,7 +43,7 @@ def test_order_and_what_is_left_out(write, read):
             "in/b.txt": b"third",
             "in/a/z.txt": b"second",
             "in/a.txt": b"first",
-            "in/c.md": b"no",
+            "in/c.rst": b"no",
             "in/.b.txt": b"no",
             "in/.ipynb_checkpoints/b-checkpoint.txt": b"no",
         }
@@ -107,8 +107,8 @@ def test_missing_path_and_empty_folder(workspace, refusal):
     )
     (workspace / "empty").mkdir()
     assert refusal(text("empty")) == (
-        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no file with the suffix .txt (also "
-        "compressed: .gz, .zst, .bz2, .xz)."
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no file with the suffix .txt or .md "
+        "(also compressed: .gz, .zst, .bz2, .xz)."
     )
 
 
@@ -149,7 +149,7 @@ def test_links(write, workspace, read):
         "in/c": "../out/sub",
         "in/d": "../out",
         "in/e.txt": "../far/4.txt",
-        "in/none.md": "nowhere",
+        "in/none.rst": "nowhere",
         "out/sub/up": "../../in",
         "out/.hidden.txt": "nowhere",
     }.items():

@@ -162,3 +162,29 @@ def _lines(content: bytes) -> list[bytes]:
     """Lines are cut after each newline only, as in files of lines."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
+
+
+def test_a_book_is_cut_into_documents_of_a_size(workspace, read):
+    """At the end of a paragraph, else of a line, else of a sentence; not a byte is lost."""
+    paragraphs = [f"Paragraph {number}: " + "word " * (number % 9 + 1) + "\n\n" for number in range(400)]
+    book = "".join(paragraphs).encode()
+    (workspace / "book.txt").write_bytes(book)
+    (workspace / "book.txt.gz").write_bytes(gzip.compress(book))
+    found = read(text("book.txt", document_bytes=500)).records
+    assert "".join(found) == book.decode()
+    assert all(record.endswith("\n\n") and 500 <= len(record) < 1000 for record in found[:-1])
+    assert read(text("book.txt.gz", document_bytes=500)).records == found
+    (workspace / "lines.txt").write_bytes(b"one line of a poem\n" * 100)
+    assert {len(record) for record in read(text("lines.txt", document_bytes=100)).records[:-1]} == {190}
+    for one_line in ("word " * 1000, "字字" * 700 + "字。" * 300, "字" * 1000):
+        (workspace / "line.txt").write_text(one_line)
+        cut = read(text("line.txt", document_bytes=300)).records
+        assert "".join(cut) == one_line and all(len(record.encode()) <= 600 for record in cut)
+
+
+def test_where_a_cut_file_is_not_utf_8(workspace, read):
+    """The line is that of the file; the other documents are read."""
+    (workspace / "a.txt").write_bytes(b"good line\n\n" * 50 + b"bad \xff\n\n" + b"good line\n\n" * 50)
+    found = read(text("a.txt", document_bytes=55))
+    assert [problem.split(": ")[0] for problem in found.problems] == ["a.txt:101"]
+    assert len(found.records) == 19

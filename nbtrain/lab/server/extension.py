@@ -34,6 +34,7 @@ ROUTES = {
     f"run/{NAME}/config": plans.ConfigHandler,
     "form": forms.FormHandler,
     "(form/assess|form/layouts)": forms.FormPartHandler,
+    "form/text": forms.FormTextHandler,
     "check": plans.CheckHandler,
     "submit": forms.SubmitHandler,
     rf"static/({'|'.join(pages.SCRIPTS)})\.js": pages.ScriptHandler,

@@ -4,8 +4,10 @@ What is answered: lab/form/answers.py, which also answers a kernel. Run YAMLs ou
 read for a kernel alone.
 """
 
+from pathlib import Path
 from typing import Any
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.lab.server.requests import NbtrainHandler
 from nbtrain.lab.server.views import changed
 
@@ -48,6 +50,25 @@ class FormPartHandler(AboutFormHandler):
 
     async def post(self, path: str) -> None:
         await self.answer_form(path, self.body(**KEYS))
+
+
+class FormTextHandler(NbtrainHandler):
+    """POST form/text {"paths": [...]}: what the form opens with for files and folders of the file browser."""
+
+    async def post(self) -> None:
+        from nbtrain.lab.form.text import form_of_text
+
+        paths = self.body(paths=list).get("paths") or []
+        value, notes = await self.library(form_of_text, [self.file_of(path) for path in paths])
+        self.answer({**value, "notes": [*value["notes"], *notes]})
+
+    def file_of(self, path: Any) -> Path:
+        """Return the file that the file browser calls `path`. Raises ConfigError outside of its root."""
+        root = Path(self.contents_manager.root_dir).resolve()
+        found = (root / str(path).strip("/")).resolve()
+        if not found.is_relative_to(root):
+            raise ConfigError(f"{path}: lies outside of the folder that this server shows.")
+        return found
 
 
 class SubmitHandler(AboutFormHandler):

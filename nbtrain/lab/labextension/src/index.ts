@@ -2,6 +2,7 @@
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
 import { ICommandPalette, InputDialog } from "@jupyterlab/apputils";
+import { IFileBrowserFactory } from "@jupyterlab/filebrowser";
 import { ILauncher } from "@jupyterlab/launcher";
 import { INotebookTracker } from "@jupyterlab/notebook";
 import { IRunningSessionManagers } from "@jupyterlab/running";
@@ -16,6 +17,7 @@ import { CATEGORY, PLUGIN, SIDEBAR_ID, ids } from "./names";
 import { addToRunning } from "./running";
 import { makeSidebar } from "./sidebar";
 import { Status } from "./status";
+import { chosenTexts, trainOn } from "./text";
 import { Tabs, modelsFrame, only, tensorBoardFrame } from "./tabs";
 import { compareView, formView, runView, runsView } from "./views";
 import { RunsWatch, type RunEntry } from "./watch";
@@ -28,6 +30,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   optional: [
     ICommandPalette,
+    IFileBrowserFactory,
     ILauncher,
     ILayoutRestorer,
     INotebookTracker,
@@ -41,6 +44,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 function activate(
   app: JupyterFrontEnd,
   palette: ICommandPalette | null,
+  browsers: IFileBrowserFactory | null,
   launcher: ILauncher | null,
   restorer: ILayoutRestorer | null,
   notebooks: INotebookTracker | null,
@@ -144,6 +148,16 @@ function activate(
     caption: "Choose, check and submit a run in a form",
     icon: newRunIcon,
     execute: (args) => forms.open(args as any),
+  });
+  commands.addCommand(ids.trainOnText, {
+    label: "Train on This Text",
+    caption: "Open the form with a run that trains on this text",
+    icon: newRunIcon,
+    isVisible: () => chosenTexts(app, browsers).length > 0,
+    execute: () => {
+      const paths = chosenTexts(app, browsers);
+      if (paths.length) trainOn(server, paths, host.openForm);
+    },
   });
   commands.addCommand(ids.compare, {
     label: "Compare Runs",

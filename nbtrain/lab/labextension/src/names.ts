@@ -14,4 +14,5 @@ export const ids = {
   resumeRun: "nbtrain:resume-run",
   tensorBoard: "nbtrain:tensorboard",
   models: "nbtrain:models",
+  trainOnText: "nbtrain:train-on-text",
 } as const;

@@ -1,0 +1,39 @@
+// "Train on this text" of a file or folder: the server looks at it, and the form opens with what it chose.
+
+import type { JupyterFrontEnd } from "@jupyterlab/application";
+import { Notification } from "@jupyterlab/apputils";
+import type { IFileBrowserFactory } from "@jupyterlab/filebrowser";
+
+import type { Server } from "../../ui/server.js";
+import type { FormArguments } from "./host";
+
+// What `nbtrain new` reads (corpus/survey.py); of other files the server says why it does not.
+const TEXT = /\.(txt|md|jsonl|ndjson|json|parquet|parq|pq)(\.(gz|zst|bz2|xz))?$/i;
+
+interface Chosen extends FormArguments {
+  /** What the text is: "2.8 MiB of English in 559 documents, 1 file". */
+  found: string;
+  notes: string[];
+}
+
+/** The chosen items of the file browser, if all of them may be text; else none. */
+export function chosenTexts(app: JupyterFrontEnd, browsers: IFileBrowserFactory | null): string[] {
+  const items = [...(browsers?.tracker.currentWidget?.selectedItems() ?? [])];
+  if (!items.every((item) => item.type === "directory" || TEXT.test(item.name))) return [];
+  return items.map((item) => app.serviceManager.contents.localPath(item.path));
+}
+
+/** Have the server look at the texts, then open the form. */
+export function trainOn(server: Server, paths: string[], openForm: (start: FormArguments) => void): void {
+  const looked = server.call("form/text", "POST", { paths }).then((value) => {
+    const { yaml, overrides, found, notes } = value as Chosen;
+    openForm({ yaml, overrides });
+    return [found, ...notes].join("; ");
+  });
+  const words = paths.length === 1 ? paths[0] : `${paths.length} files`;
+  Notification.promise(looked, {
+    pending: { message: `Looking at ${words}` },
+    success: { message: (found) => String(found), options: { autoClose: 8000 } },
+    error: { message: (error) => (error as Error).message, options: { autoClose: 30_000 } },
+  });
+}

@@ -109,10 +109,10 @@ def test_they_import_nothing_but_nbtrain():
     assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
-def test_there_are_eleven():
+def test_there_are_twelve():
     """The numbered notebooks of the README."""
     names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
-    names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve"]
+    names += ["06_cluster", "07_evaluate_and_export", "08_finetune", "09_profile", "10_serve", "11_own_text"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 

@@ -2,6 +2,7 @@
 
     import nbtrain as nb
 
+    nb.new(name, text)            a run YAML for your own text
     nb.load(run, overrides)       the checked configuration of a run
     nb.prepare(run)               text -> tokenizer -> .bin/.idx
     nb.baselines(run)             what a model must beat: unigram and bigram counts
@@ -65,6 +66,7 @@ __all__ = [
     "launch",
     "launcher",
     "load",
+    "new",
     "open_run",
     "plan",
     "plan_picture",

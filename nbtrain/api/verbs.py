@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nbtrain.dataset.prepare.prepare import PrepareReport
     from nbtrain.foreign.importing import Imported
     from nbtrain.jobs.calibrate import Calibrated
+    from nbtrain.jobs.new_run import NewRun
     from nbtrain.jobs.queue.listing import QueueList
     from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
@@ -81,6 +82,32 @@ def load(
     changes = with_source(overrides, source, dataset) if source or dataset else overrides
     config = load_config(run.config if isinstance(run, Run) else run, changes, check=not placeholders)
     return with_placeholders(config) if placeholders else config
+
+
+def new(
+    name: str,
+    *texts: str | Path,
+    size: str | None = None,
+    gpus: int | None = None,
+    gpu_type: str | None = None,
+    gpus_per_node: int | None = None,
+    minutes: float | None = None,
+    init_from: str | None = None,
+    path: str | Path | None = None,
+    overwrite: bool = False,
+) -> "NewRun":
+    """Write a run YAML for some text, NAME.yaml; printed or shown in a cell, it says what was chosen.
+
+    `texts` are files, folders and patterns: .txt, .md, .jsonl, .json, .parquet, also compressed, and dataset
+    folders of Hugging Face. Vocabulary, size and number of steps are chosen for this machine, or for `gpus`
+    of `gpu_type`; `minutes` limits the training, by default to 4 on CPUs. Conversations and instructions
+    become a fine-tuning of the run `init_from`. Raises DataError for text that cannot be read or is too
+    short.
+    """
+    from nbtrain.jobs.new_run import write_new_run
+
+    options = {"size": size, "gpus": gpus, "gpu_type": gpu_type, "gpus_per_node": gpus_per_node}
+    return write_new_run(name, texts, path, overwrite, minutes=minutes, init_from=init_from, **options)
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":

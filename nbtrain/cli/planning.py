@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, import, check, schema, plan, advise, calibrate."""
+"""Verbs before a run: doctor, init, new, import, check, schema, plan, advise, calibrate."""
 
 import argparse
 import json
@@ -43,6 +43,33 @@ def add_verbs(under: Any) -> None:
         "nbtrain init my-work",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="The folder to copy to.")
+
+    parser = add_verb(
+        under,
+        "new",
+        new,
+        "It looks at the text, chooses vocabulary, model size and number of steps for this machine or for "
+        "the GPUs that are named, and writes NAME.yaml. Conversations and instructions become a fine-tuning.",
+        "nbtrain new my-run --text books/\n"
+        "nbtrain new my-run --text corpus.jsonl.gz --size 125M --gpus 4 --gpu-type A100-80GB",
+    )
+    parser.add_argument("name", metavar="NAME", help="The name of the run.")
+    text = "Files, folders or quoted patterns: .txt, .md, .jsonl, .json, .parquet, also compressed."
+    parser.add_argument("--text", nargs="+", required=True, metavar="PATH", dest="texts", help=text)
+    parser.add_argument("--size", help="Parameters of the model, for example 3M or 125M; default: chosen.")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs to train on; default: this machine's.")
+    parser.add_argument("--gpu-type", metavar="TYPE", help="Which GPUs, for example A100-80GB.")
+    parser.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="GPUs of each machine; default: up to 8."
+    )
+    text = "How long to train; default: 4 on CPUs, as long as the text lasts on GPUs."
+    parser.add_argument("--minutes", type=float, metavar="M", help=text)
+    start = parser.add_argument("--init-from", metavar="RUN", help="The run that a fine-tuning starts from.")
+    complete(start, completers.configs)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="YAML", help="The file; default: NAME.yaml here."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
 
     parser = add_verb(
         under,
@@ -176,6 +203,27 @@ def init(options: argparse.Namespace) -> None:
         files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
         show(schema_json)
     show(f"\nNext: cd {shlex.quote(str(options.folder))} && nbtrain lab")
+
+
+def new(options: argparse.Namespace) -> None:
+    """Write a run YAML for a text."""
+    from nbtrain.api import verbs as api
+
+    made = api.new(
+        options.name,
+        *options.texts,
+        size=options.size,
+        gpus=options.gpus,
+        gpu_type=options.gpu_type,
+        gpus_per_node=options.gpus_per_node,
+        minutes=options.minutes,
+        init_from=options.init_from,
+        path=options.output,
+        overwrite=options.overwrite,
+    )
+    show(made)
+    print(f"\n{made.text}")
+    show(f"Next: {made.next_commands[0]}")
 
 
 def import_run(options: argparse.Namespace) -> None:

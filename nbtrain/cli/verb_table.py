@@ -31,6 +31,7 @@ SUMMARY_CHARS = 55
 GROUPS: dict[str, tuple[Verb, ...]] = {
     "start": (
         Verb("init", "planning", "Copy notebooks, example runs and documentation.", common=True),
+        Verb("new", "planning", "Make a run YAML for your own text.", common=True),
         Verb("demo", "notebooks", "Train a small model, from raw text to samples.", common=True),
         Verb("doctor", "planning", "Check that this machine is ready.", common=True),
         Verb("lab", "notebooks", "Open JupyterLab on the notebooks.", common=True),

@@ -24,7 +24,14 @@ from nbtrain.base.rundir import RunDir, run_names
 from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import display, example_folders, example_names, typed_path, valid_name, workspace
 from nbtrain.config.keys import free_form, holds_text, parts_of, unknown_keys
-from nbtrain.config.other_files import OTHER_ENDINGS, refuse_other, refuse_script
+from nbtrain.config.other_files import (
+    OTHER_ENDINGS,
+    for_text,
+    holds_text_files,
+    refuse_other,
+    refuse_script,
+    refuse_text,
+)
 from nbtrain.config.own_names import with_default_names, with_own_names
 from nbtrain.config.presets import PRESETS, nearest_preset, preset_run, size_of
 from nbtrain.config.recipes import expanded
@@ -58,6 +65,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     else:
         path = find(run)
         refuse_script(path)
+        refuse_text(path)
         located, label, name = read_with_parents(path), label_of(path), str(run)
         refuse_other(path, located.value)
     layer = override_layer(overrides)
@@ -127,8 +135,10 @@ def find(run: str | Path) -> Path:
     if _is_file(resolved := RunDir(typed).config_yaml):
         return resolved
     if _exists(typed):
-        kind = "a folder" if typed.is_dir() else "no regular file"
-        raise ConfigError(f"{shortened(str(run))}: is {kind}; give the path of a run YAML.")
+        if typed.is_dir():
+            hint = f" It holds text: {for_text(typed.absolute())}" if holds_text_files(typed) else ""
+            raise ConfigError(f"{shortened(str(run))}: is a folder; give the path of a run YAML.{hint}")
+        raise ConfigError(f"{shortened(str(run))}: is no regular file; give the path of a run YAML.")
     if (size := size_of(str(run))) is not None:
         raise ConfigError(
             f"{run}: no preset has this size. Nearest: {nearest_preset(size)}. Presets: {', '.join(PRESETS)}."

@@ -1,6 +1,10 @@
 """Files that are given as a run YAML and are something else: what each is, and what reads it."""
 
+import contextlib
+import os
+import shlex
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,21 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import data_home, display
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-OTHER_ENDINGS = (*SCRIPTS, ".json", ".jsonc")
+TEXTS = (
+    ".txt",
+    ".md",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".parq",
+    ".pq",
+    ".arrow",
+    ".gz",
+    ".zst",
+    ".bz2",
+    ".xz",
+)
+OTHER_ENDINGS = (*SCRIPTS, *TEXTS, ".json", ".jsonc")
 # Keys at the top that no run YAML has; all keys of a table of prices (planner/cost.py reads it).
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
@@ -21,6 +39,30 @@ def refuse_script(path: Path) -> None:
     """Raises ConfigError for a shell script, before it is read as YAML."""
     if path.suffix in SCRIPTS:
         raise _other(path, "a shell script", _import(path))
+
+
+def refuse_text(path: Path) -> None:
+    """Raises ConfigError for a file of text, before it is read as YAML."""
+    if path.suffix.lower() in TEXTS or (path.suffix == ".json" and begins_array(path)):
+        raise _other(path, "text", for_text(path))
+
+
+def holds_text_files(folder: Path) -> bool:
+    """Return whether some of a folder's first entries are files of text by their names."""
+    with contextlib.suppress(OSError):
+        return any(Path(entry).suffix.lower() in TEXTS for entry in islice(os.listdir(folder), 1000))
+    return False
+
+
+def for_text(path: Path) -> str:
+    """Return the command that makes a run YAML for a text."""
+    return f"`nbtrain new my-run --text {shlex.quote(display(path))}` makes a run YAML for it."
+
+
+def begins_array(path: Path) -> bool:
+    """Return whether a file is one JSON array, as files of records are."""
+    with path.open("rb") as stream:
+        return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def refuse_other(path: Path, value: Mapping[str, Any]) -> None:

@@ -4,10 +4,9 @@ Whatever is prepared first, `nbtrain prepare gpt-tiny` finds its own files or no
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.workspace import bundled, workspace
+from nbtrain.base.workspace import example_folders, example_names
 from nbtrain.config.load import load
 from nbtrain.config.own_names import DATA_NAME, TOKENIZER_NAME, makes_same_dataset, makes_same_tokenizer
 from nbtrain.config.schema import RunConfig
@@ -42,19 +41,13 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
 
 
 def _runs_that_say(name: str) -> Iterator[RunConfig]:
-    """The shipped runs, as the workspace has them, if any of their files holds the name."""
-    roots = [workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt")]
-    files: dict[Path, Path] = {}
-    for root in roots:
-        for path in root.rglob("*.yaml"):
-            files.setdefault(path.relative_to(root), path)
-    if not any(
-        f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files.values()
-    ):
+    """The example runs, as the workspace has them, if any of their files holds the name."""
+    folders = example_folders()
+    files = [path for folder in folders for path in folder.rglob("*.yaml")]
+    if not any(f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files):
         return
-    for relative, path in sorted(files.items()):
-        if len(relative.parts) == 2 and relative.parts[0] in ("training", "finetuning"):
-            try:
-                yield load(path, check=False)
-            except ConfigError:  # somebody edits it; whoever names it will be told
-                continue
+    for run in example_names():
+        try:
+            yield load(run, check=False)
+        except ConfigError:  # somebody edits it; whoever names it will be told
+            continue

@@ -29,6 +29,7 @@ from nbtrain.corpus.records import (
     Texts,
     TokenIds,
 )
+from nbtrain.corpus.source_check import PLAIN, fitting_source
 from nbtrain.corpus.sources.base import SourceReader, open_source
 
 logger = logging.getLogger(__name__)
@@ -225,10 +226,11 @@ class SourceCounts:
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
+        fix = _fitting([reader]) or "Fix the source, or set its keys or max_broken_fraction."
         raise DataError(
             f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) "
             f"cannot be read, more than max_broken_fraction = {limit:.2%} allows. First: "
-            f"{self.first(listed)}. Fix the source, or set its keys or max_broken_fraction."
+            f"{self.first(listed)}. {fix}"
         )
 
 
@@ -258,7 +260,15 @@ LOOSENED_BY = {
 }
 
 
-def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> DataError:
+def _fitting(readers: Sequence[SourceReader]) -> str:
+    """What reads the records of the first source that has none with its key; "" if each source has some."""
+    plain = (reader.config for reader in readers if reader.kind in PLAIN)
+    return next((fitting[1] for source in plain if (fitting := fitting_source(source))), "")
+
+
+def empty_error(
+    where: str, dropped: Mapping[str, int], first: str = "", readers: Sequence[SourceReader] = ()
+) -> DataError:
     """The error for a corpus without a document left; `first` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
     most = max(dropped, key=lambda reason: dropped[reason], default="")
@@ -266,7 +276,7 @@ def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> Data
     if most in LOOSENED_BY:
         advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or name other sources."
     elif first:
-        advice = f"First: {first}. Fix the source, or set its keys."
+        advice = f"First: {first}. {_fitting(readers) or 'Fix the source, or set its keys.'}"
     elif most == cleaning.EMPTY:
         advice = "Most records have no text: set the key that holds it, or name other sources."
     elif dropped:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.git_lfs import pointer_problem
 from nbtrain.base.workspace import typed_path, workspace
-from nbtrain.config.other_files import JOB_KINDS
+from nbtrain.config.other_files import JOB_KINDS, begins_array
 from nbtrain.foreign.flags import VERSIONS, tables
 from nbtrain.foreign.job import Job
 from nbtrain.foreign.json_comments import Document, read_json
@@ -47,6 +47,8 @@ def is_foreign(path: str | Path) -> bool:
     file = _path(path)
     if not file.is_file():
         return False
+    if file.suffix == ".json" and begins_array(file):
+        return False  # records of text
     if file.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".json", ".jsonc"):
         return True
     if file.suffix not in (".yaml", ".yml"):

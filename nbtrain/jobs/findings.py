@@ -3,20 +3,26 @@
 import socket
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.source_check import source_problems
 from nbtrain.corpus.tokenizer.markers import markers_sentence
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.backends.hosts.hostfile import findings_of_hostfile
 from nbtrain.jobs.queue.needs import more_than_is_here
 from nbtrain.jobs.shared_memory import shared_memory_findings
-from nbtrain.planner.findings import Finding, finding_of
+from nbtrain.planner.findings import Cost, Finding, finding_of
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
-    """Return those about its hostfile, the devices and shared memory here, and its tokenizer's markers."""
+    """Return those about hostfile, devices and shared memory here, sources, and the tokenizer's markers."""
     found = [
         *findings_of_hostfile(config),
         *more_than_is_here(config),
         *shared_memory_findings(config, socket.gethostname()),
     ]
+    if dataset_of(config).manifest() is None:
+        cost = Cost(words="a prepare that fails")
+        for problem in source_problems(config):
+            found.append(finding_of(config, "source_is_there", "data.sources", *problem, cost))
     if (said := markers_sentence(config)) is not None:
         found.append(finding_of(config, "markers", "data.sources", *said))
     return found

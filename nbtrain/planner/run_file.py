@@ -17,7 +17,7 @@ from nbtrain.config.load import find, flatten, load, to_yaml
 from nbtrain.config.resume import within
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import to_text
+from nbtrain.config.yaml_source import spelled, to_text
 
 
 def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bool = False) -> Path:
@@ -26,13 +26,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
     Raises ConfigError if a rule is broken, if the file exists and `overwrite` is False, or if it cannot be
     written.
     """
-    path = typed_path(path_of(path)).absolute()
-    if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
-    if path.exists() and not overwrite:
-        raise ConfigError(
-            f"{path}: exists already. Name another file, or ask to overwrite it (--force, overwrite=True)."
-        )
+    path = target_of(path, overwrite)
     try:
         named = load(config, {"name": path.stem}, check=False)
     except ConfigError:
@@ -41,7 +35,26 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
             "lower case letters, digits and inner dashes, e.g. my-13b.yaml."
         ) from None
     check_config(named)
-    text = run_text(named, path, note)
+    return write_text(path, run_text(named, path, note), named)
+
+
+def target_of(path: str | Path, overwrite: bool = False, option: str = "--force") -> Path:
+    """Return the absolute path of a run YAML. Raises ConfigError if it may not be written.
+
+    `option` is what a command line has for `overwrite`.
+    """
+    path = typed_path(path_of(path)).absolute()
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"{path}: exists already. Name another file, or ask to overwrite it ({option}, overwrite=True)."
+        )
+    return path
+
+
+def write_text(path: Path, text: str, named: RunConfig) -> Path:
+    """Write the text of a run YAML that reads back as `named`. Raises ConfigError if it cannot be written."""
     draft = path.with_name(f".{path.stem}.draft.yaml")
     try:
         files.write_text(draft, text)
@@ -54,6 +67,38 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+WIDTH = 118
+"""Columns of a commented line; a comment that does not fit stands on the line above."""
+
+
+def commented_text(
+    name: str, extends: str, settings: dict[str, Any], reasons: dict[str, str], head: str
+) -> str:
+    """Return a run YAML with a line for each section and its reason behind it.
+
+    `settings` are {section: {key: value}} or {key: value}; `reasons` are {section or key: why}, for the key
+    `extends` too.
+    """
+    lines = [f"# {line}" for line in head.splitlines()]
+    lines += [f"name: {name}", *_with_reason(f"extends: {spelled(extends)}", reasons.get("extends", ""))]
+    for section, values in settings.items():
+        if section != "data":
+            lines += _with_reason(f"{section}: {spelled(values)}", reasons.get(section, ""))
+            continue
+        # Sources may be long, and there may be several.
+        lines += ["data:", *_with_reason("  sources:", reasons.get("data", ""))]
+        lines += [f"    - {spelled(source)}" for source in values["sources"]]
+        lines += [f"  {key}: {spelled(value)}" for key, value in values.items() if key != "sources"]
+    return "\n".join(lines) + "\n"
+
+
+def _with_reason(line: str, reason: str) -> list[str]:
+    if not reason:
+        return [line]
+    commented = f"{line}  # {reason}"
+    return [commented] if len(commented) <= WIDTH else [f"# {reason}", line]
 
 
 def path_of(path: object) -> Path:

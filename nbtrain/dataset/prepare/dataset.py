@@ -173,7 +173,7 @@ class _Encoding:
             dropped: Counter[str] = sum((count.dropped for count in self.counts), Counter())
             listed = display(self._listed) if self._listed.is_file() else ""
             first = "; ".join(count.first(listed) for count in self.counts if count.named)
-            raise empty_error(self.corpus.where, dropped, first)
+            raise empty_error(self.corpus.where, dropped, first, self.corpus.readers)
         self._remove_old(old)
         manifest = self._manifest(self._join(records))
         self._keep_list()

@@ -1,0 +1,73 @@
+"""How large a vocabulary suits a text and a model, and how many tokens it makes of the text.
+
+seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learnt (Gowda and
+          May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
+          1 / size^2, as between 1,024 and 4,096 entries of every text that was measured (docs/choosing.md).
+model     Tao et al., arXiv:2407.13623: embeddings grow as the 0.83rd power of the other parameters; 216,000
+          entries suit 70B parameters of width 8,192.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+LEAST_OCCURRENCES = 100
+# A count in a sample below this says little.
+COUNTED = 20
+ROUNDED_TO = 128
+"""Megatron's make_vocab_size_divisible_by: no entry of the model is without a token."""
+SMALLEST, LARGEST = 512, 65_408  # .bin holds 16-bit ids below 65,500
+_REFERENCE = (70e9, 216_000 * 8192)
+_POWER = 0.83
+# What a doubling adds in bytes a token falls by this factor from one doubling to the next.
+_GAIN_FACTOR = 0.85
+
+
+@dataclass(frozen=True)
+class VocabularyFit:
+    """One vocabulary on a sample of a text."""
+
+    size: int
+    bytes_per_token: float
+    occurrences: int
+    """How often the rarest of 95 % of its merged entries occurs in the sample."""
+    sample_tokens: int
+
+
+def largest_seen(fits: Sequence[VocabularyFit], num_bytes: float) -> int:
+    """Return the largest vocabulary of which a text of `num_bytes` shows 95 % of the entries 100 times."""
+    counted = [fit for fit in fits if fit.occurrences >= COUNTED] or list(fits[:1])
+    last = counted[-1]
+    in_text = last.occurrences * (num_bytes / last.bytes_per_token) / last.sample_tokens
+    return rounded(last.size * math.sqrt(in_text / LEAST_OCCURRENCES))
+
+
+def suited_to(other_parameters: float, hidden_size: int) -> int:
+    """Return the vocabulary that suits a model of so many parameters besides the embeddings."""
+    reference, embedding = _REFERENCE
+    return rounded(embedding * (other_parameters / reference) ** _POWER / hidden_size)
+
+
+def bytes_per_token(fits: Sequence[VocabularyFit], size: int) -> float:
+    """Return the bytes of text in a token of a vocabulary, between and beyond the measured sizes."""
+    points = [(math.log2(fit.size), fit.bytes_per_token) for fit in fits]
+    at = math.log2(size)
+    if len(points) == 1:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if at <= right:
+            return low + (high - low) * (at - left) / (right - left)
+    (left, low), (right, high) = points[-2:]
+    found, gain, place = high, (high - low) / (right - left), right
+    while place < at:
+        step = min(1.0, at - place)
+        gain *= _GAIN_FACTOR
+        found += step * gain
+        place += step
+    return found
+
+
+def rounded(size: float) -> int:
+    """Return a multiple of ROUNDED_TO between the smallest and the largest vocabulary."""
+    return int(min(max(ROUNDED_TO * round(size / ROUNDED_TO), SMALLEST), LARGEST))

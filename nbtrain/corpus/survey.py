@@ -1,0 +1,378 @@
+"""A look at somebody's text before a run is made for it: how much, of which kind, in which language.
+
+    paths (files, folders, patterns) -> entries of data.sources -> documents read, up to READ_BYTES
+      -> amounts (exact if all was read, otherwise in proportion) -> a sample -> languages, vocabularies
+
+Text is read by the readers that prepare uses, so that what is counted here is what is encoded later.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import display, resolve, typed_path
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sources import Source, address_problem
+from nbtrain.corpus import dedup
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.corpus import Corpus, SourceCounts, cleaned
+from nbtrain.corpus.language import language_of
+from nbtrain.corpus.record_kind import first_records, source_of
+from nbtrain.corpus.records import Tally
+from nbtrain.corpus.sources import compression, folder
+from nbtrain.corpus.sources.base import SourceReader, open_source
+from nbtrain.corpus.sources.choice import Choice
+from nbtrain.corpus.sources.file_kinds import COLUMNS, RECORDS, stands_beside_data, suffix_of
+from nbtrain.corpus.sources.hf_dataset import OpenArrow
+from nbtrain.corpus.sources.json_line import keys_of
+from nbtrain.corpus.text_sample import text_of
+
+READ_BYTES = 64 << 20
+"""Text that is read; of more, the amounts are estimated."""
+SAMPLE_BYTES = 4 << 20
+LOOKED_AT_FILES = 8
+MOST_SOURCES = 4
+"""Entries of data.sources that a run YAML of 20 lines has room for."""
+LEAST_DOCUMENTS = 200
+"""Documents from which on a split by documents is even enough; fewer plain texts are cut."""
+DOCUMENT_BYTES = (1 << 10, 64 << 10)
+"""The smallest and the largest document that a plain text is cut into."""
+
+PLAIN_FILES = ("text", "jsonl", "parquet")
+"""Kinds whose files are looked for in a folder; what records hold decides their kind."""
+CONVERTED_BY = {
+    ".pdf": "pdftotext",
+    ".docx": "pandoc -t plain",
+    ".odt": "pandoc -t plain",
+    ".epub": "pandoc -t plain",
+    ".html": "pandoc -t plain",
+    ".htm": "pandoc -t plain",
+    ".csv": "a program that writes Parquet or JSON lines",
+}
+
+
+@dataclass
+class Survey:
+    """What some paths hold."""
+
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """Entries of data.sources, as a run YAML writes them."""
+    files: int = 0
+    documents: int = 0
+    num_bytes: int = 0
+    """UTF-8 bytes of text, without what prepare leaves out: empty and repeated documents."""
+    is_exact: bool = True
+    """Whether all of it was read; otherwise documents and bytes are estimated from what was."""
+    sample: list[str] = field(default_factory=list)
+    """Texts of about SAMPLE_BYTES, spread over what was read."""
+    language: str = ""
+    """The language of most of the sample, in English; "" if it is not known."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and what is uncertain."""
+
+    @property
+    def kinds(self) -> set[str]:
+        return {source["kind"] for source in self.sources}
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether the sources are conversations, instructions or preferences instead of plain text."""
+        return not self.kinds <= {"text", "jsonl", "parquet", "hf-dataset", "tokens"}
+
+    def words(self) -> str:
+        """E.g. "3.0 MB of English text in 559 documents, 1 file"."""
+        about = "" if self.is_exact else "about "
+        language = f" of {self.language}" if self.language else ""
+        what = amounts.counted(self.documents, "example" if self.is_fine_tuning else "document")
+        files = amounts.counted(self.files, "file")
+        return f"{about}{amounts.size(self.num_bytes)}{language} in {what}, {files}"
+
+
+def survey(paths: Sequence[str | Path]) -> Survey:
+    """Look at files, folders and patterns. Raises DataError for what is not there or cannot be read."""
+    found = Survey()
+    for entry in dict.fromkeys(entry for path in paths for entry in _expanded(path)):
+        found.sources += _sources_in(entry, found.notes)
+    if not found.sources:
+        raise DataError("--text: no file or folder is named.")
+    found.sources = _fewer(found.sources)
+    if len({_is_plain(kind) for kind in found.kinds}) > 1:
+        listed = ", ".join(f"{source['path']} ({source['kind']})" for source in found.sources)
+        raise DataError(
+            f"--text: plain text and fine-tuning examples do not make one run: {listed}. Name one of the two."
+        )
+    readers = _readers(found.sources)
+    if _is_whole_text(found.sources) and _counted_files(readers) < LEAST_DOCUMENTS:
+        num_bytes = sum(reader.total_bytes() or 0 for reader in readers)
+        cut_bytes = _cut_bytes(num_bytes)
+        found.sources = [{**source, "document_bytes": cut_bytes} for source in found.sources]
+        readers = _readers(found.sources)
+    found.files = _counted_files(readers)
+    _read(found, readers)
+    if not found.documents:
+        raise DataError(f"{found.sources[0]['path']}: no text is left: every document is empty or broken.")
+    found.language = language_of(found.sample)
+    return found
+
+
+def _without_path(source: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in source.items() if key != "path"}
+
+
+def _shown(source: dict[str, Any]) -> str:
+    keys = ", ".join(f"{key} {value}" for key, value in source.items() if key not in ("kind", "path"))
+    return f"{source['kind']}, {keys}" if keys else source["kind"]
+
+
+def _expanded(path: str | Path) -> list[Path]:
+    """The files and folders that a path or a pattern names, absolute."""
+    text = str(path)
+    if problem := address_problem(text):
+        raise DataError(f"{text}: {problem}")
+    for candidate in (typed_path(path).absolute(), resolve(path)):
+        if folder.status(candidate, "--text") is not None:
+            return [candidate]
+    if any(mark in text for mark in "*?["):
+        for pattern in (typed_path(path).absolute(), resolve(path)):
+            plain = next(
+                parent for parent in pattern.parents if not any(mark in str(parent) for mark in "*?[")
+            )
+            if matches := sorted(plain.glob(str(pattern.relative_to(plain)))):
+                return matches
+        raise DataError(f"{text}: no file or folder matches this pattern.")
+    raise DataError(f"{text}: no such file or folder, here or in the workspace.")
+
+
+def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The entries of data.sources that read a file or a folder."""
+    name = display(path)
+    if not folder.is_folder(path, name):
+        return [_source_of_file(path)]
+    if any((path / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
+        return [_hf_dataset(path)]
+    found: list[dict[str, Any]] = []
+    left: set[str] | None = None
+    num_files = 0
+    for kind in PLAIN_FILES:
+        reader: Any = open_source(_adapted({"kind": kind, "path": name}), "--text")
+        choice = Choice.of(path, reader.is_wanted, None, [], name)
+        num_files = len(choice.read) + len(choice.others)
+        left = set(choice.others) if left is None else left & set(choice.others)
+        if not choice.read:
+            continue
+        split: dict[str, Any] = {}
+        if mixed := choice.mixed_splits():
+            split["split"] = "train"
+            notes.append(f"{name}: files of several splits ({mixed}); those of train are read")
+            choice = Choice.of(path, reader.is_wanted, "train", [], name)
+        if kind == "text":
+            found.append({"kind": kind, "path": name, **split})
+            continue
+        files = [path / file for file in choice.read]
+        step = max(1, len(files) // LOOKED_AT_FILES)
+        looked_at = {file: _without_path(_source_of_file(file)) for file in files[::step][:LOOKED_AT_FILES]}
+        first, source = next(iter(looked_at.items()))
+        if other := next((file for file, entry in looked_at.items() if entry != source), None):
+            raise DataError(
+                f"{name}: holds records of several kinds: {display(first)} ({_shown(source)}) and "
+                f"{display(other)} ({_shown(looked_at[other])}). Name the files of one kind."
+            )
+        found.append({"kind": source.pop("kind"), "path": name, **split, **source})
+    unread = sorted(display(path / file) for file in left or () if not stands_beside_data(Path(file).name))
+    if not found:
+        raise DataError(
+            f"{name}: holds no text: no .txt, .md, .jsonl, .json or .parquet file among "
+            f"{amounts.counted(num_files, 'file')}."
+        )
+    if unread:
+        more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
+        notes.append(f"left out, not text: {', '.join(unread[:3])}{more}")
+    return found
+
+
+def _source_of_file(path: Path) -> dict[str, Any]:
+    name, suffix = display(path), suffix_of(path.name)
+    if suffix in CONVERTED_BY:
+        raise DataError(
+            f"{name}: {suffix} files are not read. Convert it, with {CONVERTED_BY[suffix]}, and name what "
+            "it writes."
+        )
+    if suffix == ".xml":
+        raise DataError(
+            f"{name}: a dump of Wikipedia is a source of its own: write a run YAML that extends gpt-tiny "
+            f"with data.sources: [{{kind: wiki, path: {name}}}]."
+        )
+    folder.is_file(path, name)
+    if suffix in (*RECORDS, *COLUMNS):
+        return _source_of_records(path, first_records(path), "parquet" if suffix in COLUMNS else "jsonl")
+    _check_is_text(path)
+    return {"kind": "text", "path": name}
+
+
+def _source_of_records(path: Path, records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    name = display(path)
+    if not records:
+        raise DataError(f"{name}: holds no record.")
+    source = source_of(records)
+    if source is None:
+        raise DataError(
+            f"{name}: no kind of source reads its records as they are: their keys are "
+            f'{keys_of(records[0])}. Plain text is under one key, as in {{"text": ...}}; '
+            "docs/finetuning-data.md shows the forms of fine-tuning examples."
+        )
+    if source["kind"] == "jsonl":
+        source["kind"] = kind
+    return {"kind": source.pop("kind"), "path": name, **source}
+
+
+def _hf_dataset(path: Path) -> dict[str, Any]:
+    source: dict[str, Any] = {"kind": "hf-dataset", "path": display(path)}
+    names = _split_names(path)
+    if len(names) > 1:
+        source["split"] = "train" if "train" in names else names[0]
+    reader: Any = open_source(_adapted(source), "--text")
+    with OpenArrow(reader.files()[0], "--text") as file:
+        records = [
+            row for batch in islice(file.batches(None, 0, 1), 1) for row in batch.slice(0, 50).to_pylist()
+        ]
+    found = _source_of_records(path, records, "hf-dataset")
+    if found["kind"] != "hf-dataset":
+        raise DataError(
+            f"{display(path)}: holds fine-tuning examples ({found['kind']}), which are read from .jsonl and "
+            ".parquet files: write it with to_parquet of Hugging Face's datasets, and name the file."
+        )
+    return {**source, **{key: value for key, value in found.items() if key == "text_key"}}
+
+
+def _split_names(path: Path) -> list[str]:
+    from nbtrain.base import files
+
+    record = files.read_json(path / "dataset_dict.json") or {}
+    return [str(name) for name in record.get("splits", [])]
+
+
+def _check_is_text(path: Path) -> None:
+    with compression.open_bytes(path, "--text") as stream:
+        begun = stream.read(8192)
+    try:
+        text = begun.decode()
+    except UnicodeDecodeError as error:
+        # The last character may be cut.
+        text = "" if error.start < len(begun) - 4 else begun[: error.start].decode()
+        if not text:
+            raise DataError(
+                f"{display(path)}: is not UTF-8 text (byte 0x{begun[error.start]:02x} at {error.start:,}). "
+                "Convert it, for example with iconv -t UTF-8, and name the result."
+            ) from None
+    if "\0" in text:
+        raise DataError(f"{display(path)}: is not text: it holds zero bytes.")
+
+
+def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for files that are all of a folder's of their kind. Raises DataError for too many entries."""
+    if len(sources) <= MOST_SOURCES:
+        return sources
+    merged: list[dict[str, Any]] = []
+    by_folder: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for source in sources:
+        by_folder.setdefault((str(Path(source["path"]).parent), _shown(_without_path(source))), []).append(
+            source
+        )
+    for (parent, _), own in by_folder.items():
+        whole = {**own[0], "path": parent}
+        reader: Any = open_source(_adapted(whole), "--text")
+        is_all = len(own) > 1 and {display(file) for file in reader.files()} == {one["path"] for one in own}
+        merged += [whole] if is_all else own
+    if len(merged) > MOST_SOURCES:
+        raise DataError(
+            f"--text: {len(merged)} files that are not all of their folder's: a run YAML names up to "
+            f"{MOST_SOURCES}. Put them into a folder without other text, and name the folder."
+        )
+    return merged
+
+
+def _readers(sources: list[dict[str, Any]]) -> list[SourceReader]:
+    return Corpus.open([_adapted(source) for source in sources], "--text").readers
+
+
+def _adapted(source: dict[str, Any]) -> Any:
+    adapter: TypeAdapter[Any] = TypeAdapter(Source)
+    return adapter.validate_python(source)
+
+
+def _is_whole_text(sources: list[dict[str, Any]]) -> bool:
+    return {source["kind"] for source in sources} == {"text"}
+
+
+def _is_plain(kind: str) -> bool:
+    return kind in ("text", "jsonl", "parquet", "hf-dataset", "tokens")
+
+
+def _counted_files(readers: Sequence[Any]) -> int:
+    return sum(len(reader.files()) for reader in readers)
+
+
+def _cut_bytes(num_bytes: int) -> int:
+    """The size of documents that plain text is cut into: a power of two."""
+    smallest, largest = DOCUMENT_BYTES
+    wanted = max(smallest, min(largest, num_bytes // LEAST_DOCUMENTS))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def _read(found: Survey, readers: Sequence[SourceReader]) -> None:
+    """Count documents and bytes, and take the sample. Whole parts are read, until READ_BYTES are."""
+    sizes = [reader.total_bytes() or 0 for reader in readers]
+    total = sum(sizes)
+    kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
+    generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
+    documents = num_bytes = 0.0
+    with Progress("reading the text", min(total, READ_BYTES), "B") as progress:
+        for reader, size in zip(readers, sizes, strict=True):
+            enough = READ_BYTES * size // max(total, 1)
+            own_documents = own_bytes = consumed = 0
+            tally, cleaner = Tally(), Cleaner(CleaningConfig())
+            for part in reader.parts():
+                if own_bytes >= enough and consumed:
+                    found.is_exact = False
+                    break
+                for record in cleaned(reader.read(part, tally), cleaner, tally, reader.gives_unicode):
+                    text = text_of(record)
+                    if text is None:
+                        raise DataError(
+                            f"{reader.config.path}: holds token ids, from which no tokenizer can be "
+                            "trained. Write a run YAML with kind: tokens; docs/data.md shows it."
+                        )
+                    encoded = text.encode()
+                    if (identity := dedup.digest(encoded)) in seen:
+                        repeated += 1
+                        continue
+                    seen.add(identity)
+                    own_documents += 1
+                    own_bytes += len(encoded)
+                    progress.update(len(encoded))
+                    if sampled < SAMPLE_BYTES and generator.random() < kept_fraction:
+                        found.sample.append(text)
+                        sampled += len(encoded)
+                consumed += part.size_bytes
+            _check_broken(reader, tally)
+            scale = size / consumed if consumed and consumed < size else 1.0
+            documents += own_documents * scale
+            num_bytes += own_bytes * scale
+    found.documents, found.num_bytes = round(documents), round(num_bytes)
+    if repeated:
+        found.notes.append(f"left out: {amounts.counted(repeated, 'repeated document')}")
+
+
+def _check_broken(reader: SourceReader, tally: Tally) -> None:
+    """Raises DataError for more broken records than prepare allows."""
+    counts = SourceCounts(logged_before=True)
+    counts.absorb(tally, None)
+    counts.check_broken(reader)

@@ -1,0 +1,282 @@
+"""A run YAML for somebody's text: `nbtrain new NAME --text PATH...` and nb.new.
+
+    corpus/survey.py      how much text, of which kind, in which language
+    planner/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of a run that is there
+    planner/run_file.py   a YAML of at most 20 lines with a reason for each choice
+
+The run file that is written needs nothing else: prepare, plan and submit take its name.
+"""
+
+import html
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.errors import ConfigError, DataError, NbtrainError
+from nbtrain.base.rundir import RunDir, run_names
+from nbtrain.base.workspace import check_name, display, tokenizer_dir, valid_name
+from nbtrain.config.load import find, load, load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.survey import Survey, survey
+from nbtrain.corpus.tokenizer.sizes import fits_of
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.jobs.machine import this_machine
+from nbtrain.planner.choices import Choices, Place, Text, choose
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.run_file import commented_text, target_of, write_text
+
+FINE_TUNING_EPOCHS = 3
+"""Passes over the examples: arXiv:2310.16944, section 4.3, has one to three."""
+LEAST_STEPS = 100
+LEAST_EXAMPLES = 20
+"""Fewer examples leave a tenth for validation that is no measure."""
+DEMO = "gpt-tiny"
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run for somebody's text; printed or shown in a cell, it says what was chosen and why."""
+
+    name: str
+    found: str
+    """What the text is: "2.8 MiB of English in 559 documents, 1 file"."""
+    choices: Choices
+    settings: dict[str, Any]
+    """Those of the choices that the run's base does not have anyway, as the YAML has them."""
+    config: RunConfig
+    text: str
+    """The run YAML."""
+    path: Path | None = None
+    """Where the YAML was written; None if it was not."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def next_commands(self) -> list[str]:
+        name = shlex.quote(self.name)
+        return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
+
+    def lines(self) -> list[str]:
+        """What was found and chosen, a line each."""
+        config = self.config
+        duration = estimate_duration(config)
+        time = amounts.duration(duration.seconds) if duration.seconds else "unknown"
+        rows = {
+            "text": self.found,
+            "vocabulary": f"{config.tokenizer.vocab_size:,} entries",
+            "model": self.choices.reasons.get("model") or f"that of {self.choices.extends}",
+            "training": f"{amounts.count(config.train_tokens)} tokens, {config.train_steps:,} steps, {time}",
+        }
+        width = max(map(len, rows)) + 2
+        return [f"{title:<{width}}{value}" for title, value in rows.items()]
+
+    def __str__(self) -> str:
+        notes = [f"note: {note}" for note in self.notes]
+        where = [f"{display(self.path)}: written."] if self.path else []
+        return "\n".join([*self.lines(), *notes, *where])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}\n\n{html.escape(self.text)}</pre>"
+
+
+def new_run(
+    name: str,
+    texts: Sequence[str | Path],
+    size: str | None = None,
+    gpus: int | None = None,
+    gpu_type: str | None = None,
+    gpus_per_node: int | None = None,
+    minutes: float | None = None,
+    init_from: str | None = None,
+) -> NewRun:
+    """Look at some text and choose a run for it; nothing is written.
+
+    `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: its GPUs, or its
+    cores and at most `minutes`, by default 4. `init_from` is the run that a fine-tuning starts from. Raises
+    DataError for text that cannot be read or is too short, ConfigError for what goes against a rule.
+    """
+    check_name(name, "name")
+    found = survey(texts)
+    place = _place(gpus, gpu_type, gpus_per_node)
+    if found.is_fine_tuning:
+        if size is not None:
+            raise ConfigError(
+                "--size chooses a model to train from nothing, and these are fine-tuning examples: name the "
+                "run to start from with --init-from."
+            )
+        choices = _fine_tuning(name, found, init_from)
+    else:
+        if init_from is not None:
+            raise ConfigError(
+                "--init-from names the run that a fine-tuning starts from, and "
+                f"{found.sources[0]['path']} is plain text. Leave it out."
+            )
+        text = Text(found.words(), found.num_bytes, found.documents, fits_of(found.sample), found.sources)
+        choices = choose(text, place, size, minutes)
+    config = load(choices.extends, {"name": name, **choices.overrides})
+    head = f"Made by `nbtrain new {name}`; docs/choosing.md says how each number was chosen."
+    settings = _changed(choices)
+    written = commented_text(name, choices.extends, settings, choices.reasons, head)
+    return NewRun(
+        name, found.words(), choices, settings, config, written, None, (*found.notes, *choices.notes)
+    )
+
+
+def write_new_run(
+    name: str,
+    texts: Sequence[str | Path],
+    path: str | Path | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> NewRun:
+    """Choose a run as new_run does, and write its YAML, NAME.yaml in the current folder."""
+    check_name(name, "name")
+    target = target_of(f"{name}.yaml" if path is None else path, overwrite, "--overwrite")
+    made = new_run(name, texts, **options)
+    write_text(target, made.text, made.config)
+    return replace(made, path=target)
+
+
+def name_for(path: Path) -> str:
+    """Return a name for a run on a file or folder."""
+    stem = path.name.lower().partition(".")[0]
+    name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:53].strip("-")
+    return name if valid_name(name) else "my-run"
+
+
+def _place(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None) -> Place:
+    machine = this_machine()
+    if gpus is None and gpu_type is None and machine.gpus:
+        return Place(machine.cores, len(machine.gpus), machine.gpus[0].name, len(machine.gpus))
+    if gpus and gpu_type is None:
+        if not machine.gpus:
+            raise ConfigError("--gpus needs --gpu-type: which GPUs, such as A100-80GB.")
+        gpu_type = machine.gpus[0].name
+    return Place(machine.cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
+
+
+def _changed(choices: Choices) -> dict[str, Any]:
+    """The settings without values that the base has anyway."""
+    base = load(choices.extends, check=False).model_dump()
+    found: dict[str, Any] = dict(choices.top)
+    for section, values in choices.settings.items():
+        own = {key: value for key, value in values.items() if base[section].get(key) != value}
+        if own:
+            found[section] = own
+    return found
+
+
+# --- fine-tuning ------------------------------------------------------------------------------------
+
+
+def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
+    """A fine-tuning of a run that is there, or of the demo."""
+    if "preference" in found.kinds:
+        raise DataError(
+            f"{found.sources[0]['path']}: pairs of answers, for DPO: it starts from a fine-tuned run and has "
+            "a section `dpo`; docs/preferences.md shows the YAML."
+        )
+    if found.documents < LEAST_EXAMPLES:
+        raise DataError(
+            f"{found.words()}: too few examples to fine-tune a model on; {LEAST_EXAMPLES} are the least."
+        )
+    start, extends, base, is_there = _start(init_from)
+    choices = Choices(extends)
+    choices.reasons["extends"] = f"the model of {start}"
+    if base.init_from is None:
+        choices.top["init_from"] = start
+        choices.reasons["init_from"] = "its newest checkpoint, and its tokenizer"
+    choices.put("data", found.words(), sources=found.sources, packing="best_fit", split="90,10,0")
+    sequence = base.model.seq_length
+    per_token, longest = _measured(found, base)
+    tokens = FINE_TUNING_EPOCHS * 0.9 * found.num_bytes / per_token
+    ranks = max(base.parallel.data_axis_size, 1)
+    batch = base.batch.global_batch_size
+    while batch // 2 >= ranks and batch % (2 * ranks) == 0 and tokens < LEAST_STEPS * batch * sequence:
+        batch //= 2
+    step = batch * sequence
+    whole = max(int(tokens) // step, 1) * step
+    choices.put(
+        "batch",
+        f"{FINE_TUNING_EPOCHS} passes over the examples",
+        micro_batch_size=min(base.batch.micro_batch_size, batch // ranks),
+        global_batch_size=batch,
+        train_tokens=whole,
+    )
+    if base.init_from is None:
+        rate = base.lr_schedule.lr / 2
+        choices.put("optimizer", "Muon steps no adapters", type="AdamW")
+        choices.put(
+            "lr_schedule",
+            f"half the rate of {start}, after a tenth of the run",
+            lr=rate,
+            min_lr=rate / 10,
+            lr_warmup_tokens=max(whole // 10 // step, 1) * step,
+        )
+    interval = max(whole // step // 5, 1)
+    choices.put("evaluation", "", eval_interval_steps=interval, eval_iters=1)
+    choices.put(
+        "checkpoint", "five checkpoints, the best one stays", save_interval_steps=interval, keep_best=True
+    )
+    if not is_there:
+        choices.notes.append(
+            f"{start} has no checkpoint here yet: `nbtrain submit {start} --wait` trains it first."
+        )
+    if longest > sequence:
+        choices.notes.append(
+            f"examples of up to {longest:,} tokens, and sequences of {sequence:,}: what is longer is cut."
+        )
+    return choices
+
+
+def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
+    """(the run to start from, what its YAML is extended by, that run, whether it has a checkpoint)."""
+    if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
+        base = load(init_from, check=False)
+        if base.init_from is None:
+            start = base.name
+            return start, init_from, base, newest_checkpoint_step(RunDir.named(start)) is not None
+        return base.init_from, init_from, base, True
+    if init_from is None:
+        init_from = _newest_run() or DEMO
+    run = RunDir.named(init_from)
+    if not run.exists():
+        return init_from, init_from, load(init_from, check=False), False
+    trained = load_resolved(run.config_yaml)
+    try:
+        is_same = load(init_from, check=False).model == trained.model
+    except NbtrainError:
+        is_same = False
+    # Its YAML may have changed, or be gone: then the run's own configuration is extended.
+    extends = init_from if is_same and find(init_from) != run.config_yaml else display(run.config_yaml)
+    return init_from, extends, trained, newest_checkpoint_step(run) is not None
+
+
+def _newest_run() -> str | None:
+    """The run whose model was saved last, if it was trained from nothing."""
+    found = []
+    for name in run_names():
+        run = RunDir.named(name)
+        try:
+            if newest_checkpoint_step(run) is not None and load_resolved(run.config_yaml).init_from is None:
+                found.append((run.model.stat().st_mtime, name))
+        except (NbtrainError, OSError):
+            continue
+    return max(found)[1] if found else None
+
+
+def _measured(found: Survey, base: RunConfig) -> tuple[float, int]:
+    """(bytes a token, tokens of the longest example) of the sample, by the run's tokenizer if it is there."""
+    try:
+        tokenizer = Tokenizer.load(tokenizer_dir(base.tokenizer.name))
+    except DataError:
+        usual = 4.0 if base.tokenizer.vocab_size > 16_384 else 2.5
+        return usual, 0
+    lengths = [len(tokenizer.encode(text)) for text in found.sample]
+    return sum(len(text.encode()) for text in found.sample) / max(1, sum(lengths)), max(lengths, default=0)

@@ -1,0 +1,428 @@
+"""Vocabulary, size and length of a run on somebody's text, each by a formula that docs/choosing.md explains.
+
+text too short?                    fewer than LEAST_TOKENS tokens in the smallest vocabulary
+size      named                    that preset, or the nearest of SMALL
+          on CPUs, or in a time    the one with the least predicted loss in that time (predicted_loss)
+          on GPUs                  USUAL_TOKENS tokens a parameter, all of them from MOST_EPOCHS passes
+vocabulary                         no entry too rare in the text, and none more than suits the size
+tokens                             MOST_EPOCHS passes, USUAL_TOKENS a parameter, or what fits the time
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.config.arithmetic.devices import find_device, nearest_device_names
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.vocabulary import (
+    SMALLEST,
+    VocabularyFit,
+    bytes_per_token,
+    largest_seen,
+    suited_to,
+)
+from nbtrain.config.load import flatten, load
+from nbtrain.config.presets import preset_run, size_of
+from nbtrain.config.schedule_section import UNITS
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.duration import estimate_duration
+from nbtrain.planner.family import LINE
+from nbtrain.planner.search import run_on, search
+
+# A model of GPT-3's layers has as many parameters as these with SwiGLU of 8/3 the width.
+SMALL = ((2, 128), (4, 128), (4, 192), (4, 256), (6, 320), (6, 384), (8, 512), (10, 640), (12, 768))
+"""(layers, width) of models below the presets; heads of 64."""
+HEAD_SIZE = 64
+SMALL_BASE = "gpt-tiny"
+"""The run that SMALL models extend: its recipe and rates were measured from 3.5M to 14M parameters."""
+
+CPU_MINUTES = 4.0
+"""How long a run on CPUs trains unless a time is named."""
+MOST_CORES = 4
+"""Small models gain little from more cores."""
+MOST_EPOCHS = 4
+"""Passes over a text that teach nearly as much as new text: arXiv:2305.16264, section 5."""
+USUAL_TOKENS = 20
+"""Tokens a parameter: arXiv:2203.15556."""
+LEAST_TOKENS = 20_000
+LEAST_DOCUMENTS = 10
+GPT2_TOKEN_BYTES = 4.4
+STEPS = 400
+"""Steps that a schedule has room in; the batch is no larger than gives this many."""
+LEAST_STEPS = 20
+WARMUP_STEPS = 100
+SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
+"""Splits, and the documents from which on each of their three parts has one."""
+TRAIN_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is known of a text."""
+
+    words: str
+    """E.g. "2.8 MiB of English in 559 documents"."""
+    num_bytes: float
+    documents: int
+    fits: Sequence[VocabularyFit]
+    sources: list[dict[str, Any]]
+
+    def train_tokens(self, vocab_size: int) -> float:
+        """Tokens of one pass over the training split."""
+        return TRAIN_SHARE * self.num_bytes / bytes_per_token(self.fits, vocab_size)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the run is to train."""
+
+    cores: int
+    gpus: int = 0
+    gpu_type: str | None = None
+    gpus_per_node: int | None = None
+
+    @property
+    def words(self) -> str:
+        if not self.gpus:
+            return amounts.counted(self.used_cores, "CPU core")
+        return f"{self.gpus} {self.gpu_type}"
+
+    @property
+    def used_cores(self) -> int:
+        return min(self.cores, MOST_CORES)
+
+
+@dataclass
+class Choices:
+    """A run that extends another one: what is set, and why."""
+
+    extends: str
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """{section: {key: value}}, as a run YAML writes them."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """{section: why}."""
+    notes: list[str] = field(default_factory=list)
+    top: dict[str, Any] = field(default_factory=dict)
+    """Keys that are in no section, such as init_from."""
+
+    def put(self, section: str, reason: str, **values: Any) -> None:
+        """Set values of a section; a second call adds to the first."""
+        self.settings[section] = {**self.settings.get(section, {}), **values}
+        if reason:
+            self.reasons[section] = reason
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """As nb.load takes them."""
+        return {**self.top, **{section: dict(values) for section, values in self.settings.items()}}
+
+    def config(self, name: str) -> RunConfig:
+        """The run, not checked."""
+        return load(self.extends, {**self.overrides, "name": name}, check=False)
+
+
+def choose(text: Text, place: Place, size: str | None = None, minutes: float | None = None) -> Choices:
+    """Choose everything that a run on a text needs. Raises DataError for a text that is too short."""
+    if minutes is not None and not 0 < minutes < 1e6:
+        raise ConfigError(f"minutes = {minutes} must be more than 0.")
+    _refuse_short(text)
+    if place.gpus:
+        _check_gpu(place)
+    if size is not None and preset_run(size) is not None:
+        return _of_preset(text, place, size, minutes)
+    if size is not None and size_of(size) is None:
+        raise ConfigError(f"size = {size!r} must be a number of parameters, such as 3M or 125M.")
+    if minutes is None and not place.gpus:
+        minutes = CPU_MINUTES
+    shapes = SMALL if size is None else (_nearest_shape(text, place, float(size_of(size) or 0)),)
+    seconds = None if minutes is None else 60 * minutes
+    tried = [_Candidate.of(text, place, *shape, seconds) for shape in shapes]
+    if seconds is None:
+        chosen = max(
+            (one for one in tried if USUAL_TOKENS * one.parameters <= MOST_EPOCHS * one.unique_tokens),
+            key=lambda one: one.parameters,
+            default=tried[0],
+        )
+    else:
+        chosen = min(tried, key=lambda one: one.loss)
+    if size is None and chosen is tried[-1] and place.gpus and seconds is None:
+        larger = _largest_preset(text)
+        if larger is not None:
+            return _of_preset(text, place, larger, minutes)
+    return chosen.choices(minutes)
+
+
+def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
+    """Return the loss that the data-constrained law predicts: arXiv:2305.16264, equations 5 and 6.
+
+    Passes after the first count less and less, and so do parameters beyond those that suit the unique tokens.
+    The constants are those of its appendix A: E 1.87, A 521, B 1488, both powers 0.353, R*_D 15.4, R*_N 5.3.
+    """
+    power, most_repeats, most_excess = 0.353, 15.387743, 5.309743
+    unique = min(tokens, unique_tokens)
+    effective = unique * (1 + most_repeats * (1 - math.exp(-(tokens / unique - 1) / most_repeats)))
+    suited = min(parameters, unique * (521 / 1488) ** (1 / power))
+    useful = suited * (1 + most_excess * (1 - math.exp(-(parameters / suited - 1) / most_excess)))
+    return 1.87 + 521 / useful**power + 1488 / effective**power
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One small model on the text, and how far it gets."""
+
+    text: Text
+    place: Place
+    layers: int
+    width: int
+    vocab_size: int
+    parameters: int
+    unique_tokens: float
+    tokens: float
+    is_timed: bool
+    """Whether the time ends before MOST_EPOCHS passes."""
+    config: RunConfig
+
+    @classmethod
+    def of(cls, text: Text, place: Place, layers: int, width: int, seconds: float | None) -> "_Candidate":
+        vocab_size = min(largest_seen(text.fits, text.num_bytes), _suited(layers, width))
+        run = load(SMALL_BASE, _sections(place, layers, width, vocab_size), check=False)
+        parameters, unique = count_parameters(run).total, text.train_tokens(vocab_size)
+        tokens = MOST_EPOCHS * unique
+        if seconds is not None:
+            # Validations and checkpoints take a few percent.
+            rate = estimate_duration(run, use_measured=not place.gpus).tokens_per_second or 0.0
+            tokens = min(tokens, 0.95 * seconds * rate)
+        else:
+            tokens = min(tokens, USUAL_TOKENS * parameters)
+        timed = tokens < 0.99 * MOST_EPOCHS * unique
+        return cls(text, place, layers, width, vocab_size, parameters, unique, tokens, timed, run)
+
+    @property
+    def loss(self) -> float:
+        # The law was fitted with GPT-2's tokens: what counts is how much text they hold.
+        size = bytes_per_token(self.text.fits, self.vocab_size) / GPT2_TOKEN_BYTES
+        return predicted_loss(self.parameters, size * self.tokens, size * self.unique_tokens)
+
+    def choices(self, minutes: float | None) -> Choices:
+        """The run YAML of this model."""
+        found = Choices(SMALL_BASE)
+        _put_text(found, self.text, self.vocab_size)
+        sections = _sections(self.place, self.layers, self.width, self.vocab_size)
+        size = f"{amounts.count(self.parameters)} parameters"
+        why = f"{size}: the least predicted loss in {minutes:g} minutes" if minutes else size
+        found.put("model", why, **sections["model"])
+        sequence = sections["model"]["seq_length"]
+        step = _batch_tokens(self.parameters, self.tokens)
+        sequences = max(step // sequence, 1)
+        tokens = _whole(self.tokens, sequences * sequence)
+        epochs = tokens / self.unique_tokens
+        passes = f"{epochs:.1f} passes over the text"
+        limit = f"{passes}, as many as {minutes:g} minutes allow" if self.is_timed and minutes else passes
+        ranks = max(self.place.gpus, 1)
+        micro = max(sequences // ranks, 1)
+        found.put(
+            "batch",
+            limit,
+            micro_batch_size=micro,
+            global_batch_size=micro * ranks,
+            train_tokens=tokens,
+        )
+        _put_schedule(
+            found, tokens, micro * ranks * sequence, micro * ranks, self.unique_tokens / TRAIN_SHARE, sequence
+        )
+        for section in ("precision", "parallel", "resources"):
+            if section in sections:
+                found.put(section, "", **sections[section])
+        found.reasons["resources"] = f"planned for {self.place.words}"
+        return found
+
+
+def _sections(place: Place, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
+    """What makes gpt-tiny another small model in another place."""
+    sections: dict[str, dict[str, Any]] = {
+        "model": {
+            "num_layers": layers,
+            "hidden_size": width,
+            "num_attention_heads": width // HEAD_SIZE,
+            "ffn_hidden_size": 64 * math.ceil(8 * width / (3 * 64)),
+            "seq_length": 256 if width <= 256 else 512,
+            "init_method_std": round(math.sqrt(1 / (3 * width)), 3),
+        },
+        "tokenizer": {"vocab_size": vocab_size},
+    }
+    if not place.gpus:
+        sections["resources"] = {"device": "cpu", "cpus_per_node": place.used_cores}
+        return sections
+    device = find_device(place.gpu_type)
+    per_node = place.gpus_per_node or min(place.gpus, 8)
+    sections["resources"] = {
+        "device": "gpu",
+        "gpu_type": device.name if device else place.gpu_type,
+        "nodes": max(place.gpus // per_node, 1),
+        "gpus_per_node": per_node,
+        "cpus_per_node": None,
+    }
+    sections["precision"] = {"dtype": "bf16" if device and device.peak("bf16") else "fp16"}
+    sections["parallel"] = {"data_parallel_size": place.gpus, "zero_stage": 1}
+    return sections
+
+
+def _suited(layers: int, width: int) -> int:
+    """The vocabulary that suits a small model: attention has 4 width^2 numbers a layer, the MLP 8."""
+    return suited_to(12 * layers * width**2, width)
+
+
+def _nearest_shape(text: Text, place: Place, parameters: float) -> tuple[int, int]:
+    shapes = {shape: _Candidate.of(text, place, *shape, None).parameters for shape in SMALL}
+    return min(shapes, key=lambda shape: abs(math.log(shapes[shape] / parameters)))
+
+
+def _largest_preset(text: Text) -> str | None:
+    """The largest GPT-3 preset to which the text gives USUAL_TOKENS tokens a parameter."""
+    vocab_size = largest_seen(text.fits, text.num_bytes)
+    tokens = MOST_EPOCHS * text.train_tokens(vocab_size)
+    fitting = [name for name in LINE if USUAL_TOKENS * float(size_of(name) or 0) <= tokens]
+    return fitting[-1] if fitting else None
+
+
+def _of_preset(text: Text, place: Place, size: str, minutes: float | None) -> Choices:
+    """A preset on the text: its model, batch and rates, with the best layout on the place's GPUs."""
+    base = load(str(preset_run(size)), check=False)
+    if not place.gpus:
+        raise ConfigError(
+            f"size = {size}: is for GPUs: name them, as in --gpus 4 --gpu-type A100-80GB. On CPUs, sizes up "
+            "to 100M can be named."
+        )
+    vocab_size = min(largest_seen(text.fits, text.num_bytes), base.tokenizer.vocab_size)
+    found = Choices(base.name)
+    _put_text(found, text, vocab_size)
+    parameters = count_parameters(load(base, {"tokenizer.vocab_size": vocab_size}, check=False)).total
+    unique = text.train_tokens(vocab_size)
+    tokens = min(MOST_EPOCHS * unique, USUAL_TOKENS * parameters)
+    sequence = base.model.seq_length
+    step = min(base.tokens_per_step, max(_batch_tokens(parameters, tokens), sequence * place.gpus))
+    batch = max(step // sequence // place.gpus, 1) * place.gpus
+    tokens = _whole(tokens, batch * sequence)
+    if tokens < LEAST_STEPS * batch * sequence:
+        raise DataError(
+            f"{text.words}: too little text for {size} on {place.words}: "
+            f"{amounts.counted(tokens // (batch * sequence), 'step')} of {batch * sequence:,} tokens, and "
+            f"{LEAST_STEPS} are the least. Name fewer GPUs or a smaller size."
+        )
+    found.put(
+        "batch",
+        f"{tokens / unique:.1f} passes over the text, {tokens / parameters:.1f} tokens a parameter",
+        global_batch_size=batch,
+        train_tokens=tokens,
+        **{
+            f"train_{unit}": None for unit in UNITS if unit != "tokens" and base.batch.train_amount[0] == unit
+        },
+    )
+    # What the base asks of its own machines.
+    found.put("data", "", num_workers=1)
+    found.put("resources", "", cpus_per_node=None, memory_per_node_bytes=None)
+    _scale_schedule(found, base, tokens, batch * sequence)
+    overrides = {**found.overrides, "batch.micro_batch_size": 1, "parallel.data_parallel_size": 1}
+    on_place = run_on(base, place.gpus, place.gpus_per_node, place.gpu_type, overrides)
+    result = search(on_place)
+    if result.best is None:
+        raise ConfigError(f"size = {size}: no layout fits {place.words}; `nbtrain search {size}` says why.")
+    best = result.space.run(result.best.layout, check=False)
+    _put_layout(found, best, base, place)
+    if tokens < parameters:
+        found.notes.append(
+            f"{tokens / parameters:.2f} tokens a parameter: {USUAL_TOKENS} are usual (arXiv:2203.15556). "
+            f"This text suits about {amounts.count(MOST_EPOCHS * unique / USUAL_TOKENS)} parameters."
+        )
+    return found
+
+
+def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> None:
+    """The base's schedule over another length, four validations and checkpoints."""
+    share = tokens / base.train_tokens
+    given = base.lr_schedule.model_dump()
+    scaled = {
+        key: _whole(share * given[key], step) if key != "lr_decay_tokens" else tokens
+        for key in ("lr_warmup_tokens", "lr_decay_tokens", "lr_wsd_decay_tokens")
+        if given.get(key) is not None
+    }
+    found.put("lr_schedule", f"the schedule of {base.name}, over this length", **scaled)
+    _put_intervals(found, max(tokens // step, 1))
+
+
+def _put_layout(found: Choices, best: RunConfig, base: RunConfig, place: Place) -> None:
+    """What a layout sets, as far as it differs from the base."""
+    before, now = dict(flatten(base.model_dump())), dict(flatten(best.model_dump()))
+    for key, value in now.items():
+        section, _, rest = key.partition(".")
+        is_layout = section in ("parallel", "precision", "resources") or key == "batch.micro_batch_size"
+        if is_layout and before.get(key, ...) != value:
+            target = found.settings.setdefault(section, {})
+            *parents, last = rest.split(".")
+            for parent in parents:
+                target = target.setdefault(parent, {})
+            target[last] = value
+    found.reasons["parallel"] = f"the fastest layout that fits {place.words}: `nbtrain search` lists others"
+
+
+def _put_text(found: Choices, text: Text, vocab_size: int) -> None:
+    split = next(split for split, least in SPLITS if text.documents >= least)
+    found.put("data", text.words, sources=text.sources, split=split)
+    per_token = bytes_per_token(text.fits, vocab_size)
+    found.put("tokenizer", f"about {per_token:.1f} bytes a token", vocab_size=vocab_size)
+
+
+def _put_schedule(
+    found: Choices, tokens: int, step: int, batch: int, all_tokens: float, sequence: int
+) -> None:
+    """Warm-up, validations and checkpoints of a run of so many tokens."""
+    steps = max(tokens // step, 1)
+    # 5 % of the run, but 100 steps if they are no more than 10 %: planner/lint/schedule.py.
+    warmup = min(max(0.05 * tokens, WARMUP_STEPS * step), 0.1 * tokens)
+    found.put("lr_schedule", f"{warmup / tokens:.0%} of train_tokens", lr_warmup_tokens=_whole(warmup, step))
+    _put_intervals(found, steps)
+    validation = 0.07 * all_tokens / sequence / batch
+    found.put("evaluation", "", eval_iters=min(max(int(validation), 1), 8))
+
+
+def _put_intervals(found: Choices, steps: int) -> None:
+    """A run of up to 4,000 steps is validated and saved four times, a longer one every 1,000 steps."""
+    interval = min(max(math.ceil(steps / 4), 1), 1000)
+    found.put("evaluation", f"{math.ceil(steps / interval)} times", eval_interval_steps=interval)
+    found.put("checkpoint", "with each validation", save_interval_steps=interval)
+
+
+def _batch_tokens(parameters: float, tokens: float) -> int:
+    """Tokens of a step: a power of two of at least 2,048, and STEPS steps at least if the text allows."""
+    compute = 6 * parameters * tokens
+    most = min(0.2920 * compute**0.3271, tokens / STEPS)  # arXiv:2401.02954, equation 1
+    return 1 << max(11, int(math.log2(max(most, 1))))
+
+
+def _whole(tokens: float, step: int) -> int:
+    return max(int(tokens) // step, 1) * step
+
+
+def _refuse_short(text: Text) -> None:
+    tokens = text.train_tokens(SMALLEST)
+    if tokens < LEAST_TOKENS:
+        least = LEAST_TOKENS / tokens * text.num_bytes
+        raise DataError(
+            f"{text.words}: too short to train a model on: about {tokens:,.0f} tokens in a vocabulary of "
+            f"{SMALLEST}, and {LEAST_TOKENS:,} are the least: about {amounts.size(least)} of such text."
+        )
+    if text.documents < LEAST_DOCUMENTS:
+        raise DataError(
+            f"{text.words}: too few documents: training, validation and test share none, and need "
+            f"{LEAST_DOCUMENTS} together. Split the records, or write the text to a .txt file, which is cut."
+        )
+
+
+def _check_gpu(place: Place) -> None:
+    if find_device(place.gpu_type) is None:
+        near = nearest_device_names(place.gpu_type or "")
+        hint = f" Nearest: {', '.join(near[:3])}." if near else " E.g. A100-80GB."
+        raise ConfigError(f"gpu_type = {place.gpu_type!r}: no such GPU in the table.{hint}")

@@ -1,0 +1,168 @@
+"""`nbtrain new`: a run YAML of at most 20 lines that prepare and plan take as it is."""
+
+import json
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs.machine import Machine
+from nbtrain.jobs.new_run import name_for
+from nbtrain.planner import duration
+from nbtrain.planner.plan import plan
+
+MACHINE = Machine("box", 2, "CPU X", frozenset(), 16 << 30, 12 << 30, ())
+WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"]
+
+
+@pytest.fixture(autouse=True)
+def place(workspace, monkeypatch):
+    """An empty workspace on a machine with two quick cores; sea.txt, 300 kB."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setattr("nbtrain.jobs.new_run.this_machine", lambda: MACHINE)
+    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 154e9)
+    sentences = [" ".join(WORDS[(n * k + n // 8) % 8] for k in range(1, 12)) + f" {n}." for n in range(4000)]
+    (workspace / "sea.txt").write_text("\n\n".join(sentences))
+    return workspace
+
+
+def talks(path, number=200):
+    turns = [("user", "How many {} are there?"), ("assistant", "There are {}.")]
+    records = [
+        {"messages": [{"role": role, "content": text.format(n)} for role, text in turns]}
+        for n in range(number)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_plain_text(place, capsys):
+    """The command shows what it found and chose; its YAML is found by name, and prepare works on it."""
+    assert main(["new", "sea", "--text", "sea.txt"]) == 0
+    shown = capsys.readouterr().out
+    text = (place / "sea.yaml").read_text()
+    assert text in shown and shown.endswith("Next: nbtrain prepare sea\n")
+    assert len(text.splitlines()) <= 20
+    config = load("sea")
+    assert (config.data.name, config.tokenizer.name, config.names_tokenizer) == ("sea", "sea", False)
+    assert config.data.sources[0].path == "sea.txt" and config.data.sources[0].document_bytes
+    report = nb.prepare("sea")
+    assert (report.manifest.counts["documents"] >= 200) and tokenizer_dir("sea").is_dir()
+    assert plan(config).epochs == pytest.approx(4, rel=0.35)
+    assert main(["new", "sea", "--text", "sea.txt"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["new", "sea", "--text", "sea.txt", "--overwrite", "--minutes", "1"]) == 0
+
+
+def test_every_section_has_its_reason(place):
+    """Behind it, or on the line above; the shown object says where the YAML is."""
+    made = nb.new("sea", "sea.txt", minutes=2, path="runs.yaml")
+    lines = made.text.splitlines()
+    for section in ("tokenizer", "model", "batch", "lr_schedule"):
+        (number,) = [n for n, line in enumerate(lines) if line.startswith(f"{section}:")]
+        assert "  # " in lines[number] or lines[number - 1].startswith("# ")
+    assert all(len(line) <= 118 for line in lines)
+    assert "runs.yaml: written." in str(made) and "documents, 1 file" in str(made)
+    assert made.next_commands[0] == "nbtrain prepare sea"
+    assert load("runs.yaml") == made.config
+
+
+def test_a_preset_on_gpus(place):
+    """Its size and batch, the layout that suits the GPUs, and a word on a text that is short for it."""
+    made = nb.new("sea-4", "sea.txt", size="125M", gpus=4, gpu_type="A100-80GB")
+    assert len(made.text.splitlines()) <= 20
+    assert made.config.world_size == 4 and made.config.resources.gpu_type == "A100-80GB"
+    assert "20 are usual" in str(made)
+    with pytest.raises(DataError, match="too little text"):
+        nb.new("sea-64", "sea.txt", size="13B", gpus=64, gpu_type="A100-80GB")
+    with pytest.raises(ConfigError, match="--gpus needs --gpu-type"):
+        nb.new("sea-x", "sea.txt", gpus=2)
+
+
+def test_conversations_become_a_fine_tuning(place, capsys):
+    """Of the demo without a run of one's own, otherwise of the run that was trained last, or of one named."""
+    talks(place / "talks.jsonl")
+    made = nb.new("talk", "talks.jsonl")
+    config = made.config
+    assert (config.init_from, config.tokenizer.name, config.data.name) == (
+        "gpt-tiny",
+        "python-docs-1k",
+        "talk",
+    )
+    assert (config.data.packing, config.data.sources[0].kind) == ("best_fit", "chat")
+    assert len(made.text.splitlines()) <= 20
+    assert any("`nbtrain submit gpt-tiny --wait` trains it first" in note for note in made.notes)
+    nb.new("sea", "sea.txt")
+    run = RunDir.named("sea")
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text(to_yaml(load("sea")))
+    tuned = nb.new("talk-2", "talks.jsonl", init_from="sea").config
+    assert (tuned.init_from, tuned.tokenizer.name, tuned.model) == ("sea", "sea", load("sea").model)
+    assert tuned.lr_schedule.lr == load("sea").lr_schedule.lr / 2
+    # A run YAML that starts from a model of its own gives its start too.
+    (place / "start.yaml").write_text(f"{(place / 'talk.yaml').read_text()}")
+    again = nb.new("talk-3", "talks.jsonl", init_from="start.yaml").config
+    assert again.init_from == "gpt-tiny"
+    with pytest.raises(ConfigError, match="--size chooses a model to train from nothing"):
+        nb.new("talk-4", "talks.jsonl", size="125M")
+    with pytest.raises(ConfigError, match="is plain text"):
+        nb.new("talk-4", "sea.txt", init_from="sea")
+    talks(place / "few.jsonl", 5)
+    with pytest.raises(DataError, match="too few examples to fine-tune a model on"):
+        nb.new("talk-4", "few.jsonl")
+
+
+def test_what_is_too_short_writes_nothing(place, capsys):
+    """It is said with the numbers; the exit code is that of data."""
+    (place / "short.txt").write_text("Too short. " * 100)
+    assert main(["new", "short", "--text", "short.txt"]) == 3
+    assert "too short to train a model on" in capsys.readouterr().err
+    assert not (place / "short.yaml").exists()
+
+
+@pytest.mark.parametrize("verb", ["prepare", "plan", "submit", "check"])
+@pytest.mark.parametrize("name", ["my text.jsonl", "book.txt.gz", "tasks.json"])
+def test_a_text_in_place_of_a_run(place, capsys, verb, name):
+    """Each verb answers with the command that makes a run of it."""
+    (place / name).write_text("[{}]")
+    quoted = f"'{name}'" if " " in name else name
+    assert main([verb, name]) == 2
+    assert f"`nbtrain new my-run --text {quoted}` makes a run YAML for it" in capsys.readouterr().err
+
+
+def test_a_folder_in_place_of_a_run(place, capsys):
+    """It may hold text."""
+    (place / "texts").mkdir()
+    assert main(["prepare", "texts"]) == 2
+    assert "nbtrain new" not in capsys.readouterr().err
+    (place / "texts" / "a.md").write_text("text")
+    assert main(["prepare", "texts"]) == 2
+    assert "It holds text: `nbtrain new my-run --text texts`" in capsys.readouterr().err
+
+
+def test_names_of_files(place):
+    """As a run may be called."""
+    names = {"My Books.jsonl.gz": "my-books", "字.txt": "my-run", "a_b.txt": "a-b", "-x-.md": "x"}
+    assert {name: name_for(place / name) for name in names} == names
+
+
+def test_check_names_what_prepare_would_fail_at(place, capsys):
+    """A file that is not there, and records of another kind with the source that reads them."""
+    talks(place / "talks.jsonl")
+    run = "extends: gpt-tiny\nname: x\ndata: {{sources: [{{kind: jsonl, path: {}}}]}}\n"
+    (place / "x.yaml").write_text(run.format("gone.jsonl"))
+    main(["check", "x"])
+    assert "data.sources[0].path = gone.jsonl: no such file or folder." in capsys.readouterr().out
+    (place / "x.yaml").write_text(run.format("talks.jsonl"))
+    main(["check", "x"])
+    fitting = "The source that reads them is {kind: chat, path: talks.jsonl} with data.packing: best_fit."
+    assert fitting in capsys.readouterr().out
+    with pytest.raises(DataError) as caught:
+        nb.prepare("x")
+    assert str(caught.value).endswith(fitting)
+    (place / "x.yaml").write_text(run.format("hf://datasets/org/name"))
+    assert main(["check", "x"]) == 2
+    assert "hf download org/name --repo-type dataset" in capsys.readouterr().err

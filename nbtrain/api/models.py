@@ -34,7 +34,7 @@ def export(
 
     Step 0 is what `init_from` names, before any training.
 
-    Without `folder`, a new one in the run's own folder, export/step<N>-<to>, gets the model.
+    Without `folder`, a new one in the run's folder, export/step<N>-<to>, gets the model.
 
     `to` is "hf": `folder` gets safetensors, config.json, tokenizer and a model card, which transformers, vLLM
     and SGLang load. "consolidated" is one safetensors file by our own names, of any model, "gguf" one file

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.output import show
+from nbtrain.cli.output import show, show_text
 from nbtrain.cli.serve import add_loading, add_sampling, generation_of
 from nbtrain.cli.verbs import run_of, run_verb
 
@@ -51,7 +51,7 @@ def chat(options: argparse.Namespace) -> None:
                 continue
             try:
                 for piece in conversation.answer(message):
-                    print(piece, end="", flush=True)
+                    show_text(piece)
             except ConfigError as error:
                 show(f"{type(error).__name__}: {error}", sys.stderr)
             except KeyboardInterrupt:

@@ -47,6 +47,11 @@ def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> N
     print(colored(text) if has_colors(stream) else text, file=stream, flush=flush)
 
 
+def show_text(text: str, end: str = "") -> None:
+    """Print a model's text at once: unchanged to a pipe, with escapes instead of controls on a terminal."""
+    print(terminal.printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
+
+
 def show_json(value: Any) -> None:
     """Print a value as JSON."""
     import json

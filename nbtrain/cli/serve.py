@@ -10,7 +10,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.cli import completers
-from nbtrain.cli.output import show
+from nbtrain.cli.output import show, show_text
 from nbtrain.cli.verbs import (
     DTYPES,
     RUN_HELP,
@@ -131,9 +131,9 @@ def generate(options: argparse.Namespace) -> None:
     if is_plain and len(prompts) == 1 and options.logprobs is None:
         pieces = api.generate(options.run, prompts[0], **how, stream=True)
         # An error comes before the first piece: then nothing is printed but its message.
-        print(prompts[0] + next(pieces, ""), end="", flush=True)
+        show_text(prompts[0] + next(pieces, ""))
         for piece in pieces:
-            print(piece, end="", flush=True)
+            show_text(piece)
         print()
     else:
         for number, text in enumerate(api.generate(options.run, prompts, **how)):
@@ -144,7 +144,7 @@ def generate(options: argparse.Namespace) -> None:
                 continue
             prompt, sample = divmod(number, options.n)
             which = f", text {sample + 1}" if options.n > 1 else ""
-            print(f"--- prompt {prompt + 1}{which}\n{text}")
+            show_text(f"--- prompt {prompt + 1}{which}\n{text}", end="\n")
     if options.num_beams == 1 and options.temperature > 0:
         show(f"(seed {options.seed}; --seed chooses another text)", sys.stderr)
 

@@ -8,6 +8,7 @@ MisleadingValue.
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -267,7 +268,7 @@ def _is_part_of(value: Any, entries: list[Any]) -> bool:
 
 def label_of(path: Path) -> str:
     """What messages call a YAML: its name, or its path if every run has a file of that name."""
-    return display(path.absolute()) if path.name == "config.yaml" else path.name
+    return display(os.path.normpath(path.absolute())) if path.name == "config.yaml" else path.name
 
 
 def read_yaml(path: Path, label: str | None = None) -> Located:

@@ -84,13 +84,15 @@ class ExportedModel:
 
 
 def default_place(run: RunDir, target: str, step: int | None) -> Path:
-    """The folder or file of an export that names none: export/step<N>-<target> in the run's folder.
+    """Return where an export goes that names no place: export/step<N>-<target> in the run's folder.
+
+    A target that is one file goes to export/step<N> with its ending.
 
     Raises CheckpointError if the run has no checkpoint.
     """
     if step is None and (step := next(reversed(run.checkpoint_steps()), None)) is None:
         raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
-    return run.export / f"step{step}-{target}{TARGETS[target]}"
+    return run.export / (f"step{step}{TARGETS[target]}" if TARGETS[target] else f"step{step}-{target}")
 
 
 def export_model(

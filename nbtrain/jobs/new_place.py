@@ -56,7 +56,7 @@ def _must_be_free(to: Path, other: str) -> None:
     """Raises CheckpointError if something has the name."""
     # lexists calls a name that is too long free.
     if os.path.lexists(to):
-        raise CheckpointError(f"{display(to)}: is there already, and is not written over. {other}")
+        raise CheckpointError(f"{display(to)} already exists, and nothing is overwritten. {other}")
 
 
 def _remove_leftovers(to: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import nbtrain as nb
+from nbtrain.api import run as api_run
 from nbtrain.api import verbs as api
 from nbtrain.api.run import Run, open_run
 from nbtrain.base import files
@@ -302,6 +303,29 @@ def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
         "  checkpoint global_step8 is not used: a; b is missing",
         "mine SUCCEEDED",
     ]
+
+
+def test_wait_says_a_line_once(run, monkeypatch):
+    """However often it looks; `say` gets the lines instead of print."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    JobRecord(job.job_id, "id", "mine", "RUNNING", 0.0, world_size=1).write(job.job_json)
+    looks = iter(["STARTING"] * 5 + ["RUNNING"] * 5)
+    monkeypatch.setattr(api_run, "WAIT_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(api_run, "WAIT_POLL_SECONDS", 0.0)
+    monkeypatch.setattr("nbtrain.lab.engine_watch.look_after", lambda job: None)
+
+    def progress(run):
+        state = next(looks, "SUCCEEDED")
+        if state == "SUCCEEDED":
+            JobRecord(job.job_id, "id", "mine", state, 0.0, world_size=1).write(job.job_json)
+        return f"mine {state}"
+
+    monkeypatch.setattr("nbtrain.monitor.lines.progress_line", progress)
+    monkeypatch.setattr(api_run, "_status", lambda job: (JobRecord.read(job.job_json).state, None))
+    lines = []
+    run.wait(say=lines.append)
+    assert lines == ["mine STARTING", "mine RUNNING", "mine SUCCEEDED"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nbtrain.base import files
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
-from nbtrain.cli.output import colored, show
+from nbtrain.cli.output import colored, show, show_text
 from nbtrain.cli.verbs import Parser
 
 COLORS = re.compile(r"\x1b\[(\d+)m(.*?)\x1b\[0m")
@@ -124,6 +124,15 @@ def test_a_width_does_not_outlive_its_output(terminal):
 
     show("x" * 80, terminal)
     assert fitted.columns is None
+
+
+def test_a_models_text_does_not_control_the_terminal(terminal, monkeypatch, capsys):
+    """A pipe gets it as it is."""
+    show_text("a\x1b[2Jb\n")
+    assert capsys.readouterr().out == "a\x1b[2Jb\n"
+    monkeypatch.setattr(sys, "stdout", terminal)
+    show_text("a\x1b[2Jb\n")
+    assert terminal.getvalue() == "a\\x1b[2Jb\n"
 
 
 def json_of(capsys, words: list[str], code: int = 0) -> tuple[dict, str]:

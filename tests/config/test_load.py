@@ -787,3 +787,22 @@ def test_a_kind_that_is_the_default_changes_nothing(run_yaml) -> None:
     # The sections of all backends stay.
     del given["backend"]
     assert given == DEFAULT_KINDS
+
+
+def test_messages_say_which_config_yaml_is_meant(workspace):
+    """By its path, because every run has a file of that name; other YAMLs are called by their names."""
+    path = workspace / "output" / "mine" / "config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(to_yaml(load("gpt-tiny")).replace("zero_stage: 0", "zero_stage: 7"))
+    (workspace / "sub").mkdir()
+    (workspace / "sub" / "other.yaml").write_text("extends: ../output/mine/config.yaml\nname: other\n")
+    for call in (
+        lambda: load(path),
+        lambda: load_resolved(path),
+        lambda: load(workspace / "sub" / "other.yaml"),
+    ):
+        with pytest.raises(ConfigError, match=r"^output/mine/config\.yaml:\d+: parallel\.zero_stage = 7: "):
+            call()
+    (workspace / "sub" / "other.yaml").write_text("extends: gpt-tiny\nparallel: {zero_stage: 7}\n")
+    with pytest.raises(ConfigError, match=r"^other\.yaml:2: parallel\.zero_stage = 7: "):
+        load(workspace / "sub" / "other.yaml")

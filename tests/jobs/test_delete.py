@@ -42,6 +42,8 @@ def test_a_run_goes_with_its_files_and_not_with_what_it_links_to(run, workspace)
         "output/run: 1 job, 2 checkpoints, 2.0 MiB\n"
         f"  model/global_step4 -> {workspace}/other disk/global_step4: the link alone goes"
     )
+    (run.export / "step4-hf").mkdir(parents=True)
+    listed = listed.replace("2 checkpoints, ", "2 checkpoints, 1 exported model, ")
     assert str(delete(run)) == listed
     assert os.listdir(workspace / "output") == ["other"]
     assert (workspace / "other disk" / "global_step4" / "state.pt").stat().st_size == 1 << 20

@@ -15,7 +15,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path, monkeypatch, file):
         (late / "model.gguf").write_text("late")
         with new_place(to, 0, file) as early:
             (early / "model.gguf").write_text("early")
-    assert str(refused.value) == "out: is there already, and is not written over. Name another place."
+    assert str(refused.value) == "out already exists, and nothing is overwritten. Name another place."
     assert (to / "model.gguf" if file is None else to).read_text() == "early"
     assert list(tmp_path.iterdir()) == [to]
 

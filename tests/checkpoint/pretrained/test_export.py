@@ -9,6 +9,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.plain import PlainModel
@@ -18,7 +19,7 @@ from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.jobs import export_model as exporting
-from nbtrain.jobs.export_model import export_model
+from nbtrain.jobs.export_model import default_place, export_model
 from nbtrain.jobs.import_model import import_model
 from nbtrain.jobs.initial_weights import record_initial
 from nbtrain.model.gpt import build_model
@@ -226,12 +227,25 @@ def test_nothing_is_written_over(place, tmp_path):
     folder = tmp_path / "exported"
     folder.mkdir()
     (folder / "mine").write_text("x")
-    with pytest.raises(CheckpointError, match="is there already, and is not written over"):
+    with pytest.raises(CheckpointError, match="already exists, and nothing is overwritten"):
         export_model(run, folder)
     assert [path.name for path in folder.iterdir()] == ["mine"]
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="cannot be written: "):
         export_model(run, tmp_path / "file" / "folder")
+
+
+def test_an_export_that_names_no_place_goes_into_its_run(workspace):
+    """By its step and target, so that the next one has another place; without a checkpoint there is none."""
+    run = RunDir.named("mine")
+    with pytest.raises(
+        CheckpointError, match=r"^output/mine/model has no checkpoint yet: train the run first\.$"
+    ):
+        default_place(run, "hf", None)
+    for step in (9, 10):
+        run.checkpoint(step).mkdir(parents=True)
+    assert default_place(run, "hf", None) == run.export / "step10-hf"
+    assert default_place(run, "gguf", 9) == run.export / "step9.gguf"
 
 
 @pytest.mark.parametrize("code, kind", [(errno.ENOSPC, CheckpointError), (errno.EIO, OSError)])

@@ -485,7 +485,7 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
     with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine", path="again.yaml", qkv_order="thirds")
     assert str(refused.value) == (
-        "data/model/mine.safetensors: is there already, and is not written over. Give another NAME, or "
+        "data/model/mine.safetensors already exists, and nothing is overwritten. Give another NAME, or "
         "remove the file if no run starts from it."
     )
     with pytest.raises(ConfigError, match="are for a tree of Megatron"):

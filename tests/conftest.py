@@ -40,7 +40,6 @@ LONGEST = (
     "end_to_end/test_form_browser.py",
     "end_to_end/test_labextension.py",
     "end_to_end/test_twin_notebook.py",
-    "end_to_end/test_old_workspace.py",
     "train/health/test_stability.py",
     "train/test_tasks.py",
     "serving/test_life.py",

@@ -53,8 +53,9 @@ def gather(source: Path, copies: Path) -> None:
         page.write_text(notebook_page(executed if executed.is_file() else path, page.parent))
     # In these pages a notebook is a page like any other.
     for page in source.rglob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        page.write_text(re.sub(r"(\]\([^()\s]*notebooks/\w+)\.ipynb\)", r"\1.md)", text), encoding="utf-8")
+        folder = "" if page.parent.name == "notebooks" else "[^()\\s]*notebooks/"
+        link = rf"(\]\({folder}\w+)\.ipynb\)"
+        page.write_text(re.sub(link, r"\1.md)", page.read_text(encoding="utf-8")), encoding="utf-8")
     readme = source / "README.md"
     readme.write_text(f"{readme.read_text(encoding='utf-8')}\n{navigation(source)}", encoding="utf-8")
 

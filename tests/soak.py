@@ -322,7 +322,7 @@ PARTS = (
     ),
     Part(
         "dask-slurm",
-        "data made by jobs of a real Slurm, one of them cancelled; why there is no worker, in Slurm's words",
+        "data made by jobs of a real Slurm, one of them cancelled; Slurm's reason why no worker starts",
         _pytest("--soak", DASK_ON_SLURM_TEST),
         _evidence(
             (

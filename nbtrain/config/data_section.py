@@ -118,7 +118,7 @@ class CleaningConfig(ConfigModel):
     """Largest length of a word, in characters; documents with a longer one, such as base64 or minified code,
     are dropped. null sets no limit."""
     exact_dedup: bool = True
-    """Whether documents are dropped whose text is the same as that of an earlier one."""
+    """Whether documents are dropped whose text equals an earlier document's."""
     near_dedup: NearDedupConfig = NearDedupConfig()
     """Drop documents that are nearly the same as an earlier one."""
 

@@ -102,7 +102,7 @@ class KubernetesConfig(ConfigModel):
     """Kind of object: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob (trainer.kubeflow.org/v1alpha1),
     MPIJob (kubeflow.org/v2beta1) or PyTorchJob (kubeflow.org/v1)."""
     namespace: LabelName | None = None
-    """Namespace of the job; null uses that of the context or, inside a pod, the pod's own."""
+    """Namespace of the job; null uses the namespace of the context or, inside a pod, the pod's own."""
     context: Annotated[str, Field(max_length=256)] | None = None
     """Context in the kubeconfig; null uses the current one or, inside a pod without a kubeconfig, the pod's
     service account."""
@@ -122,7 +122,7 @@ class KubernetesConfig(ConfigModel):
     shared_memory_bytes: PositiveBytes | None = None
     """Bytes of /dev/shm, in memory, which count towards the container's limit; null sets no size."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
-    """Name of the GPU resource, of which each pod requests resources.gpus_per_node."""
+    """Name of the GPU resource. Each pod requests resources.gpus_per_node of it."""
     extra_resources: dict[LabelKey, PositiveSmallCount] = {}
     """Other devices of each pod, e.g. {rdma/hca: 1}."""
     capabilities: list[Annotated[str, Field(pattern="^[A-Z_]+$", max_length=64)]] = []

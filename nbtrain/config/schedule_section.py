@@ -62,7 +62,7 @@ class BatchConfig(ConfigModel):
     train_samples: PositiveAmount | None = None
     """Length of training in sequences, instead of train_tokens."""
     train_steps: PositiveAmount | None = None
-    """Length of training in optimizer steps, including those of a ramp-up, instead of train_tokens."""
+    """Length of training in optimizer steps, including the steps of a ramp-up, instead of train_tokens."""
     rampup: RampupConfig | None = None
     """Batch ramp-up; null trains every step at global_batch_size."""
     step_batch_size_schedule: Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None = None
@@ -91,8 +91,8 @@ class OptimizerConfig(ConfigModel):
     """AdamW, or Muon with AdamW; weight decay applies to matrices and embeddings only (GPT-3, appendix B)."""
 
     type: Literal["AdamW", "Muon"] = "AdamW"
-    """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices, in
-    every layout that of whole matrices, and AdamW updates embeddings, output layer, norms and biases
+    """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices,
+    which are whole matrices in every layout; AdamW then updates embeddings, output layer, norms and biases
     (arXiv:2502.16982)."""
     adam_beta1: FractionBelowOne = 0.9
     """AdamW: decay rate of the first moment."""
@@ -145,7 +145,7 @@ class LrScheduleConfig(ConfigModel):
     lr_warmup_samples: Amount | None = None
     """Length of the warm-up in sequences."""
     lr_warmup_steps: Amount | None = None
-    """Length of the warm-up in optimizer steps, including those of a batch ramp-up."""
+    """Length of the warm-up in optimizer steps, including the steps of a batch ramp-up."""
     lr_warmup_fraction: Fraction | None = None
     """Length of the warm-up as a share of lr_decay_tokens."""
     lr_decay_tokens: PositiveAmount | None = None
@@ -154,7 +154,7 @@ class LrScheduleConfig(ConfigModel):
     lr_decay_samples: PositiveAmount | None = None
     """Sequences from the start of the run to the end of the decay."""
     lr_decay_steps: PositiveAmount | None = None
-    """Optimizer steps from the start of the run to the end of the decay, including those of a batch
+    """Optimizer steps from the start of the run to the end of the decay, including the steps of a batch
     ramp-up."""
     lr_wsd_decay_tokens: PositiveAmount | None = None
     """WSD only: length of the last part, in which the rate falls, in tokens. WSD needs it in one unit, or as

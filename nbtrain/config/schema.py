@@ -75,7 +75,7 @@ class RopeScalingConfig(ConfigModel):
 
 
 class ModelConfig(ConfigModel):
-    """Decoder-only architecture, by default that of GPT-3: learned positions, LayerNorm, GELU, biases, tied
+    """Decoder-only architecture, by default GPT-3's: learned positions, LayerNorm, GELU, biases, tied
     embeddings (arXiv:2005.14165, section 2.1)."""
 
     architecture: Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"] = "gpt3"

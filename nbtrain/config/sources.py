@@ -51,7 +51,7 @@ class FolderSourceModel(FileSourceModel):
     """Which files of a folder to read, by the split that their names say; train also takes files whose names
     say none. Null refuses a folder that mixes files of validation or test with others."""
     exclude: list[Text] = []
-    """Files of a folder to leave out, e.g. ["stats.json", "old/*.jsonl"]. A pattern without a slash is
+    """Files of a folder to skip, e.g. ["stats.json", "old/*.jsonl"]. A pattern without a slash is
     compared with the name of the file and of every folder above it."""
 
 
@@ -156,7 +156,8 @@ class FineTuningSourceModel(FolderSourceModel):
 
 
 class PromptCompletionSource(FineTuningSourceModel):
-    """A prompt and the completion that is learnt: .jsonl, .ndjson or .json, also compressed, or .parquet."""
+    """A prompt and its completion, which is trained on: .jsonl, .ndjson or .json, also compressed, or
+    .parquet."""
 
     kind: Literal["prompt-completion"]
     prompt_key: Word = "prompt"
@@ -166,7 +167,7 @@ class PromptCompletionSource(FineTuningSourceModel):
 
 
 class AlpacaSource(FineTuningSourceModel):
-    """Alpaca's instruction, input, output, the output learnt: .jsonl or .json, also compressed, or
+    """Alpaca's instruction, input and output, which is trained on: .jsonl or .json, also compressed, or
     .parquet."""
 
     kind: Literal["alpaca"]
@@ -186,9 +187,10 @@ class ChatSource(FineTuningSourceModel):
     )
     """Text of one message, with {role} and {content}; what is before {content} has no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles that are learnt: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool or others."""
+    """Roles whose messages are trained on: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool
+    or others."""
     roles: dict[Word, Word] = {}
-    """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
+    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
 
 
 class PreferenceSource(FineTuningSourceModel):
@@ -197,7 +199,7 @@ class PreferenceSource(FineTuningSourceModel):
 
     kind: Literal["preference"]
     prompt_key: Word = "prompt"
-    """Key of the prompt: a text or a list of messages. Not needed beside whole conversations."""
+    """Key of the prompt: a text or a list of messages. Not needed with whole conversations."""
     chosen_key: Word = "chosen"
     """Key of the preferred answer: a text or a list of messages."""
     rejected_key: Word = "rejected"
@@ -207,9 +209,9 @@ class PreferenceSource(FineTuningSourceModel):
     )
     """Text of one message, with {role} and {content}; what is before {content} has no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles that are learnt, among the messages in which the two conversations differ."""
+    """Roles whose messages are trained on, among the messages in which the two conversations differ."""
     roles: dict[Word, Word] = {}
-    """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
+    """Meaning of further names of roles in the files, e.g. {bot: assistant, customer: user}."""
 
 
 class MockSource(SourceModel):

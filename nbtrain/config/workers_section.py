@@ -60,6 +60,6 @@ class WorkersConfig(ConfigModel):
     """Bytes of memory of one worker of the cluster; a worker that exceeds it is ended, and its part is tried
     again."""
     wait_minutes: Minutes = 60.0
-    """Minutes to wait while there is no worker, for example in a queue of Slurm."""
+    """Minutes to wait while no worker is connected, for example while Slurm queues them."""
     slurm: SlurmWorkersConfig = SlurmWorkersConfig()
     """Options of the jobs of cluster: slurm."""

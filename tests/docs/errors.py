@@ -8,18 +8,18 @@ import contextlib
 import io
 import os
 import re
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.cli import __main__ as cli
+from nbtrain.proof.fork_client import ForkServer
 from tests.docs.pages import REPOSITORY
+from tests.train import launch
+from tests.train.layouts import Place
 
 PAGE = REPOSITORY / "docs" / "errors.md"
 FAULTS = REPOSITORY / "docs" / "evidence" / "faults-local.md"
-# Trained runs, and a dataset (tests/fixtures/make_old_workspace.py).
-WORKSPACE = REPOSITORY / "tests" / "fixtures" / "old_workspace.tar.gz"
 FILES = {
     "tabs.yaml": "extends: gpt-tiny\nname: tabs\nbatch:\n\tmicro_batch_size: 4\n",
     "mine.yaml": "extends: gpt-tiny\nname: mine\ntokenizer: {name: mine}\ndata:\n  name: mine\n"
@@ -34,11 +34,12 @@ MESSAGE = re.compile(
 SHOWN_WORKSPACE = "/home/me/work"
 
 
-def page_with_messages(page: str, folder: Path) -> str:
-    """The page with what its commands print now; they run in a workspace below `folder`."""
-    with tarfile.open(WORKSPACE) as archive:
-        archive.extractall(folder, filter="data")
+def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
+    """The page with what its commands print now, in a workspace below `folder` with the trained run `one`."""
     workspace = folder / "workspace"
+    run = launch.make_run(workspace, {"batch.max_steps": 6, "model.hidden_size": 16}, "one")
+    launch.make_dataset(workspace / "data")
+    Place(workspace, workspace / "data", server).train(run, 1)
     for name, text in FILES.items():
         (workspace / name).write_text(text)
     reports = measured_reports()
@@ -107,5 +108,6 @@ def without_numbers(text: str) -> str:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        PAGE.write_text(page_with_messages(PAGE.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, ForkServer() as server:
+        text = page_with_messages(PAGE.read_text(encoding="utf-8"), Path(folder), server)
+        PAGE.write_text(text, encoding="utf-8")

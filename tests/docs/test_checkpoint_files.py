@@ -1,20 +1,19 @@
 """docs/checkpoint-files.md: its code computes our loss from a checkpoint, and its names are the files'."""
 
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.manifest import payload
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load, load_resolved
 from nbtrain.model.gpt import build_model
 from nbtrain.model.names import is_adapter
 from nbtrain.parallel.tensor import partition_dim
+from tests.train.layouts import Place
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "checkpoint-files.md").read_text(encoding="utf-8")
@@ -22,19 +21,16 @@ PAGE = (TESTS.parent / "docs" / "checkpoint-files.md").read_text(encoding="utf-8
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Three trained runs: ZeRO 0, 2 and 3 (tests/fixtures/make_old_workspace.py)."""
-    place = tmp_path_factory.mktemp("old")
-    with tarfile.open(TESTS / "fixtures" / "old_workspace.tar.gz") as archive:
-        archive.extractall(place, filter="data")
-    return place / "workspace" / "output"
+def place(tmp_path_factory, data_home, fork_server) -> Place:
+    return Place(tmp_path_factory.mktemp("checkpoint files"), data_home, fork_server)
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
-def test_the_code_block_computes_our_loss(runs, name):
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["z0", "d2 z1"])
+def test_the_code_block_computes_our_loss(place, layout):
     """With torch alone: nothing of nbtrain or DeepSpeed is named in it."""
     assert "nbtrain" not in CODE and "deepspeed" not in CODE
-    run = RunDir(runs / name)
+    run = place.source(layout)
     (step,) = run.checkpoint_steps()
     names = {"folder": run.checkpoint(step)}
     exec(CODE, names)
@@ -48,9 +44,10 @@ def test_the_code_block_computes_our_loss(runs, name):
     assert names["nats"](tokens) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_table_has_every_parameter(runs):
+@pytest.mark.slow
+def test_the_table_has_every_parameter(place):
     """Name and cut dimension of each one in a manifest."""
-    manifest = files.read_json(next(runs.glob("one/model/*/manifest.json")))
+    manifest = files.read_json(next(place.source("z0").model.glob("*/manifest.json")))
     rows = re.findall(r"^\| `([\w.<>]+)`(?:, `\.(bias)`)? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
     said = {}
     for name, bias, _, cut in rows:
@@ -110,9 +107,10 @@ def test_the_tables_have_the_parameters_of_other_models(overrides):
     assert biases == (qkv if config.model.add_qkv_bias else set())
 
 
-@pytest.mark.parametrize("name", ["one", "two", "three"])
-def test_files_are_named_as_the_page_says(runs, name):
-    (folder,) = (runs / name / "model").glob("global_step*")
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["z0", "d2 z1", "d2 z3"])
+def test_files_are_named_as_the_page_says(place, layout):
+    (folder,) = place.source(layout).model.glob("global_step*")
     patterns = [
         r"mp_rank_\d\d_model_states\.pt",
         r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d\d_optim_states\.pt",

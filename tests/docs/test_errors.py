@@ -8,10 +8,10 @@ from tests.docs.errors import PAGE, page_with_messages, without_numbers
 
 
 @pytest.mark.slow
-def test_every_message_is_what_a_user_reads(tmp_path):
+def test_every_message_is_what_a_user_reads(tmp_path, fork_server):
     """Numbers aside: of examples, of runs, of seconds. `python -m tests.docs.errors` writes the page anew."""
     page = PAGE.read_text(encoding="utf-8")
-    assert without_numbers(page) == without_numbers(page_with_messages(page, tmp_path))
+    assert without_numbers(page) == without_numbers(page_with_messages(page, tmp_path, fork_server))
 
 
 def test_there_are_twenty_messages_and_each_says_what_to_do():

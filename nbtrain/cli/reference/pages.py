@@ -209,7 +209,7 @@ def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
 def _recipes() -> Iterator[str]:
     """The table of the fields that each recipe sets."""
     sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
-    yield from ("", "The fields that each `recipe` sets, including those of its architecture:", "")
+    yield from ("", "The fields that each `recipe` sets, including its architecture:", "")
     yield from _sets(sets)
     yield "A recipe does not set sizes, learning rates and lengths."
 

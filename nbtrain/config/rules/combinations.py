@@ -216,8 +216,8 @@ muon | qwz qgz | such a run has not been compared with one process yet | Set zer
 fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
 compile | zero3 | torch's compiler cannot follow parameters that are sharded and gathered again between
     their uses | Set compile: false, or zero_stage: 2.
-async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces,
-    so that there is no moment at which all of it can be copied | Set async_save: false, or device: cpu.
+async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces
+    and is never there as a whole to be copied | Set async_save: false, or device: cpu.
 """
 REFUSALS = tuple(
     Refusal(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_REFUSALS)

@@ -747,8 +747,8 @@ BROKEN = {
             *ZERO_3,
         ],
         "@: checkpoint.async_save = true\n"
-        "  does not go with offload_param.device(nvme): state on NVMe passes through host memory in pieces, "
-        "so that there is no moment at which all of it can be copied.\n"
+        "  does not go with offload_param.device(nvme): state on NVMe passes through host memory in pieces "
+        "and is never there as a whole to be copied.\n"
         "  Set async_save: false, or device: cpu.",
     ),
     "a local folder that is not absolute": (

@@ -1,4 +1,4 @@
-"""Makes the examples beside this file, the same ones each time: `python make.py`.
+"""Make the example files next to this file, the same ones each time: `python make.py`.
 
 Questions for the type of a Python literal, in the forms that fine-tuning data are published in: prompt and completion
 (questions.jsonl), Alpaca's (tasks.json), conversations (conversations.jsonl), and pairs of a better and a worse answer
@@ -52,7 +52,7 @@ def made() -> dict[str, str]:
     conversations = []
     for number in range(CONVERSATIONS):
         messages = []
-        # Every fourth one goes on with a second question.
+        # Every fourth one continues with a second question.
         for opening in ["What is the type of", "And of"][: 1 + (number % 4 == 0)]:
             literal, kind = next(drawn)
             messages.append({"role": "user", "content": f"{opening} {literal}?"})

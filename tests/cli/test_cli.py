@@ -32,17 +32,6 @@ def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
     return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_has_help(verb, capsys):
-    """`nbtrain VERB --help` names the verb and ends with 0."""
-    with pytest.raises(SystemExit) as end:
-        cli.main([verb, "--help"])
-    assert end.value.code == 0
-    said = capsys.readouterr().out
-    assert f"nbtrain {verb}" in said
-    assert "e+0" not in said, "a number is written as 1.04858e+06"
-
-
 @pytest.mark.parametrize(("verb", "default"), [("serve", "1,048,576"), ("export", "5,000,000,000")])
 def test_help_shows_all_digits_of_a_default(verb, default, capsys):
     with pytest.raises(SystemExit):
@@ -290,7 +279,7 @@ def test_what_the_locale_lacks_is_escaped(monkeypatch):
     for errors, expected in (("strict", rb"gpt-\u2588 \udce9"), ("surrogateescape", None)):
         stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
         monkeypatch.setattr(sys, "stdout", stream)
-        cli.main(["schema"])
+        cli.main(["help"])
         if expected:
             print("gpt-\u2588 \udce9", end="", file=stream, flush=True)
             assert stream.buffer.getvalue().endswith(expected)

@@ -123,8 +123,10 @@ def test_an_alias_is_its_verb(typed, verb, values):
 
 
 def test_help_pages_are_made_of_sentences(parsers):
-    """Each begins with a capital letter or a quoted word and ends with a full stop."""
+    """Each begins with a capital letter or a quoted word and ends with a full stop; numbers are whole."""
     for words, parser in parsers.items():
+        page = parser.format_help()
+        assert page.startswith(f"usage: nbtrain {words} ") and "e+0" not in page, page
         actions = [action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)]
         for text in (parser.description, *(action.help for action in actions)):
             assert text and re.match(r"[A-Z`]", text) and text.endswith("."), (words, text)

@@ -46,6 +46,7 @@ HANGING = re.compile(r" *(?:- |\S+(?: \S+)* {2,})?")
 # A command in a message is broken only where it is longer than a line.
 COMMAND = re.compile(r"`[^`\n]+`")
 NO_BREAK = "\x00"
+QUOTE = "  | "
 
 
 def folded(text: str, width: int | None) -> str:
@@ -69,7 +70,8 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _folded_line(line: str, width: int) -> list[str]:
-    if len(line) <= width:
+    # A line of a document that is quoted belongs together: the terminal itself breaks it.
+    if len(line) <= width or line.startswith(QUOTE):
         return [line]
     hanging = HANGING.match(line)
     assert hanging is not None  # every part of the pattern is optional

@@ -203,7 +203,10 @@ def inspect(options: argparse.Namespace) -> None:
     parameters = manifest.get("parameters") or {}
     samples, tokens = manifest["consumed_samples"], manifest["consumed_tokens"]
     lines = [
-        ("checkpoint", f"{display(folder)}: {amounts.size(size)} in {len(manifest['files'])} files"),
+        (
+            "checkpoint",
+            f"{display(folder)}: {amounts.size(size)} in {amounts.counted(len(manifest['files']), 'file')}",
+        ),
         ("saved", amounts.moment(manifest["created_at"])),
         ("trained", f"step {step:,}, {samples:,} samples, {tokens:,} tokens"),
         ("layout", layout_text(manifest["layout"])),

@@ -88,12 +88,13 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
     states = dict.fromkeys(jobstate.ACTIVE, YELLOW) | dict.fromkeys(jobstate.FINAL, RED)
     states |= {jobstate.STARTING: BLUE, jobstate.RUNNING: BLUE}
     states |= {jobstate.SUCCEEDED: GREEN, jobstate.CANCELLED: YELLOW}
-    # Phases of a job and its replicas, as the job page spells them.
-    phases = {state.capitalize(): color for state, color in states.items()} | {"Error": RED, "Gone": RED}
+    # The job page spells them so, after the run's name in its first line.
+    phases = {state.capitalize(): color for state, color in states.items()}
     return (
         (re.compile(rf"\b({_any_of(states)})\b"), states),
-        # As a cell of a table, or after the run's name at the beginning of a line.
-        (re.compile(rf"(?:^\S+ |  )({_any_of(phases)})(?=  | \(|:|$)", re.M), phases),
+        (re.compile(rf"^\S+ ({_any_of(phases)})(?=: job )"), phases),
+        # Phases of replicas and ranks, as cells of a table; its other cells need no attention.
+        (re.compile(r"  (Error|Gone|Failed)(?=  | \(|$)", re.M), {}),
         (re.compile(rf"^ *(?:- )?({_any_of(LEVELS)})(?=[:,]|  )", re.M), LEVELS),
         # After the name of what is judged, or as a cell of a table: never inside a sentence.
         (re.compile(rf"(?:: |  |^)({_any_of(VERDICTS)})(?=[;,:.]|  |$)", re.M), VERDICTS),

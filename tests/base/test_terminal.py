@@ -38,6 +38,7 @@ def test_errors_are_printable():
         ("a title too long to hang  words of it", ["a title too long to", "hang  words of it"]),
         ("see /a/path/that/no/terminal/can/break now", ["see", "/a/path/that/no/terminal/can/break", "now"]),
         ("type `nbtrain logs -f a` now", ["type", "`nbtrain logs -f a`", "now"]),
+        ("  | a quoted line of a document", ["  | a quoted line of a document"]),
         ("one\n\ntwo words and more of them", ["one", "", "two words and more of", "them"]),
     ],
 )

@@ -157,7 +157,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 0
     said = capsys.readouterr().out
     for words in (
-        "output/tiny/model/global_step20: 2.9 KiB in 1 files",
+        "output/tiny/model/global_step20: 2.9 KiB in 1 file",
         "step 20, 80 samples, 2,560 tokens",
         "data 2, tensor 4, ZeRO 1, bf16",
         "17 in 2 tensors",

@@ -44,9 +44,9 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 def without_slurm_conf(program: str, said: str) -> str | None:
-    """What is wrong, if one of Slurm's programs has said that it knows no cluster; None for other words.
+    """The error to report if a program of Slurm found no cluster; None for any other output.
 
-    Its own words are four lines about DNS.
+    Slurm's own message is four lines about DNS.
     """
     if "Could not establish a configuration source" not in said:
         return None
@@ -119,10 +119,10 @@ class SlurmConfig(ConfigModel):
 
 
 class BackendConfig(ConfigModel):
-    """Where the ranks run, and what happens when they fail."""
+    """Place where the ranks run, and restarts after failures."""
 
     kind: Literal["local", "hosts", "slurm", "kubernetes"] = "local"
-    """Where the ranks run. local: processes of this machine, watched by a detached supervisor. hosts:
+    """Place where the ranks run. local: processes of this machine, watched by a detached supervisor. hosts:
     machines reached by ssh. slurm: an allocation of a Slurm cluster. kubernetes: pods of a Kubernetes
     cluster."""
     max_restarts: SmallCount = 3

@@ -146,7 +146,7 @@ class DataConfig(ConfigModel):
     blend: list[BlendEntry] = []
     """Datasets that are mixed by weight, instead of one dataset named data.name."""
     cleaning: CleaningConfig = CleaningConfig()
-    """What is fixed and what is dropped before encoding."""
+    """Repairs of documents, and documents to drop, before encoding."""
     json_key: Word = "text"
     """First part of the names of the dataset's files, <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[Word] = []
@@ -158,7 +158,7 @@ class DataConfig(ConfigModel):
     """Number of processes that extract and encode; 0 means one per core. The result is the same for any
     number."""
     workers: WorkersConfig = WorkersConfig()
-    """Where they run: on this machine, or anywhere by a Dask scheduler."""
+    """Place where they run: this machine, or the workers of a Dask scheduler."""
     split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
@@ -170,12 +170,12 @@ class DataConfig(ConfigModel):
     """Number of training samples for which the order is computed; null means what train_tokens needs at the
     first launch."""
     shuffle: Literal["megatron", "per_epoch"] = "megatron"
-    """How samples are shuffled. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
+    """Order of samples. megatron shuffles all epochs together, as Megatron does. per_epoch shuffles
     each epoch separately: the samples differ from Megatron's, and training on more tokens never changes the
     order."""
     packing: Literal["stream", "best_fit"] = "stream"
-    """How documents become samples. stream cuts samples from the concatenated documents. best_fit packs whole
-    documents, without attention between them and with separate positions."""
+    """Way in which documents become samples. stream cuts samples from the concatenated documents. best_fit
+    packs whole documents, without attention between them and with separate positions."""
     reset_position_ids: bool = False
     """With packing: stream, whether positions start at 0 again for each document of a sample."""
     inter_document_masking: bool = False

@@ -27,44 +27,47 @@ TOKEN_IDS = 1 << 32
 
 @dataclass(frozen=True)
 class Generation:
-    """How a prompt is continued. Raises ConfigError if a value is out of range."""
+    """Settings for the continuation of a prompt. Raises ConfigError if a value is out of range."""
 
     max_new_tokens: int = 100
-    """Tokens at most; the end of document and stop strings end a text before."""
+    """Greatest number of new tokens; the end of a document or a stop string ends a text earlier."""
     temperature: float = 0.8
-    """Logits are divided by it; 0 takes the likeliest token (greedy)."""
+    """Divisor of the logits; 0 takes the most likely token (greedy)."""
     top_k: int = 40
-    """Choose among so many of the likeliest tokens; 0 does not cut."""
+    """Number of the most likely tokens to choose among; 0 means all."""
     top_p: float = 1.0
-    """Then among the likeliest that make up this share (arXiv:1904.09751, section 3.1); 1 does not cut, and 0
-    takes the likeliest one (greedy)."""
+    """Probability that the most likely tokens to choose among have together (arXiv:1904.09751, section 3.1);
+    1 means all, and 0 takes the most likely one (greedy)."""
     min_p: float = 0.0
-    """Then among those with at least this share of the likeliest one's (arXiv:2407.01082); 0 does not cut."""
+    """Least probability of a token to choose, as a share of the most likely one's (arXiv:2407.01082); 0 means
+    no limit."""
     repetition_penalty: float = 1.0
-    """Of tokens that are there already, positive logits are divided by it and negative ones multiplied
-    (CTRL, arXiv:1909.05858, section 4.1); 1 does nothing."""
+    """Divisor of positive logits, and factor of negative ones, of tokens that are in the text already (CTRL,
+    arXiv:1909.05858, section 4.1); 1 changes nothing."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of each new token that is there already (OpenAI)."""
+    """Number that is subtracted once from the logit of a token that the new text has already (OpenAI)."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logit of each new token, as often as it is there already (OpenAI)."""
+    """Number that is subtracted from the logit of a token for each time that the new text has it (OpenAI)."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit) (OpenAI)."""
+    """Pairs (token id, number that is added to its logit) (OpenAI)."""
     num_beams: int = 1
-    """Beam search with so many beams; 1 is none."""
+    """Number of beams; 1 means no beam search."""
     length_penalty: float = 1.0
-    """Of beams: their log-probability is divided by their length to this power."""
+    """With beams: power of a beam's length by which its log-probability is divided."""
     n: int = 1
-    """How many texts to make of the prompt."""
+    """Number of texts for the prompt."""
     stop: tuple[str, ...] = ()
-    """Texts that end the new text before them."""
+    """Strings before which the new text ends."""
     ignore_eod: bool = False
-    """Go on after the end of a document."""
+    """Whether the text continues after the end of a document."""
     logprobs: int | None = None
-    """The log-probability of each token, and of so many of the likeliest in its place; null gives none."""
+    """Number of the most likely tokens to report at each place, with the log-probability of the chosen one;
+    null reports none."""
     echo: bool = False
-    """Give the prompt, with its log-probabilities, before the new text."""
+    """Whether the prompt, with its log-probabilities, comes before the new text."""
     seed: int | None = 1234
-    """The same seed gives the same text, whatever is generated beside it; null gives another each time."""
+    """Seed of the text: the same seed gives the same text, whatever else is generated; null gives another
+    text each time."""
 
     def __post_init__(self) -> None:
         for name, holds, rule in self._rules():

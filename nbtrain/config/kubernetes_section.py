@@ -50,7 +50,7 @@ class MountConfig(ConfigModel):
     claim: ObjectName
     """Name of the PersistentVolumeClaim, in the job's namespace."""
     mount_path: ContainerPath
-    """Where the container sees it."""
+    """Absolute path of the mount in the container."""
     sub_path: SubPath | None = None
     """Folder of the volume to mount; null mounts all of it."""
     read_only: bool = False

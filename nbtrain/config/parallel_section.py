@@ -55,17 +55,17 @@ class ActivationCheckpointingConfig(ConfigModel):
     """Recomputation of activations in the backward pass, instead of keeping them."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """What is recomputed in the backward pass. selective recomputes what is large and cheap: the attention
-    core and the MLP's activation. full keeps only the input of every `interval_layers` blocks."""
+    """Activations that are recomputed in the backward pass. selective recomputes what is large and cheap: the
+    attention core and the MLP's activation. full keeps only the input of every `interval_layers` blocks."""
     interval_layers: Layers = 1
     """Number of blocks that are recomputed together, with granularity: full."""
 
 
 class OffloadConfig(ConfigModel):
-    """Where ZeRO keeps state that does not fit into the device's memory."""
+    """Place for ZeRO's state that does not fit into the device's memory."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """Where the state is kept: none on the device, cpu in host memory, nvme in files under nvme_path (ZeRO 3
+    """Place of the state: none on the device, cpu in host memory, nvme in files under nvme_path (ZeRO 3
     only)."""
     nvme_path: PathText | None = None
     """Folder on a local NVMe disk, for device: nvme."""
@@ -76,8 +76,7 @@ class OffloadConfig(ConfigModel):
 
 
 class ParallelConfig(ConfigModel):
-    """How the model and the batch are sharded across the ranks; docs/parallelism.md lists what goes
-    together."""
+    """Sharding of the model and the batch across the ranks; docs/parallelism.md lists what goes together."""
 
     data_parallel_size: Ranks = 1
     """Number of replicas of the model, which train on different samples; tensor and pipeline parallelism
@@ -99,10 +98,10 @@ class ParallelConfig(ConfigModel):
     """Number of tokens in the chunks in which attention and MLP process a long sequence (FPDT,
     arXiv:2408.16978). GPU only; 0 turns it off."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
-    """What ZeRO shards across the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
+    """State that ZeRO shards across the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
     parameters too."""
     offload_optimizer: OffloadConfig = OffloadConfig()
-    """ZeRO: where master weights and moments are kept. Off the device, the CPU makes the optimizer's step."""
+    """Place of ZeRO's master weights and moments. Off the device, the CPU makes the optimizer's step."""
     offload_param: OffloadConfig = OffloadConfig()
     """ZeRO 3: where parameters are kept between their uses."""
     zero_hpz: bool = False

@@ -57,10 +57,10 @@ class RopeScalingConfig(ConfigModel):
     """Smaller angles of rotary positions, for longer sequences than in an earlier training."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    """Which angles are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn only those of
-    slow pairs (Llama 3.1; arXiv:2309.00071)."""
+    """Angles that are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn only the angles
+    of slow pairs (Llama 3.1; arXiv:2309.00071)."""
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """How many times longer the sequences are than before."""
+    """Length of the sequences divided by their length in the earlier training."""
     original_max_position_embeddings: SequenceTokens | None = None
     """Tokens of a sequence in the earlier training, required by llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
@@ -214,7 +214,7 @@ class RunConfig(ConfigModel):
     name: Name
     """Name of the run and of its folder in the output directory."""
     mode: Literal["full", "perf", "eval"] = "full"
-    """What a job does. full trains. perf measures throughput over max_steps or 20 steps, without evaluation
+    """Task of a job. full trains. perf measures throughput over max_steps or 20 steps, without evaluation
     and checkpoints. eval measures the validation and test loss of the newest checkpoint; the next resume
     trains again."""
     recipe: Literal["gpt3", "modern"] = "gpt3"
@@ -224,7 +224,7 @@ class RunConfig(ConfigModel):
     """Labels to find the run by, e.g. {team: nlp}: on its page, in `nbtrain runs --label team=nlp`, on its
     objects in Kubernetes and in its job's comment in Slurm. They have the format of Kubernetes labels."""
     init_from: PathText | None = None
-    """Where the initial weights come from: another run, by its name or its directory; a folder with
+    """Source of the initial weights: another run, by its name or its directory; a folder with
     config.json and safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to
     consolidated`. null draws them at random. It is read at the first start; `nbtrain import-model` writes a
     run YAML with it."""
@@ -232,7 +232,7 @@ class RunConfig(ConfigModel):
     """Checkpoint of the run that init_from names: the newest, the best (with the lowest validation loss,
     among those saved at a step with a validation), or the one of this step."""
     lora: LoraConfig | None = None
-    """Adapters that are trained beside frozen weights of init_from; null trains all weights."""
+    """Adapters that are trained next to the frozen weights of init_from; null trains all weights."""
     dpo: DpoConfig | None = None
     """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on what
     follows each token."""
@@ -245,29 +245,29 @@ class RunConfig(ConfigModel):
     batch: BatchConfig
     """Batch size and length of training."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW's settings."""
+    """Optimizer and its settings."""
     lr_schedule: LrScheduleConfig
     """Learning-rate schedule."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number format of weights and activations."""
     parallel: ParallelConfig = ParallelConfig()
-    """How model and batch are cut over the ranks."""
+    """Sharding of the model and the batch across the ranks."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When checkpoints are saved."""
+    """Steps and places at which checkpoints are saved."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """When validation and test run."""
+    """Steps at which validation and test run."""
     stability: StabilityConfig = StabilityConfig()
-    """What is done about a step that goes wrong."""
+    """Reaction to a step that goes wrong."""
     logging: LoggingConfig = LoggingConfig()
     """Log lines and alerts."""
     profile: ProfileConfig = ProfileConfig()
     """torch.profiler."""
     notify: NotifyConfig = NotifyConfig()
-    """What is done when a job has ended."""
+    """Command to run or address to call when a job has ended."""
     resources: ResourcesConfig = ResourcesConfig()
     """Machines and devices."""
     backend: BackendConfig = BackendConfig()
-    """Where the ranks run; `kind` says which backend."""
+    """Place where the ranks run, and restarts after failures."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -308,14 +308,14 @@ class RunConfig(ConfigModel):
 
     @property
     def as_arguments(self) -> list[str]:
-        """What follows a verb on the command line to mean this configuration: RUN and its overrides."""
+        """Arguments of a command line that stand for this configuration: RUN and its overrides."""
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """`labels`, with those of the backend's own section."""
+        """`labels`, and the labels of the backend's own section."""
         return {
             **self.labels,
             **(self.backend.kubernetes.labels if self.backend.kind == "kubernetes" else {}),
@@ -428,7 +428,7 @@ class RunConfig(ConfigModel):
 
     @property
     def shortened_by(self) -> str:
-        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf" or ""."""
+        """Setting that makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf" or ""."""
         if self.train_steps == self.scheduled_steps:
             return ""
         return "batch.max_steps" if self.batch.max_steps else "mode: perf"

@@ -48,8 +48,8 @@ class FolderSourceModel(FileSourceModel):
     """Fields of a source that chooses the files of a folder by their names."""
 
     split: Literal["train", "validation", "test", "all"] | None = None
-    """Which files of a folder to read, by the split that their names say; train also takes files whose names
-    say none. Null refuses a folder that mixes files of validation or test with others."""
+    """Split whose files of a folder are read, as the names of the files say; train also takes files whose
+    names say none. null refuses a folder that mixes files of validation or test with others."""
     exclude: list[Text] = []
     """Files of a folder to skip, e.g. ["stats.json", "old/*.jsonl"]. A pattern without a slash is
     compared with the name of the file and of every folder above it."""
@@ -100,7 +100,7 @@ class HfDatasetSource(FileSourceModel):
     has_extra_keys = True
     kind: Literal["hf-dataset"]
     split: Word | None = None
-    """Which split to read, e.g. train, if the dataset has several; null if it has one."""
+    """Split to read, e.g. train, if the dataset has several; null if it has one."""
     text_key: Word = "text"
     """Column whose string is the document."""
 
@@ -121,9 +121,9 @@ class WikiSource(SourceModel):
     path: PathText | None = None
     """A dump on disk, .xml or .bz2, .gz, .xz, .zst, relative to the workspace; null downloads one."""
     language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
-    """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
+    """Language of the Wikipedia that is downloaded: en, bg, simple, zh-min-nan, ..."""
     date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
-    """Which dump: YYYYMMDD, or latest."""
+    """Date of the dump: YYYYMMDD, or latest."""
     mirror: PathText = "https://dumps.wikimedia.org"
     """Server of the dumps: the part of the address before /<language>wiki/<date>/."""
     sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
@@ -152,7 +152,7 @@ class FineTuningSourceModel(FolderSourceModel):
     """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
-    """How often an epoch takes these examples: 1 is once, 2 is twice, 0.5 is each half in turn."""
+    """Number of times that an epoch takes these examples: 1 is once, 2 is twice, 0.5 is each half in turn."""
 
 
 class PromptCompletionSource(FineTuningSourceModel):
@@ -219,7 +219,7 @@ class MockSource(SourceModel):
 
     kind: Literal["mock"]
     num_documents: PositiveAmount = 1000
-    """How many documents to make."""
+    """Number of documents to make."""
     seed: WideSeed = 1234
     """Seed of the random words."""
 
@@ -245,7 +245,7 @@ SOURCE_TYPES: tuple[type[SourceModel], ...] = get_args(get_args(Source)[0])
 
 
 def kind_of(source: type[SourceModel]) -> str:
-    """What `kind:` names a source in a YAML."""
+    """Value of `kind:` that names a source in a YAML."""
     return get_args(source.model_fields["kind"].annotation)[0]
 
 

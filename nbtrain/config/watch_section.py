@@ -105,12 +105,12 @@ class AlertConfig(ConfigModel):
     max_host_memory_fraction: Fraction | None = 0.9
     """Share of the host's memory above which its use raises an alert."""
     max_rank_slowdown: Fraction | None = 0.25
-    """How much slower than the median of its pipeline stage a rank may be, as a share, in three log lines in
-    a row, before an alert."""
+    """Share by which a rank may be slower than the median of its pipeline stage, in three log lines in a row,
+    before an alert."""
 
 
 class LoggingConfig(ConfigModel):
-    """What is logged during training."""
+    """Log lines, scalars and alerts during training."""
 
     log_interval_steps: PositiveSteps = 10
     """Steps between log lines and alert checks; scalars are written at every step."""

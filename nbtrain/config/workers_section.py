@@ -41,8 +41,8 @@ class WorkersConfig(ConfigModel):
     """Processes that extract and encode; the result does not depend on them."""
 
     kind: Literal["local", "dask"] = "local"
-    """Where parts are made. local: data.num_prepare_workers processes of this machine. dask: the workers of a
-    Dask scheduler."""
+    """Place where parts are made. local: data.num_prepare_workers processes of this machine. dask: the
+    workers of a Dask scheduler."""
     address: PathText | None = None
     """With kind: dask, the address of a running scheduler: tls://host:8786, or tcp://127.0.0.1:8786 on this
     machine."""

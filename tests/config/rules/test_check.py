@@ -802,7 +802,7 @@ BROKEN = {
         "gpt-125m",
         ["model.compile=true", *ZERO_3],
         "@: model.compile = true\n"
-        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are cut and "
+        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are sharded and "
         "gathered again between their uses.\n"
         "  Set compile: false, or zero_stage: 2.",
     ),

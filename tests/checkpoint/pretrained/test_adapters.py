@@ -8,10 +8,12 @@ from safetensors.torch import load_file, save_file
 
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.opened import open_checkpoint
+from nbtrain.checkpoint.pretrained import __main__ as gpu_side
 from nbtrain.checkpoint.pretrained.adapters import PeftAdapters, check_adapters, write_adapters
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load, load_resolved
 from nbtrain.inference.loaded import fill, model_of
+from nbtrain.jobs import export_model as exporting
 from nbtrain.jobs.export_model import export_model
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
@@ -119,6 +121,8 @@ def test_a_tokenizer_lies_beside_adapters(trained, tmp_path, monkeypatch):
     """As trainers of adapters leave it."""
     import transformers
 
+    # What the process of an export does, by this one: another test starts it.
+    monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
     _, run = trained
     folder = tokenizer_dir(load_resolved(run.config_yaml).tokenizer.name)

@@ -28,6 +28,8 @@ from nbtrain.pretrained.tensors import TensorMap, gpt2_tensors, llama_tensors
 # sliding_window of the configuration classes, if it is not said.
 WINDOW = 4096
 LAYER_TYPES = ("full_attention", "sliding_attention")
+# What says that weights are quantized: transformers', MLX's, and an earlier one of compressed-tensors.
+QUANTIZED = ("quantization_config", "quantization", "compression_config")
 # Keys of rope_parameters and rope_scaling that are read, of any kind and of each; others are refused.
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 SCALING_KEYS = {
@@ -104,10 +106,9 @@ def describe(config: dict[str, Any], path: Path) -> Described:
             f"{display(path)}: model_type = {shortened(kind)}: is no architecture that is read here; these "
             f"are {known}.{code}"
         )
-    if config.get("quantization_config"):
-        raise keys.refused(
-            "quantization_config", "quantized weights are not read; get the model in bf16 or fp32"
-        )
+    for key in QUANTIZED:
+        if config.get(key):
+            raise keys.refused(key, "quantized weights are not read; get the model in bf16 or fp32")
     found = family.read(family, keys)
     if "auto_map" in config:
         found.notes.append("auto_map: code in the folder is not run; the architecture is known here.")

@@ -18,6 +18,8 @@ ZERO_3 = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 DEEPSPEED = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt|mp_rank_\d+_model_states\.pt"
 )
+# As verl and others name them: model_world_size_8_rank_0.pt.
+RANK_OF_FSDP = re.compile(r"world_size_\d+_rank_\d+\.pt$")
 STEP = re.compile(r"global_step\d{1,18}")
 CHECKPOINT = re.compile(r"checkpoint-\d{1,18}")
 # {ending: the program whose weights it has}
@@ -85,7 +87,13 @@ def _fsdp(path: Path) -> str | None:
     places = [path, *_folders(path)]
     sharded = next((place for place in places if next(place.glob("*.distcp"), None) is not None), None)
     if sharded is None:
-        return None
+        ranks = [file for place in places for file in place.glob("*.pt") if RANK_OF_FSDP.search(file.name)]
+        if not ranks:
+            return None
+        return (
+            f"a checkpoint of FSDP with {counted(len(ranks), 'file')} of single ranks: join them with the "
+            "program that wrote them, and name the folder that it writes."
+        )
     return (
         "a sharded checkpoint of torch.distributed (FSDP). Join it where accelerate is installed: "
         f"`accelerate merge-weights {display(sharded)} JOINED`, and copy config.json and the tokenizer to "

@@ -236,14 +236,20 @@ def modules_begun(
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
     """Return what a run does beyond the folder of lora.init_from, in sentences. Raises CheckpointError."""
-    if config.lora is None or config.lora.kind == "ia3":
+    if config.lora is None:
         return []
-    tensors = read_tensors(folder, wanted_tensors(config))
-    begun = modules_begun(read_settings(folder), tensors, config)
+    if config.lora.kind == "ia3":
+        held = read_tensors(folder, peft_ia3.shapes_of(config))
+        begun = [module.name for module in peft_ia3.rescaled_modules(config) if module.tensor not in held]
+        what, begin = "vectors", "1"
+    else:
+        held = read_tensors(folder, wanted_tensors(config))
+        begun = [module.name for module in modules_begun(read_settings(folder), held, config)]
+        what, begin = "adapters", "zero"
     if not begun:
         return []
-    names = dict.fromkeys(module.name.rpartition(".")[2] for module in begun)
-    return [f"{display(folder)} has no adapters of {', '.join(names)}: those of the run begin at zero."]
+    names = dict.fromkeys(name.rpartition(".")[2] for name in begun)
+    return [f"{display(folder)} has no {what} of {', '.join(names)}: those of the run begin at {begin}."]
 
 
 def section_fix(folder: Path, config: RunConfig) -> str:

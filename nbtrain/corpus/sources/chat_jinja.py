@@ -27,13 +27,14 @@ CONVERSATION = """\
     {{{{- {header} }}}}
 {{%- endif %}}"""
 QUESTION = """\
-{{%- set roles = messages | map(attribute="role") | list %}}
-{{%- if roles == ["user", "assistant"] and not add_generation_prompt %}}
-    {{{{- {prompt} + messages[1]["content"] + {end} }}}}
-{{%- elif roles == ["user"] %}}
-    {{{{- {prompt} }}}}
-{{%- else %}}
+{{%- set answered = messages | length == 2 and not add_generation_prompt %}}
+{{%- if (messages | length != 1 and not answered) or messages[0]["role"] != "user" or
+    (answered and messages[1]["role"] != "assistant") %}}
     {{{{- raise_exception("send one message, of the role user: the model has learnt single instructions") }}}}
+{{%- endif %}}
+{{{{- {prompt} }}}}
+{{%- if answered %}}
+    {{{{- messages[1]["content"] + {end} }}}}
 {{%- endif %}}"""
 
 FIELDS = ("instruction", "input")

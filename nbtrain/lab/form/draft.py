@@ -194,7 +194,9 @@ class Draft:
         """
         known = every_field()
         # What is typed beside a recipe, an architecture or a kind goes over it, in whatever order it came.
-        for key in sorted(typed, key=lambda key: (key != RECIPE, key != ARCHITECTURE, not _leads(key))):
+        for key in sorted(
+            typed, key=lambda key: (key != RECIPE, key != ARCHITECTURE, not _stands_for_fields(key))
+        ):
             text = typed[key]
             if (one := known.get(key)) is None:
                 raise ConfigError(f"the form has no field {key!r}.")
@@ -279,11 +281,11 @@ class Draft:
         """What would be typed to make this draft the configuration: {key: text} of the fields that differ."""
         wanted = config.model_dump()
         return {
-            key: one.text(_at(wanted, key))
+            key: one.text(one.as_held(_at(wanted, key)))
             for key, one in every_field().items()
             if key != "name"
             and not (one.within and _at(wanted, one.within) is None)
-            and one.text(_at(wanted, key)) != self.text(one)
+            and one.text(one.as_held(_at(wanted, key))) != self.text(one)
         }
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
@@ -299,8 +301,12 @@ class Draft:
 
 def _leads(key: str) -> bool:
     """Whether the values of other fields follow this one's."""
-    names = (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY)
-    return key in names or key.endswith(".kind") or leads_names(key)
+    return _stands_for_fields(key) or leads_names(key)
+
+
+def _stands_for_fields(key: str) -> bool:
+    """Whether a field is a name or a kind that sets other fields."""
+    return key in (RECIPE, ARCHITECTURE, DECAY_STYLE, *recipes.WSD_DECAY) or key.endswith(".kind")
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

@@ -22,6 +22,8 @@ from nbtrain.config.keys import entry_models, field_keys
 from nbtrain.config.own_names import OWN_NAMES
 from nbtrain.config.schedule_section import UNITS
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import SOURCE_TYPES
+from nbtrain.config.sources import kind_of as kind_of_source
 from nbtrain.config.yaml_source import show, spelled
 
 # The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
@@ -124,7 +126,10 @@ class Field:
         return spelled(value)
 
     def as_held(self, value: Any) -> Any:
-        """A value as a draft holds it: a section that is on is {}, for its keys are fields of their own."""
+        """A value as a draft holds it: a section that is on is {}, for its keys are fields of their own, and
+        a source has the keys that a person would write."""
+        if self.key == "data.sources" and isinstance(value, list):
+            return [_short(entry) for entry in value]
         return {} if self.kind == "section" and value is not None else value
 
     def shown(self, value: Any) -> str:
@@ -132,6 +137,17 @@ class Field:
         if self.kind == "section":
             return "off" if value is None else "on"
         return show(value)
+
+
+def _short(source: Any) -> Any:
+    """A source without keys that have their defaults, its kind first; anything else as it is."""
+    kind = source.get("kind") if isinstance(source, Mapping) else None
+    model = next((model for model in SOURCE_TYPES if kind_of_source(model) == kind), None)
+    if model is None:
+        return source
+    fields = model.model_fields
+    own = {key: value for key, value in source.items() if key not in fields or fields[key].default != value}
+    return {"kind": kind, **own}
 
 
 # The texts of a section's switch, as a run YAML has them.

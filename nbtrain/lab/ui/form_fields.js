@@ -123,7 +123,7 @@ export class FormField {
     node.classList.toggle("nbf-changed", Boolean(changed));
     node.classList.toggle("nbf-bad", problems.length > 0);
     node.classList.toggle("nbf-also", !problems.length && Boolean(also));
-    this.badge.textContent = changed === "given" ? "from the notebook" : changed ? "changed" : "";
+    this.badge.textContent = changed === "given" ? "as opened" : changed ? "changed" : "";
     this.back.hidden = !changed;
     this.control.setAttribute("aria-invalid", String(problems.length > 0));
     const base = changed ? `${this.base}: ${shown(spec, spec.base)}` : "";

@@ -129,7 +129,7 @@ export class FormSide {
     return pairs(changes.map(([key, before, now, by]) => {
       const node = element("span");
       node.append(element("s", "", before), ` \u2192 `, element("strong", "", now));
-      if (by === "given") node.append(element("span", "nbf-unit", "  from the notebook"));
+      if (by === "given") node.append(element("span", "nbf-unit", "  as opened"));
       return [key, node];
     }), "changed fields");
   }

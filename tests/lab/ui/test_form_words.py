@@ -152,7 +152,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         page.get_by_role("tab", name="Model").click()
         line('{"init_from": "base", "lora.rank": 8}')
         assert field("lora.rank").locator("input").input_value() == "8"
-        assert "from the notebook" in field("lora").inner_text()
+        assert "as opened" in field("lora").inner_text()
         beta = field("dpo.beta")
         assert beta.locator("input").is_disabled() and "Counts if dpo is on." in beta.get_attribute("title")
         field("dpo").locator("input").check()

@@ -45,7 +45,7 @@ def test_the_overrides_of_the_start_can_be_left_out(workspace: Path) -> None:
     assert (form.config.name, form.config.train_steps) == ("trial", 3)
     assert form.start["overrides"]["batch.max_steps"] == 3
     (source,) = form.draft.overrides["data.sources"]
-    assert (source["kind"], source["num_documents"], source["seed"]) == ("mock", 1000, 1234)
+    assert source == {"kind": "mock"}
     hold(form, given=False)
     assert form.config.name == "gpt-tiny"
     form.close()

@@ -1,0 +1,179 @@
+"""Print the path of a function: every function of nbtrain that it may call, by file, branches included.
+
+    python -m tests.call_path nbtrain.jobs.submit.submit
+
+Names are resolved by the imports of a file, methods by the types that mypy gives to the expression before the
+dot. A base class's method leads to the methods that override it. A function that is passed as a value counts
+where it is named, and a property counts as a call.
+"""
+
+import argparse
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mypy import build, types
+from mypy.find_sources import create_source_list
+from mypy.fscache import FileSystemCache
+from mypy.options import Options
+
+REPOSITORY = Path(__file__).parents[1]
+Place = tuple[int, int, int | None, int | None]
+
+
+@dataclass
+class Module:
+    """A file with its functions, its imported names, and the classes of its expressions by their place."""
+
+    tree: ast.Module
+    classes_at: Mapping[Place, tuple[str, ...]]
+    functions: dict[str, ast.AST] = field(default_factory=dict)
+    """By name in the module: "submit", "Run.wait"."""
+
+
+def checked() -> build.BuildResult:
+    """Return mypy's result for all of nbtrain, with the type of every expression."""
+    options = Options()
+    options.export_types = options.preserve_asts = options.check_untyped_defs = True
+    options.incremental = False
+    # Classes of other packages have no calls of ours.
+    options.follow_imports = "skip"
+    options.ignore_missing_imports = True
+    options.python_version = (3, 11)
+    return build.build(create_source_list([str(REPOSITORY / "nbtrain")], options, FileSystemCache()), options)
+
+
+def classes_of(found: types.Type | None) -> Iterator[str]:
+    """Yield the full names of the classes that a value of this type may have."""
+    proper = types.get_proper_type(found) if found else None
+    if isinstance(proper, types.Instance):
+        yield proper.type.fullname
+    elif isinstance(proper, types.TypeType):
+        yield from classes_of(proper.item)
+    elif isinstance(proper, types.UnionType):
+        for item in proper.items:
+            yield from classes_of(item)
+    elif isinstance(proper, types.CallableType) and proper.is_type_obj():
+        yield proper.type_object().fullname
+
+
+def modules(result: build.BuildResult) -> dict[str, Module]:
+    """Return every module of nbtrain by its dotted name."""
+    found = {}
+    for name, state in result.graph.items():
+        if not name.startswith("nbtrain") or state.path is None:
+            continue
+        classes_at: dict[Place, tuple[str, ...]] = {}
+        for expression, kind in state.type_map().items():
+            place = expression.line, expression.column, expression.end_line, expression.end_column
+            classes_at[place] = tuple(classes_of(kind))
+        module = Module(ast.parse(Path(state.path).read_text(encoding="utf-8")), classes_at)
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                module.functions[node.name] = node
+            elif isinstance(node, ast.ClassDef):
+                for inner in node.body:
+                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                        module.functions[f"{node.name}.{inner.name}"] = inner
+        found[name] = module
+    return found
+
+
+def imported(tree: ast.AST, known: Mapping[str, Module]) -> dict[str, str]:
+    """Return {local name: full name} of what a file or a function imports from nbtrain."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbtrain"):
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+class Calls:
+    """What may be called: full names of functions, methods and classes of nbtrain."""
+
+    def __init__(self, result: build.BuildResult):
+        self.modules = modules(result)
+        self.bases: dict[str, tuple[str, ...]] = {}
+        self.overriding: dict[str, set[str]] = defaultdict(set)
+        for name in self.modules:
+            tree = result.files[name]
+            for symbol in tree.names.values():
+                info = symbol.node
+                if type(info).__name__ == "TypeInfo" and info.fullname.startswith(f"{name}."):
+                    self.bases[info.fullname] = tuple(base.fullname for base in info.mro)
+                    for base in info.mro[1:]:
+                        for method in info.names:
+                            if method in base.names:
+                                self.overriding[f"{base.fullname}.{method}"].add(f"{info.fullname}.{method}")
+        self.functions = {
+            f"{name}.{function}": (name, node)
+            for name, module in self.modules.items()
+            for function, node in module.functions.items()
+        }
+
+    def named_in(self, function: str) -> Iterator[str]:
+        """Yield the full names that a function mentions."""
+        name, node = self.functions[function]
+        module = self.modules[name]
+        local = imported(module.tree, self.modules)
+        local |= {own: f"{name}.{own}" for own in module.functions if "." not in own}
+        local |= {full.rpartition(".")[2]: full for full in self.bases if full.rpartition(".")[0] == name}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id in local:
+                yield local[part.id]
+            elif isinstance(part, ast.Attribute):
+                value = part.value
+                if isinstance(value, ast.Name) and f"{local.get(value.id)}" in self.modules:
+                    yield f"{local[value.id]}.{part.attr}"
+                place = value.lineno, value.col_offset, value.end_lineno, value.end_col_offset
+                for found in module.classes_at.get(place, ()):
+                    for base in self.bases.get(found, ()):
+                        if f"{base}.{part.attr}" in self.functions:
+                            yield f"{base}.{part.attr}"
+                            break
+
+    def path(self, start: str) -> dict[str, list[str]]:
+        """Return {module: its functions} of everything that `start` may call."""
+        if start not in self.functions:
+            raise SystemExit(f"{start} is not a function of nbtrain.")
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            if name in self.bases:
+                waiting += [f"{name}.__init__", f"{name}.__post_init__"]
+            if name in seen or name not in self.functions:
+                continue
+            seen.add(name)
+            for called in self.named_in(name):
+                waiting += [called, *self.overriding[called]]
+        by_module: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(seen):
+            module, _ = self.functions[name]
+            by_module[module].append(name.removeprefix(f"{module}."))
+        return dict(sorted(by_module.items()))
+
+
+def main() -> None:
+    """Print the functions on the path by module, and how many files and functions there are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "functions", nargs="*", default=["nbtrain.jobs.submit.submit", "nbtrain.api.verbs.plan"]
+    )
+    arguments = parser.parse_args()
+    calls = Calls(checked())
+    for start in arguments.functions:
+        by_module = calls.path(start)
+        print(f"# {start}")
+        for module, names in by_module.items():
+            print(f"{module}: {', '.join(names)}")
+        print(f"# {len(by_module)} files, {sum(map(len, by_module.values()))} functions\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -131,6 +131,8 @@ def output_of(key: str, line: str, sign: str) -> Callable[[Any, Lab], None]:
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
         run_cell(page, 0)
         page.locator(f".jp-OutputArea-output {sign}").first.wait_for()
+        # JupyterLab asks before it closes a notebook that is not saved.
+        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
 
     return show
 
@@ -306,7 +308,11 @@ def take(page: Any, lab: Lab, picture: Picture) -> bytes:
     from PIL import Image
 
     stations.choose_theme(page, "Dark" if picture.dark else "Light")
-    picture.show(page, lab)
+    try:
+        picture.show(page, lab)
+    except Exception:
+        page.screenshot(path=str(WORKSPACE / f"failed-{picture.name}.png"))
+        raise
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 1500)))")
     place = page.locator(picture.element).first if picture.element else page
     image = Image.open(io.BytesIO(place.screenshot())).convert("RGB")
@@ -346,7 +352,8 @@ def main() -> None:
         page.goto(lab.url("lab?reset"))
         page.locator(".jp-Launcher").wait_for()
         quiet = [picture for picture in chosen if not picture.live]
-        write([(picture, take(page, lab, picture)) for picture in quiet])
+        for picture in quiet:
+            write([(picture, take(page, lab, picture))])
         if live := [picture for picture in chosen if picture.live]:
             with live_run(lab):
                 page.goto(lab.url("lab?reset"))

@@ -13,6 +13,7 @@ BEFORE_NOTE = re.compile(r"(?:[^\W\d_]{4}|[)\]])[.!?][\"'”»’)]*$")
 AFTER_NOTE = re.compile(rf"[{DROPPED}{GAP}]{{0,9}}(?:$|[ \t]\W{{0,9}}([^\W\d_]))")
 IDEOGRAPHIC_END = re.compile(r"[。！？][」』）]*$")
 AFTER_IDEOGRAPHIC_NOTE = re.compile(rf"[ \t{DROPPED}{GAP}]{{0,9}}$")
+GAP_MARK = re.compile(GAP)
 NOTE_CHARS = 30
 ENDS_SENTENCE = re.compile(r"[.!?…。！？:;：；][\"'”»’)）」』\]\s]*$")
 WORD = re.compile(r"\w")
@@ -28,7 +29,7 @@ Segment = Callable[[str, str], list[str]]
 
 def without_notes(line: str) -> str:
     """A line without the gaps that follow the end of a sentence directly: the marks of notes."""
-    return re.sub(GAP, lambda match: DROPPED if _is_note(match) else GAP, line)
+    return GAP_MARK.sub(lambda match: DROPPED if _is_note(match) else GAP, line)
 
 
 def _is_note(gap: re.Match[str]) -> bool:

@@ -43,6 +43,8 @@ AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
 BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
 BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")
 # Beside which something dropped leaves nothing over.
+# A line with a gap and no sentence: "- " and the gap.
+SHORT_LINE = 4
 TWICE_DROPPED = DROPPED + DROPPED
 PLAIN_BEFORE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.\"'!?%]")
 PLAIN_BEFORE |= {"", "\n"}
@@ -209,7 +211,7 @@ def _cleaned(line: str) -> str:
     """A line without what was dropped and what that leaves over."""
     if "&" in line:
         line = _with_plain_spaces(markup.entities(line))
-    if GAP in line:
+    if GAP in line and len(line) > SHORT_LINE:
         line = without_notes(line)
     if DROPPED in line:
         line = _without_dropped(line)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import DataError
@@ -21,9 +21,12 @@ from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import MOST_TEMPLATES, SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
-from nbtrain.corpus.wiki import download, dump
+from nbtrain.corpus.wiki import dump
 from nbtrain.corpus.wiki.templates.call import Wiki
 from nbtrain.corpus.wiki.walker import Walker
+
+if TYPE_CHECKING:
+    from nbtrain.corpus.http import Downloaded
 
 # Counted up when the same dump gives another text: dumps are then extracted again, datasets stay as they are.
 EXTRACTION = 4
@@ -133,9 +136,13 @@ class WikiReader(SourceReader):
                     f"paths start at the workspace; leave path out to download a dump."
                 )
             return path
+        from nbtrain.corpus.wiki import download  # its HTTP client takes longer to import than all else here
+
         return download.folder() / self._downloaded().file
 
-    def _downloaded(self, with_file: bool = True) -> download.Downloaded:
+    def _downloaded(self, with_file: bool = True) -> "Downloaded":
+        from nbtrain.corpus.wiki import download
+
         look = download.find if with_file else download.known
         found = look(self.config.language, self.config.date, self.config.sha1)
         if found is None or self.config.sha1 not in (None, found.sha1):
@@ -150,6 +157,8 @@ class WikiReader(SourceReader):
         return self.config.path is None or self.config.sha1 is not None
 
     def download(self) -> str | None:
+        from nbtrain.corpus.wiki import download
+
         config = self.config
         if config.path is not None:
             if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
@@ -185,6 +194,8 @@ class WikiReader(SourceReader):
             site = dump.open_dump(self._path()).site
         name, wiki = site.get("sitename", "Wikipedia"), site.get("dbname")
         if wiki is None and self.config.path is None:
+            from nbtrain.corpus.wiki import download
+
             wiki = download.database(self.config.language)
         place = f" ({', '.join(part for part in (wiki, site.get('base')) if part)})" if wiki else ""
         return f"{name}{place}, by its contributors; each page's history names them."

@@ -45,7 +45,6 @@ BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?
 # Beside which something dropped leaves nothing over.
 # A line with a gap and no sentence: "- " and the gap.
 SHORT_LINE = 4
-TWICE_DROPPED = DROPPED + DROPPED
 PLAIN_BEFORE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.\"'!?%]")
 PLAIN_BEFORE |= {"", "\n"}
 NOT_AFTER = frozenset(" )）],;:.،、")
@@ -82,7 +81,9 @@ class Walker:
         """The article's text without its title; empty if nothing is left."""
         self._library.begin(title)
         aside: list[str] = []
-        text = markup.without_marks(wikitext.replace("\r\n", "\n"))
+        text = markup.without_marks(wikitext)
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
         text = markup.scan_tags(text, aside)
         text = markup.scan_templates(text, self._library)
         text = markup.scan_tables(text)
@@ -132,7 +133,13 @@ class Walker:
             if JOINT in line:
                 line = line.replace(JOINT, "")
             if "[" in line:
-                line = markup.without_addresses(line)
+                line = markup.without_addresses(line).replace("[[", "")
+            if "]" in line:
+                line = line.replace("]]", "")
+            if "{" in line:
+                line = line.replace("{{", "").replace("{|", "")
+            if "}" in line:
+                line = line.replace("}}", "")
             first = line[:1]
             if first == "=" and (found := markup.heading(line)) is not None:
                 level, title = found
@@ -164,11 +171,6 @@ class Walker:
         text = "\n".join(lines)
         if LESS_THAN in text:
             text = text.replace(LESS_THAN, "<")
-        # To look for one character is faster than for two.
-        for first, marks in (("[", ("[[",)), ("]", ("]]",)), ("{", ("{{", "{|")), ("}", ("}}",))):
-            if first in text:
-                for mark in marks:
-                    text = text.replace(mark, "")
         if aside:
             text = ASIDE_MARK.sub(lambda match: aside[int(match[1])], text)
             if "\n\n\n" in text:
@@ -202,6 +204,7 @@ def _with_plain_spaces(text: str) -> str:
     for space in SPACES:
         if space in text:
             text = text.replace(space, " ")
+    text = text.replace("  ", " ")
     while "  " in text:
         text = text.replace("  ", " ")
     return text
@@ -223,8 +226,6 @@ def _without_plain_dropped(text: str) -> str:
 
     Most are notes after a word or a full stop, with a space behind, or lines of their own.
     """
-    while TWICE_DROPPED in text:
-        text = text.replace(TWICE_DROPPED, DROPPED)
     first, *others = text.split(DROPPED)
     kept = [first]
     before = first[-1:]

@@ -427,8 +427,7 @@ def scan_links(text: str, expand: Callable[[str], str]) -> str:
     if len(parts) > 1:
         labels = parts[2::3]
         parts[1::3] = [
-            target.rstrip(" \t") if label is None else label
-            for target, label in zip(parts[1::3], labels, strict=True)
+            target if label is None else label for target, label in zip(parts[1::3], labels, strict=True)
         ]
         parts[2::3] = [""] * len(labels)
         text = "".join(parts)

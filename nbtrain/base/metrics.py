@@ -71,6 +71,8 @@ overflow_steps | stability/fp16 overflow steps | steps | Steps that fp16's loss 
 loss_spikes | stability/loss spikes | steps |
     Losses so far above loss_spike_factor times the mean of the window.
 rollbacks | stability/rollbacks | | Returns to a checkpoint after a bad step so far.
+steps_without_loss | stability/steps without loss | steps |
+    Steps so far without a token in the loss: they have no loss, and count in no mean.
 compute_min_seconds | ranks/compute min | s |
     Forward and backward pass without collectives: the fastest rank.
 compute_median_seconds | ranks/compute median | s |
@@ -100,6 +102,10 @@ test_perplexity | lm-loss-test/lm loss test ppl | | exp(test loss).
 _FAMILIES = """
 loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
     Training loss of one dataset of a blend or mixture: mean over its tokens in the loss in the global batch.
+validation_loss/<dataset> | lm-loss-validation/lm loss validation/<dataset> | nats |
+    Validation loss of one dataset of a blend or mixture: mean over its tokens in the loss.
+validation_perplexity/<dataset> | lm-loss-validation/lm loss validation ppl/<dataset> | |
+    exp(validation_loss/<dataset>).
 task/<task> | tasks/<task> | |
     A metric of evaluation.tasks: the name of its results, a space, and acc, acc_norm or perplexity.
 """

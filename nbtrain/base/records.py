@@ -213,6 +213,10 @@ class TrainingProgress(Record):
     eta_seconds: float | None = None
     validation_loss: float | None = None
     best_validation_loss: float | None = None
+    validation_losses: dict[str, float] = field(default_factory=dict)
+    """Of each dataset of a blend or mixture that had a token in the loss at the last validation."""
+    steps_without_loss: int | None = None
+    """Steps so far without a token in the loss."""
     test_loss: float | None = None
     overflow_steps: int | None = None
     """Steps that fp16's loss scaling has skipped so far."""

@@ -28,10 +28,10 @@ class TrainState:
     stability: dict[str, Any] | None = None
     """State of the guard against bad steps (StepGuard); None in older checkpoints."""
 
-    def validated(self, loss: float) -> None:
-        """Note the validation loss after the step that is reached."""
+    def validated(self, loss: float | None) -> None:
+        """Note the validation loss after the step that is reached; None if no token was in the loss."""
         self.evaluated_step, self.validation_loss = self.step, loss
-        if math.isfinite(loss):
+        if loss is not None and math.isfinite(loss):
             best = self.best_validation_loss
             # An older checkpoint may have kept a NaN as its best loss.
             self.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss

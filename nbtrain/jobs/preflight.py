@@ -27,8 +27,9 @@ from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.look.contents import check_contents
-from nbtrain.dataset.of_run import dataset_of
+from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.inputs import check_same_settings
+from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 from nbtrain.evaluation.of_run import task_problems
 from nbtrain.jobs.backends.base import backend_of
 from nbtrain.jobs.initial_weights import initial_weights_fit
@@ -285,6 +286,9 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         if config.data.sources and manifest.settings:
             check_same_settings(config, dataset, manifest)
         check_contents(dataset)
+        opened = open_dataset(config)
+        if may_have_no_loss(config, opened):
+            refuse_without_loss(config, build_datasets(config, opened=opened))
     except DataError as error:
         # Only what is missing is made: of other data, such as damaged files, the message says the way out.
         said = str(error).replace(MAKE_IT, "")

@@ -412,9 +412,9 @@ def _write_job(
         record.backend, record.command = config.backend.kind, list(command)
         record.labels, record.autotune = config.all_labels, autotune.mode_of(config)
         if step:
-            counts = (of(step) for of in (schedule.tokens_after, schedule.samples_after))
-            known = {"checkpoint_step": step, "target_tokens": config.target_tokens}
-            reached = TrainingProgress(config.train_steps, config.train_tokens, *counts, **known)
+            counts = schedule.tokens_after(step), schedule.samples_after(step)
+            reached = TrainingProgress(config.train_steps, config.train_tokens, *counts)
+            reached.checkpoint_step, reached.target_tokens = step, config.target_tokens
             record.goes_on_from = saved_progress(run, reached)
         record.mark("created_at")
         record.write(job.job_json)

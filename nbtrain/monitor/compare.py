@@ -92,7 +92,22 @@ def settings(runs: Sequence[Compared]) -> list[list[str]]:
 def figures(runs: Sequence[Compared]) -> list[list[str]]:
     """[name, words of each run] of the figures that at least one run has."""
     rows = [[name, *(_words(figure, one) for one in runs)] for name, figure in FIGURES.items()]
-    return [row for row in rows if set(row[1:]) != {UNKNOWN}] + evaluations(runs)
+    return [row for row in rows if set(row[1:]) != {UNKNOWN}] + of_datasets(runs) + evaluations(runs)
+
+
+def of_datasets(runs: Sequence[Compared]) -> list[list[str]]:
+    """[name, words of each run] of the validation loss and perplexity of each dataset of their blends."""
+    losses = [one.progress.validation_losses if one.progress else {} for one in runs]
+    names = sorted({name for found in losses for name in found}, key=natural)
+    rows = []
+    for name in names:
+        own = [found.get(name) for found in losses]
+        finite = [loss if loss is not None and math.isfinite(loss) else None for loss in own]
+        cells = [UNKNOWN if loss is None else f"{loss:.4f}" for loss in finite]
+        rows.append([f"validation loss, {name}", *cells])
+        cells = [UNKNOWN if loss is None else f"{math.exp(min(loss, 20)):,.2f}" for loss in finite]
+        rows.append([f"validation perplexity, {name}", *cells])
+    return rows
 
 
 def evaluations(runs: Sequence[Compared]) -> list[list[str]]:

@@ -60,6 +60,9 @@ def _progress(view: RunView) -> tuple[list[str], list[str]]:
             parts.append(f"loss {progress.loss:.4f}")
         if progress.validation_loss is not None:
             parts.append(f"validation {progress.validation_loss:.4f}")
+        if progress.steps_without_loss:
+            steps = amounts.counted(progress.steps_without_loss, "step")
+            parts.append(f"{steps} without a token in the loss")
         if progress.overflow_steps:
             parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
         # Of ranks that are gone while their job goes on, only what they have done counts.

@@ -34,20 +34,29 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     ),
     "Memory": ("host_memory_bytes", "device_memory_bytes"),
     "Share of memory": ("host_memory_fraction", "device_memory_fraction"),
-    "Steps that went wrong": ("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks"),
+    "Steps that went wrong": (
+        *("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),
+    ),
 }
 """Curves that are read together stand in one chart; all others have one of their own."""
-OF_DATASETS = "loss/"
+# {how the names of a family begin: what one of its curves is called, before `of` and the dataset}
+OF_DATASETS = {
+    "loss/": "loss",
+    "validation_loss/": "validation loss",
+    "validation_perplexity/": "validation perplexity",
+}
 OF_TASKS = "task/"
 # Of no interest as curves: other curves have them as their axis.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
 # These flutter; a smoothed schedule or count would be false.
 SMOOTHED = re.compile(
-    "^(?!task/|loss_s(cale|pikes)$).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
+    "^(?!task/|loss_s(cale|pikes)$|steps_without_loss$).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
 )
 DOTTED = re.compile("validation|test_|evaluation|checkpoint|^task")
 SHARES = re.compile("^(mfu|hfu)$|_fraction$|_accuracy$|^task/.* acc(_norm)?$")
-NOT_FROM_ZERO = re.compile("^(?!task/.* acc|loss_s(cale|pikes)$).*(loss|perplexity|norm|reward)")
+NOT_FROM_ZERO = re.compile(
+    "^(?!task/.* acc|loss_s(cale|pikes)$|steps_without_loss$).*(loss|perplexity|norm|reward)"
+)
 COUNTED = ("steps", "ranks", "sequences", "tokens")
 # More lines than this get one colour and no names.
 MOST_NAMED = 8
@@ -83,8 +92,11 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for title, names in TOGETHER.items():
         if having := [name for name in names if there.pop(name, None)]:
             found.append({"title": title, "names": having})
-    if blends := [name for name in there if name.startswith(OF_DATASETS)]:
-        found.append({"title": "Loss of each dataset", "names": blends})
+    blends = []
+    for before, words in OF_DATASETS.items():
+        if having := [name for name in there if name.startswith(before)]:
+            found.append({"title": f"{words.capitalize()} of each dataset", "names": having})
+            blends += having
     tasks = [name for name in there if name.startswith(OF_TASKS)]
     for title, is_of_perplexity in (("Answers to tasks", False), ("Perplexity of tasks", True)):
         if having := [name for name in tasks if name.endswith("perplexity") == is_of_perplexity]:

@@ -127,8 +127,9 @@ def _tag(name: str) -> str:
 
 def _title(name: str) -> str:
     """What a curve is called; names of datasets and tasks stay as they are."""
-    if name.startswith(OF_DATASETS):
-        return f"loss of {name.removeprefix(OF_DATASETS)}"
+    for before, words in OF_DATASETS.items():
+        if name.startswith(before):
+            return f"{words} of {name.removeprefix(before)}"
     if name.startswith(OF_TASKS):
         return name.removeprefix(OF_TASKS)
     return TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")

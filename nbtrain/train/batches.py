@@ -163,6 +163,11 @@ class DatasetLosses:
         self._noted.append((batch, token_losses))
         return token_losses
 
+    @property
+    def noted(self) -> "_NotedLosses":
+        """What fills these losses in a validation."""
+        return _NotedLosses(self)
+
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
         """float64 [datasets, 2]: the sum of this rank's losses and the number of its learnt tokens.
 
@@ -176,6 +181,13 @@ class DatasetLosses:
             sums.index_add_(0, batch.dataset_ids.flatten(), rows.double())
         sums[:, 1] /= ulysses_ranks
         return sums
+
+
+class _NotedLosses(NamedTuple):
+    losses: DatasetLosses
+
+    def of(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return {"token_losses": self.losses.of(batch)}
 
 
 class _Readable(Dataset):

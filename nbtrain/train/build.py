@@ -27,7 +27,7 @@ from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
+from nbtrain.dataset.samples.build import GPTDatasets, build_datasets, refuse_without_loss
 from nbtrain.model.adapters import freeze
 from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
@@ -277,4 +277,7 @@ def _build_data(config: RunConfig, index_samples: int | None, skipped: int, worl
     datasets = build_datasets(config, index_samples, skipped)
     if world.rank == 0:
         wait_for_all()
+    if index_samples is None:
+        # A run that was started by hand; a resumed one has trained on some of them.
+        refuse_without_loss(config, datasets)
     return datasets

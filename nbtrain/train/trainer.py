@@ -8,9 +8,10 @@ All ranks make every step, evaluation and save together; rank 0 alone logs and w
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
@@ -20,7 +21,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import LEAVE, NOTHING, STOP, Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.train.attempt import this_attempt
-from nbtrain.train.batches import Batches, training_rows
+from nbtrain.train.batches import Batches, DatasetLosses, training_rows
 from nbtrain.train.build import Built, build
 from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.stragglers import Stragglers
@@ -74,6 +75,17 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
         f"{display(run.checkpoint(step))}: its weights are NaN or Inf ({names}). Remove that folder: then "
         f"`nbtrain resume` continues from {f'step {older:,}' if older else 'the start'}."
     )
+
+
+class Validation(NamedTuple):
+    """What a pass over a split has found."""
+
+    loss: float | None
+    """None: no token of it is in the loss."""
+    rewards: Rewards | None = None
+    """With dpo."""
+    dataset_losses: Mapping[str, float] = MappingProxyType({})
+    """Of each dataset of a blend or mixture that has a token in the loss."""
 
 
 @dataclass
@@ -201,12 +213,14 @@ class Trainer:
         self.guard.settle()
         started = time.perf_counter()
         with self.heartbeat.phase("evaluate"):
-            loss, figures = self._loss_on(self.datasets.valid)
-        self.state.validated(loss)
-        if not math.isfinite(loss):
+            found = self._loss_on(self.datasets.valid)
+        self.state.validated(found.loss)
+        if found.loss is not None and not math.isfinite(found.loss):
             self.guard.check_weights()
         if self.report is not None:
-            self.report.add_validation(self.state, time.perf_counter() - started, figures)
+            self.report.add_validation(
+                self.state, time.perf_counter() - started, found.rewards, found.dataset_losses
+            )
         if self.tasks is not None and self._tasks_due():
             self._ask(self.tasks)
 
@@ -227,7 +241,7 @@ class Trainer:
             return
         started = time.perf_counter()
         with self.heartbeat.phase("test"):
-            loss, _ = self._loss_on(self.datasets.test)
+            loss = self._loss_on(self.datasets.test).loss
         if self.report is not None:
             self.report.add_test(self.state, loss, time.perf_counter() - started)
 
@@ -273,11 +287,18 @@ class Trainer:
         masked, named = data.is_masked, bool(data.names)
         return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
-    def _loss_on(self, dataset: Any) -> tuple[float, Rewards | None]:
-        """The loss on a split, and with dpo the rewards of its pairs."""
+    def _loss_on(self, dataset: Any) -> Validation:
+        """The loss on a split, that of each dataset of a blend, and with dpo the rewards of its pairs."""
         config, engine, beat = self.config, self.engine, self.heartbeat.beat
-        if config.dpo is None:
-            return engine.loss_on(dataset, config, self.datasets.is_masked, beat), None
-        figures = PairFigures(config.dpo, self.world.device)
-        loss = engine.loss_on(dataset, config, True, beat, figures.noted)
-        return loss, Rewards.of(engine.over_data_axis(figures.sums()))
+        if config.dpo is not None:
+            figures = PairFigures(config.dpo, self.world.device)
+            loss = engine.loss_on(dataset, config, True, beat, figures.noted)
+            return Validation(loss, Rewards.of(engine.over_data_axis(figures.sums())))
+        is_masked, names = self.datasets.is_masked, self.datasets.names
+        if not names:
+            return Validation(engine.loss_on(dataset, config, is_masked, beat))
+        losses = DatasetLosses(len(names), self.world.device)
+        loss = engine.loss_on(dataset, config, is_masked, beat, losses.noted, named=True)
+        rows = engine.over_data_axis(losses.sums(engine.ulysses_size)).tolist()
+        means = {name: total / count for name, (total, count) in zip(names, rows, strict=True) if count}
+        return Validation(loss, dataset_losses=means)

@@ -34,7 +34,7 @@ class StepResult:
     """Sequences trained on, this step's included."""
     learning_rate: float
     loss: torch.Tensor
-    """Mean over this step's learnt tokens, of all micro batches and ranks."""
+    """Mean over this step's tokens in the loss, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     loss_scale: float
     """After this step."""
@@ -42,6 +42,8 @@ class StepResult:
     wall_seconds: float = 0.0
     logged: bool = False
     """Whether a log line is due."""
+    tokens_in_loss: torch.Tensor | None = None
+    """How many tokens, or pairs, the loss is a mean over; 0: the step has no loss. None: all of them."""
     dataset_losses: torch.Tensor | None = None
     """[named datasets, 2], over all ranks: the sum of the losses of its learnt tokens, and their number."""
     pair_sums: torch.Tensor | None = None
@@ -63,6 +65,7 @@ class TrainingStep:
         self.weight_decay = WeightDecaySchedule.of(config)
         self.batch_schedule = config.batch_schedule
         self.communication = CommunicationTimer()
+        self._tokens_in_loss: torch.Tensor | None = None
 
     def make(self, batches: Batches, logged: bool) -> StepResult:
         """Make the next step. Raises StabilityError for a bad step if the policy is stop or rollback.
@@ -86,7 +89,10 @@ class TrainingStep:
         first, last = (
             state.data.position(sample) for sample in (consumed_samples, consumed_samples + batch_size - 1)
         )
-        self.guard.begin_step(state.step + 1, (first, last + 1), engine.local_loss)
+        self._tokens_in_loss = None
+        self.guard.begin_step(
+            state.step + 1, (first, last + 1), engine.local_loss, lambda: self._tokens_in_loss
+        )
         with self.communication.measured(self.world, logged, timer):
             micro_batches = self._micro_batches(batches, accumulation_steps, timer)
             beat, factor = self.heartbeat.beat, self.guard.loss_factor
@@ -111,6 +117,7 @@ class TrainingStep:
             timer,
             time.perf_counter() - started,
             logged,
+            tokens_in_loss=self._tokens_in_loss,
             dataset_losses=None if self.config.dpo is not None else sums,
             pair_sums=sums if self.config.dpo is not None else None,
             overflowed_scale=loss_scale if verdict.overflowed else None,
@@ -137,7 +144,8 @@ class TrainingStep:
             groups = self.engine.groups
             if groups.data_parallel.size > 1:
                 dist.all_reduce(learnt, group=groups.data_parallel.process_group)
-            # A step that learns nothing has a loss of 0.
+            self._tokens_in_loss = learnt
+            # A step without a token in the loss has none; its sum of 0 is divided by something.
             denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
         for batch in held:
             yield MicroBatch(batch, denominator)

@@ -154,3 +154,13 @@ def test_what_is_refused(workspace):
         with pytest.raises(ConfigError) as refused:
             compared(runs)
         assert str(refused.value) == words
+
+
+def test_the_validation_of_each_dataset_is_compared(workspace):
+    """A row for each dataset of either run; a run without it has a dash."""
+    one = made(workspace, "one", {}, [(1, 60)], validation_losses={"wiki": 2.0, "code": 1.0})
+    two = made(workspace, "two", {}, [(1, 60)], validation_losses={"wiki": 2.5, "code": float("nan")})
+    figures = {row[0]: row[1:] for row in compared([one, two])["figures"]["rows"]}
+    assert figures["validation loss, wiki"] == ["2.0000", "2.5000"]
+    assert figures["validation perplexity, wiki"] == ["7.39", "12.18"]
+    assert figures["validation loss, code"] == ["1.0000", "\N{EN DASH}"]

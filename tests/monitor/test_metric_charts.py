@@ -67,3 +67,15 @@ def test_a_loss_that_is_no_number_is_a_gap_in_the_picture() -> None:
     line = smoothed(curves["loss"]["values"], chart["smoothing"])
     assert [value is None for value in line] == [False, True, False, True, False]
     assert 2.0 < line[4] < 4.0 and chart["x"] == [1, 5]
+
+
+def test_the_losses_of_datasets_have_a_chart_for_each_kind() -> None:
+    names = ["loss/wiki", "validation_loss/code", "validation_loss/wiki", "validation_perplexity/wiki"]
+    tags = [{"tag": name, "title": name, "unit": "", **how_drawn(name, "")} for name in names]
+    assert metric_charts(tags) == [
+        {"title": "Loss of each dataset", "names": names[:1]},
+        {"title": "Validation loss of each dataset", "names": names[1:3]},
+        {"title": "Validation perplexity of each dataset", "names": names[3:]},
+    ]
+    assert all(how_drawn(name, "")["dots"] for name in names[1:])
+    assert not how_drawn("steps_without_loss", "steps")["smooth"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.run_view import RunView
 from tests.train import launch
 from tests.train.test_training import assert_same_state
@@ -51,7 +52,10 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
         steps * 4,
     )
     losses = {name: RunView(cut).scalars(name) for name in ("loss", "loss/test", "loss/short")}
-    assert RunView(cut).scalar_names()[-2:] == ["loss/short", "loss/test"]
+    kinds = ("loss", "validation_loss", "validation_perplexity")
+    assert RunView(cut).scalar_names()[-6:] == [
+        f"{kind}/{one}" for kind in kinds for one in ("short", "test")
+    ]
     assert losses["loss"].steps == losses["loss/short"].steps == list(range(1, steps + 1))
     by_step = dict(zip(losses["loss/test"].steps, losses["loss/test"].values))
     for step, loss, short in zip(losses["loss"].steps, losses["loss"].values, losses["loss/short"].values):
@@ -77,12 +81,21 @@ def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
     assert launch.trace(cut) == launch.trace(straight)
     assert launch.manifest(cut, STEPS)["data_state"]["packing"] == "best_fit"
     view = RunView(cut)
-    assert view.scalar_names()[-2:] == ["loss/alpaca", "loss/talk"]
+    assert view.scalar_names()[-6:-4] == ["loss/alpaca", "loss/talk"]
     assert len(view.scalars("loss/talk")) == STEPS
 
 
 # Ranks, micro batch, ZeRO stage: all of a step in one micro batch; the same step in four, and over two ranks.
-LAYOUTS = {"whole": (1, 4, 1), "accumulated": (1, 1, 0), "two-ranks": (2, 1, 1), "zero3": (2, 1, 3)}
+LAYOUTS: dict[str, tuple[int, int, int, str]] = {
+    "whole": (1, 4, 1, "data_parallel_size"),
+    "accumulated": (1, 1, 0, "data_parallel_size"),
+    "two-ranks": (2, 1, 1, "data_parallel_size"),
+    "zero3": (2, 1, 3, "data_parallel_size"),
+    "tensor": (2, 2, 1, "tensor_parallel_size"),
+    "pipeline": (2, 1, 1, "pipeline_parallel_size"),
+    "ulysses": (2, 2, 1, "ds_sequence_parallel_size"),
+}
+SOAK = ("tensor", "pipeline", "ulysses")
 
 
 @pytest.fixture(scope="module")
@@ -96,31 +109,42 @@ def layouts(tmp_path_factory, home, forked):
                 "model.hidden_dropout": 0.0,
                 "model.attention_dropout": 0.0,
                 "batch.micro_batch_size": micro,
-                "parallel.data_parallel_size": ranks,
+                f"parallel.{size}": ranks,
                 "parallel.zero_stage": stage,
             },
             name,
         )
-        for name, (ranks, micro, stage) in LAYOUTS.items()
+        for name, (ranks, micro, stage, size) in LAYOUTS.items()
     }
-    for name, (ranks, _, _) in LAYOUTS.items():
-        forked.train(runs[name], ranks)
-    return runs
+    trained: dict[str, RunDir] = {}
+
+    def train(name):
+        """The run, once it is trained."""
+        if name not in trained:
+            forked.train(runs[name], LAYOUTS[name][0])
+            trained[name] = runs[name]
+        return trained[name]
+
+    return train
 
 
-@pytest.mark.parametrize("name", ["accumulated", "two-ranks", "zero3"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK)) for name in LAYOUTS if name != "whole"],
+)
 def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
     """Samples differ in their learnt tokens; losses, norms and validation are the same.
 
     Up to the order of fp32 sums; means of micro batches' means would differ in the third digit.
     """
-    ours, theirs = launch.trace(layouts[name]), launch.trace(layouts["whole"])
+    ours, theirs = launch.trace(layouts(name)), launch.trace(layouts("whole"))
     assert sorted(ours) == sorted(theirs) == list(range(1, STEPS + 1))
     for index in (0, 1):
         values = [[float.fromhex(trace[step][index]) for step in sorted(trace)] for trace in (ours, theirs)]
         np.testing.assert_allclose(*values, rtol=2e-6, atol=4e-6)
-    views = [RunView(layouts[one]) for one in (name, "whole")]
-    for scalar in ("loss/test", "loss/short", "validation_loss", "test_loss"):
+    views = [RunView(layouts(one)) for one in (name, "whole")]
+    of_datasets = [f"{kind}/{one}" for kind in ("loss", "validation_loss") for one in ("test", "short")]
+    for scalar in (*of_datasets, "validation_loss", "validation_perplexity/short", "test_loss"):
         points = [view.scalars(scalar) for view in views]
         assert points[0].steps == points[1].steps != []
         np.testing.assert_allclose(points[0].values, points[1].values, rtol=2e-6, atol=4e-6)

@@ -162,11 +162,13 @@ def _extract(workers: ChosenWorkers, corpus: Corpus, force: bool, say: Say) -> C
 
 
 def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Say) -> list[dict[str, Any]]:
-    from nbtrain.dataset.samples.build import build_datasets  # not needed to make tokens alone
+    # Not needed to make tokens alone.
+    from nbtrain.dataset.samples.build import build_datasets, refuse_without_loss
 
     index_cache = opened.files.index_cache
     before = set(index_cache.glob("*.json"))
     datasets = build_datasets(config, opened=opened)
+    refuse_without_loss(config, datasets)
     made = len(set(index_cache.glob("*.json")) - before)
     if made:
         say("made", f"{made} of the indices of train, valid and test were not in index-cache/")

@@ -101,6 +101,34 @@ def build_datasets(
     )
 
 
+def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
+    """Raise DataError if none of the samples that the run trains on has a token in the loss.
+
+    Reads up to the first sample that has one. Packed examples have been looked at when they were packed.
+    """
+    if not datasets.is_masked or config.data.packing == "best_fit" or config.dpo is not None:
+        return
+    samples = config.batch_schedule.samples_after(config.train_steps)
+    for position in range(samples):
+        mask = datasets.train.sample(position).loss_mask
+        if mask is None or mask.any():
+            return
+    raise DataError(
+        f"dataset {config.data.name}: none of the {samples:,} samples of {config.model.seq_length:,} tokens "
+        "that the run trains on has a token in the loss, so it would learn nothing. The tokens in the loss "
+        "are rare in this text, such as short answers to long prompts: set data.packing=best_fit, raise "
+        "model.seq_length, or train on more tokens."
+    )
+
+
+def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
+    """Whether refuse_without_loss() has something to look at; indices are not built for this."""
+    if config.data.packing == "best_fit" or config.dpo is not None:
+        return False
+    entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
+    return all(entry.loss_mask is not None for entry in entries)
+
+
 def _is_masked(dataset: Any) -> bool:
     if isinstance(dataset, BlendedDataset):
         return any(_is_masked(part) for part in dataset.datasets)

@@ -5,6 +5,7 @@ short-lived job cannot know (one that failed before its first validation) is kep
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base import files
@@ -72,11 +73,14 @@ def summarize(
         "loss": newest("loss", progress.loss),
         "last_validation_loss": validation_loss,
         "last_validation_perplexity": perplexity(validation_loss),
+        "last_validation_by_dataset": by_dataset(progress.validation_losses)
+        or before.get("last_validation_by_dataset", {}),
         "best_validation_loss": best_validation_loss,
         "best_validation_perplexity": perplexity(best_validation_loss),
         "test_loss": test_loss,
         "test_perplexity": perplexity(test_loss),
         "overflow_steps": newest("overflow_steps", progress.overflow_steps),
+        "steps_without_loss": newest("steps_without_loss", progress.steps_without_loss),
         "restarts": record.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "started_at": record.created_at,
@@ -84,6 +88,11 @@ def summarize(
         # From the submission to the end: start-up, training, evaluation, saving, restarts.
         "end_to_end_seconds": round(record.seconds_between("created_at", "ended_at"), 3),
     }
+
+
+def by_dataset(losses: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    """{dataset: its validation loss and perplexity}, of a blend or mixture."""
+    return {name: {"loss": loss, "perplexity": perplexity(loss)} for name, loss in losses.items()}
 
 
 def perplexity(loss: float | None) -> float | None:

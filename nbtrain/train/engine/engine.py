@@ -119,10 +119,11 @@ class TrainEngine:
 
     def evaluate(
         self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
-    ) -> float:
+    ) -> float | None:
         """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same.
 
-        `noted` receives more of each token, on the ranks that have losses.
+        None if no token of them is in the loss. `noted` receives more of each token, on the ranks that have
+        losses.
         """
         raise NotImplementedError
 
@@ -133,12 +134,16 @@ class TrainEngine:
         masked: bool,
         beat: Callable[[], None],
         noted: Noted | None = None,
-    ) -> float:
-        """Mean loss in nats over the first samples of a split, as many as config.evaluation says."""
+        named: bool = False,
+    ) -> float | None:
+        """Mean loss in nats over the first samples of a split, as many as config.evaluation says.
+
+        None if no token of them is in the loss. `named`: batches say which dataset each token is of.
+        """
         data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
         num_samples = config.evaluation.eval_iters * config.batch.global_batch_size
         rows = evaluation_rows(num_samples, micro_batch_size, data.rank, data.size)
-        with Batches(dataset, rows, self.deepspeed.device, masked=masked) as batches:
+        with Batches(dataset, rows, self.deepspeed.device, masked=masked, named=named) as batches:
             return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat, noted)
 
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
@@ -150,12 +155,15 @@ class TrainEngine:
             dist.broadcast(values, src=pipeline.ranks[-1], group=pipeline.process_group)
         return values
 
-    def _mean_loss(self, losses: list[torch.Tensor], tokens: list[float]) -> float:
-        """The mean of `losses`; if the learnt `tokens` of each batch are given, the sum over the tokens."""
+    def _mean_loss(self, losses: list[torch.Tensor], tokens: list[float]) -> float | None:
+        """The mean of `losses`; if the learnt `tokens` of each batch are given, the sum over the tokens.
+
+        None if there are none.
+        """
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)
             # Ulysses ranks see the masks of whole sequences and have the losses of their own tokens.
             total[1] = sum(tokens) / self.ulysses_size if tokens else len(losses)
         loss, count = self.over_data_axis(total.to(self.deepspeed.device)).tolist()
-        return loss / max(count, 1.0)
+        return loss / count if count else None

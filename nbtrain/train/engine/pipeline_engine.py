@@ -58,7 +58,7 @@ class PipelineEngine(TrainEngine):
 
     def evaluate(
         self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
-    ) -> float:
+    ) -> float | None:
         tokens: list[float] = []
 
         def inputs() -> Iterator[tuple]:

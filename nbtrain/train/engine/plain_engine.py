@@ -48,7 +48,7 @@ class PlainEngine(TrainEngine):
 
     def evaluate(
         self, batches: Batches, num_batches: int, beat: Callable[[], None], noted: Noted | None = None
-    ) -> float:
+    ) -> float | None:
         module = self.module
         training = module.training
         module.eval()

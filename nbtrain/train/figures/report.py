@@ -8,8 +8,10 @@ import json
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,26 +100,39 @@ class Report:
         while len(self._pending) > keep:
             self._write(self._pending.pop(0))
 
-    def add_validation(self, state: TrainState, seconds: float, rewards: Rewards | None = None) -> None:
+    def add_validation(
+        self,
+        state: TrainState,
+        seconds: float,
+        rewards: Rewards | None = None,
+        dataset_losses: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """`dataset_losses`: of each dataset of a blend or mixture that has a token in the loss."""
         self.flush()
         self._time_split.add(evaluation=seconds)
         self._pauses.add("validation", seconds)
         loss = state.validation_loss
-        assert loss is not None
         self.alerts.check(
             "validation_loss",
-            not math.isfinite(loss),
+            loss is not None and not math.isfinite(loss),
             f"step {state.step}: the validation loss is {loss}, though all weights are finite",
             state.step,
         )
         self._write_scalars(state, evaluation_seconds=seconds)
+        self.progress.validation_losses = dict(dataset_losses)
         self._follow(state)
+        for name, own in dataset_losses.items():
+            self._write_scalars(
+                state, **{f"validation_loss/{name}": own, f"validation_perplexity/{name}": _exp(own)}
+            )
         words = ""
         if rewards is not None:
             self._write_scalars(
                 state, validation_reward_accuracy=rewards.accuracy, validation_reward_margin=rewards.margin
             )
             words = f" | {_shown(rewards)}"
+        if dataset_losses:
+            words += " | " + ", ".join(f"{name} {own:.4f}" for name, own in dataset_losses.items())
         self._add_loss("validation", state, loss, f"{words} | {seconds:.2f} s", seconds=seconds)
 
     def add_tasks(self, state: TrainState, found: "Evaluation", seconds: float) -> None:
@@ -142,12 +157,19 @@ class Report:
         logger.info("step %6s | %s | %.2f s", f"{state.step:,}", text, seconds)
         self.events.write("tasks", f"step {state.step}: {text}", step=state.step, seconds=seconds)
 
-    def add_test(self, state: TrainState, loss: float, seconds: float) -> None:
+    def add_test(self, state: TrainState, loss: float | None, seconds: float) -> None:
         self._time_split.add(evaluation=seconds)
         self.progress.test_loss = loss
         self._add_loss("test", state, loss)
 
-    def _add_loss(self, kind: str, state: TrainState, loss: float, ending: str = "", **data: float) -> None:
+    def _add_loss(
+        self, kind: str, state: TrainState, loss: float | None, ending: str = "", **data: float
+    ) -> None:
+        if loss is None:
+            text = f"no {kind} loss: none of the tokens that are read is in the loss"
+            logger.warning("step %6s | %s%s", f"{state.step:,}", text, ending)
+            self.events.write("warning", f"step {state.step}: {text}", step=state.step, **data)
+            return
         values, text = {f"{kind}_loss": loss}, f"{kind} loss {loss:.4f}"
         if self.config.dpo is None:
             values[f"{kind}_perplexity"] = perplexity = _exp(loss)
@@ -246,10 +268,12 @@ class Report:
         self.writer.close()
 
     def _write(self, result: StepResult) -> None:
-        loss = float(result.loss)
+        tokens_in_loss = None if result.tokens_in_loss is None else float(result.tokens_in_loss)
+        loss = float(result.loss) if tokens_in_loss != 0 else None
         norm = float(result.grad_norm) if result.grad_norm is not None else None
         if self._trace:
-            exact = {"loss": loss.hex(), "grad_norm": norm.hex() if norm is not None else None}
+            numbers = {"loss": loss, "grad_norm": norm}
+            exact = {name: None if value is None else value.hex() for name, value in numbers.items()}
             self.events.write("trace", f"step {result.step}", step=result.step, **exact)
         if result.overflowed_scale is not None:
             # The norm of a step that moved nothing is infinite: it would only spoil curves and progress.
@@ -265,7 +289,10 @@ class Report:
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
         self._follow_costs(resident if device_bytes is None else device_bytes)
-        self.progress.loss, self.progress.grad_norm = loss, norm
+        # A step without a loss says nothing of the training: the loss before stays.
+        self.progress.loss = self.progress.loss if loss is None else loss
+        self.progress.grad_norm = norm
+        self.progress.steps_without_loss = result.stability_counts.get("steps_without_loss") or None
         self.progress.learning_rate = result.learning_rate
         self.progress.tokens_per_second = tokens_per_second
         values: dict[str, float | None] = {
@@ -298,13 +325,12 @@ class Report:
         if self.config.parallel.pipeline_parallel_size == 1:
             values["pipeline_seconds"] = None
         self.writer.write(result.step, tokens, samples, **values)
-        self.alerts.check(
-            "loss", not math.isfinite(loss), f"step {result.step}: the loss is {loss}", result.step
-        )
+        is_bad = loss is not None and not math.isfinite(loss)
+        self.alerts.check("loss", is_bad, f"step {result.step}: the loss is {loss}", result.step)
         if self.config.precision.dtype == "fp16":
             self._follow_overflows(result)
         if result.logged:
-            self._log(result, speeds.mfu, wall_seconds, used, device_fraction)
+            self._log(result, loss, speeds.mfu, wall_seconds, used, device_fraction)
 
     def _follow_costs(self, memory_bytes: int) -> None:
         """What the plan of the next run compares its own figures with."""
@@ -348,6 +374,7 @@ class Report:
     def _log(
         self,
         result: StepResult,
+        loss: float | None,
         mfu: float | None,
         wall_seconds: float,
         host_memory_fraction: float,
@@ -358,7 +385,7 @@ class Report:
         parts = [
             f"step {result.step:>6,}",
             f"tokens {amounts.count(done)} / {amounts.count(self._target_tokens)}",
-            f"loss {progress.loss:.4f}",
+            f"loss {loss:.4f}" if loss is not None else "no token in the loss",
             _shown(self._newest_rewards) if self._newest_rewards is not None else "",
             f"lr {amounts.rate(result.learning_rate)}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),

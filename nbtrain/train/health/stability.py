@@ -72,11 +72,18 @@ class _Step:
     own_loss: torch.Tensor | None = None
     loss: torch.Tensor | None = None
     norm: torch.Tensor | None = None
+    tokens_in_loss: torch.Tensor | None = None
+    """0: the step has no loss; None: every token is in it."""
     copied: torch.cuda.Event | None = None
 
     @property
     def samples(self) -> str:
         return f"samples {self.positions[0]:,} to {self.positions[1] - 1:,} of the order"
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a token of the step is in the loss; waits for the device."""
+        return self.tokens_in_loss is None or float(self.tokens_in_loss) > 0
 
     def copy(self, loss: torch.Tensor, norm: torch.Tensor | float | None, on_gpu: bool) -> None:
         """Keep loss and norm; on a GPU in host memory, once `copied` has happened."""
@@ -84,6 +91,7 @@ class _Step:
         if on_gpu:
             self.loss = _pinned(self.loss)
             self.norm = None if self.norm is None else _pinned(self.norm)
+            self.tokens_in_loss = None if self.tokens_in_loss is None else _pinned(self.tokens_in_loss)
             self.copied = torch.cuda.Event()
             self.copied.record()
 
@@ -92,10 +100,16 @@ class StepHistory:
     """What is kept of earlier steps, and what counts as a bad step compared with them."""
 
     def __init__(self, stability: StabilityConfig, rollbacks: int):
-        self.counts = {"skipped_steps": 0, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": rollbacks}
+        self.counts = {
+            "skipped_steps": 0,
+            "overflow_steps": 0,
+            "loss_spikes": 0,
+            "rollbacks": rollbacks,
+            "steps_without_loss": 0,
+        }
         """Of the run so far, by their names in metrics.py."""
         self.losses: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
-        """Of the last good steps."""
+        """Of the last good steps that have a loss."""
         self._stability = stability
         self._skipped: deque[int] = deque()
 
@@ -103,16 +117,28 @@ class StepHistory:
     def mean_loss(self) -> float:
         return sum(self.losses) / len(self.losses)
 
-    def kind(self, loss: float, norm: float | None) -> str:
-        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too."""
+    def good(self, loss: float, has_loss: bool) -> None:
+        """Note a good step."""
+        if has_loss:
+            self.losses.append(loss)
+        else:
+            self.counts["steps_without_loss"] += 1
+
+    def kind(self, loss: float, norm: float | None, has_loss: bool = True) -> str:
+        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too.
+
+        Losses that were all 0, as those of pairs become, say nothing of how much a loss may be.
+        """
         if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
             return "nan"
         if (
             self._stability.on_loss_spike == "ignore"
+            or not has_loss
             or len(self.losses) < self._stability.loss_spike_window_steps
         ):
             return ""
-        return "spike" if loss > self._stability.loss_spike_factor * self.mean_loss else ""
+        mean = self.mean_loss
+        return "spike" if mean > 0 and loss > self._stability.loss_spike_factor * mean else ""
 
     def skip(self, step: int) -> int:
         """Count a skipped step; how many of the last loss_spike_window_steps steps were skipped."""
@@ -165,6 +191,7 @@ class StepGuard:
         self._found = ""
         self._mean_loss: float | None = None
         self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
+        self._tokens_in_loss: Callable[[], torch.Tensor | None] = lambda: None
         self._take_model_step: Callable[..., None] = engine._take_model_step
 
     def install(self) -> None:
@@ -172,14 +199,20 @@ class StepGuard:
         self._engine._take_model_step = self._guarded
 
     def begin_step(
-        self, step: int, positions: tuple[int, int], local_loss: Callable[[], torch.Tensor | None]
+        self,
+        step: int,
+        positions: tuple[int, int],
+        local_loss: Callable[[], torch.Tensor | None],
+        tokens_in_loss: Callable[[], torch.Tensor | None] = lambda: None,
     ) -> None:
         """Before the first forward pass of `step`, which reads the positions [first, last) of the order.
 
         `local_loss`, called once after all micro batches, gives this rank's own mean loss (fp32 scalar on the
-        device), or None if another pipeline stage computes the loss.
+        device), or None if another pipeline stage computes the loss. `tokens_in_loss`, called after them too,
+        gives how many tokens of all ranks the loss is a mean over; None: all.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
+        self._tokens_in_loss = tokens_in_loss
         self._found, self._mean_loss = "", None
         self.loss_factor = self._faults.loss_factor(step)
         self._faults.at(step)
@@ -191,6 +224,7 @@ class StepGuard:
         the job goes back to a checkpoint.
         """
         step, precision = self._step, self.config.precision
+        step.tokens_in_loss = self._tokens_in_loss()
         if self._faults.spoils_weights(step.number):
             local_part(next(self._engine.module.parameters())).fill_(math.nan)
         if self._found:
@@ -207,7 +241,7 @@ class StepGuard:
             self._pending.append(step)
             self._look(keep=1 if on_gpu else 0)
         elif self._mean_loss is not None:
-            self.history.losses.append(self._mean_loss)
+            self.history.good(self._mean_loss, step.has_loss)
         return StepVerdict()
 
     def settle(self) -> None:
@@ -241,7 +275,9 @@ class StepGuard:
         self._step.own_loss = None if own is None else own.detach().float().clone()
         if self._acts_before_the_step:
             self._mean_loss, finite = self._over_ranks(self._step.own_loss)
-            self._found = self.history.kind(self._mean_loss, 0.0 if finite else math.nan)
+            self._step.tokens_in_loss = self._tokens_in_loss()
+            norm = 0.0 if finite else math.nan
+            self._found = self.history.kind(self._mean_loss, norm, self._step.has_loss)
             if self._found:
                 discard_gradients(self._engine)
                 return
@@ -268,9 +304,9 @@ class StepGuard:
                 step.copied.synchronize()
             assert step.loss is not None
             loss, norm = float(step.loss), None if step.norm is None else float(step.norm)
-            if kind := self.history.kind(loss, norm):
+            if kind := self.history.kind(loss, norm, step.has_loss):
                 self._act(step, kind, loss, norm)
-            self.history.losses.append(loss)
+            self.history.good(loss, step.has_loss)
 
     def _act(
         self, step: _Step, kind: str, loss: float | None, norm: float | None, scale_advice: str = ""

@@ -11,7 +11,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples import gpt_dataset
-from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.build import build_datasets, refuse_without_loss
 from nbtrain.dataset.samples.state import rank_positions
 from tests.dataset.dataset_maker import stacked
 from tests.dataset.indexed_writer import IndexedWriter
@@ -358,3 +358,30 @@ def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dat
         assert sample.loss_mask.tolist() == [
             float(label % 3 > 0 and token != 0) for token, label in zip(sample.tokens, sample.labels)
         ]
+
+
+def test_a_run_whose_samples_have_no_token_in_the_loss_is_refused(make_config, write_dataset):
+    """With packing: stream too. One token among the samples that the run reads is enough."""
+    write_dataset()
+    config = make_config()
+    target, indexed = dataset_of(config), IndexedDataset(dataset_of(config).prefix)
+
+    def with_mask(learnt):
+        for path in (target.loss_mask.bin, target.loss_mask.idx):
+            path.unlink(missing_ok=True)
+        with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:
+            for document in range(indexed.num_documents):
+                writer.add_document(np.full(len(indexed[document]), learnt, np.uint8))
+        return build_datasets(config)
+
+    refuse_without_loss(config, build_datasets(config))
+    refuse_without_loss(config, with_mask(1))
+    none = with_mask(0)
+    samples = config.batch_schedule.samples_after(config.train_steps)
+    with pytest.raises(
+        DataError, match=rf"none of the {samples:,} samples .* has a token in the loss.*best_fit"
+    ):
+        refuse_without_loss(config, none)
+    last = none.train.sample(samples - 1)
+    none.train.sample = lambda at: last._replace(loss_mask=np.arange(16) == (3 if at == samples - 1 else 99))
+    refuse_without_loss(config, none)

@@ -75,3 +75,18 @@ def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):
         write_summary(run, config, record, beat)
         summary = files.read_json(run.summary_json)
         assert (summary["memory_bytes"], summary["pipeline_fraction"]) == (2 << 30, 0.25)
+
+
+def test_the_validation_of_each_dataset_is_in_the_summary(tmp_path):
+    """Loss and perplexity by name; a job that ends before its first validation keeps them."""
+    run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
+    run.path.mkdir()
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
+    me = ProcessIdentity.of(os.getpid())
+    found = []
+    for losses in ({}, {"wiki": 0.0, "code": 1e6}, {}):
+        progress = TrainingProgress(800, 3_276_800, validation_losses=losses)
+        beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
+        found.append(write_summary(run, config, record, beat)["last_validation_by_dataset"])
+    both = {"wiki": {"loss": 0.0, "perplexity": 1.0}, "code": {"loss": 1e6, "perplexity": None}}
+    assert found == [{}, both, both]

@@ -14,6 +14,7 @@ from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState
+from nbtrain.monitor.tfevents import read_scalars
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts
 from nbtrain.train.figures.report import Report
@@ -53,10 +54,20 @@ def report(job, config, tmp_path):
     report.close()
 
 
-def add_step(report, config, step, loss=4.5):
+def add_step(report, config, step, loss=4.5, **more):
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
     result = StepResult(
-        step, 16, 16 * step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), 2.0, step % 2 == 0
+        step,
+        16,
+        16 * step,
+        2e-3,
+        torch.tensor(loss),
+        0.84321,
+        1.0,
+        StepTimer(CPU),
+        2.0,
+        step % 2 == 0,
+        **more,
     )
     report.add_step(result, TrainState(step, data))
 
@@ -247,3 +258,53 @@ def test_waiting_for_other_stages_is_a_share_of_the_steps_alone():
     split.add_step(8.0, {"forward": 5.0, "pipeline": 2.0}, None)
     split.add(evaluation=10.0)
     assert split.step_fraction("pipeline") == 0.25
+
+
+def test_a_step_without_a_token_in_the_loss_has_no_loss(report, config, job, caplog, tmp_path):
+    """No point, no 0.0: the line says why, and the loss of the step before stays the newest."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    add_step(report, config, 1, tokens_in_loss=7.0)
+    add_step(report, config, 2, loss=0.0, tokens_in_loss=0.0, stability_counts={"steps_without_loss": 1})
+    assert caplog.messages[0].split(" | ")[2] == "no token in the loss"
+    assert (report.progress.loss, report.progress.steps_without_loss) == (4.5, 1)
+    report.close()
+    found = read_scalars(str(tmp_path / "tensorboard"))
+    assert list(found["lm-loss-training/lm loss"].steps) == [1]
+    assert list(found["stability/steps without loss"].values) == [1.0]
+    assert list(found["grad-norm/grad-norm"].steps) == [1, 2]
+
+
+def test_a_validation_without_a_token_in_the_loss_is_a_warning(report, config, job, tmp_path):
+    """No loss is noted, and no best one; the step counts as validated."""
+    state = TrainState(4, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=64))
+    state.validated(2.0)
+    report.add_validation(state, 1.0)
+    state.step = 8
+    state.validated(None)
+    report.add_validation(state, 1.0)
+    assert (state.evaluated_step, state.validation_loss, state.best_validation_loss) == (8, None, 2.0)
+    report.add_test(state, None, 1.0)
+    assert [event["message"] for event in read_events(job) if event["kind"] == "warning"] == [
+        "step 8: no validation loss: none of the tokens that are read is in the loss",
+        "step 8: no test loss: none of the tokens that are read is in the loss",
+    ]
+    report.close()
+    assert list(
+        read_scalars(str(tmp_path / "tensorboard"))["lm-loss-validation/lm loss validation"].steps
+    ) == [4]
+
+
+def test_the_validation_loss_of_each_dataset_is_written_and_kept(report, config, tmp_path, caplog):
+    """With its perplexity, for the curves; in the progress, for summary and comparison."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    state = TrainState(4, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=64))
+    state.validated(2.0)
+    report.add_validation(state, 1.0, dataset_losses={"wiki": 1.5, "code": 2.5})
+    assert report.progress.validation_losses == {"wiki": 1.5, "code": 2.5}
+    assert "| wiki 1.5000, code 2.5000 |" in caplog.messages[0]
+    report.close()
+    found = read_scalars(str(tmp_path / "tensorboard"))
+    assert list(found["lm-loss-validation/lm loss validation/wiki"].values) == [1.5]
+    assert list(found["lm-loss-validation/lm loss validation ppl/code"].values) == [
+        pytest.approx(math.exp(2.5), rel=1e-6)
+    ]

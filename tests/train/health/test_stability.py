@@ -71,9 +71,11 @@ class Run:
         self.guard.install()
         self.steps = 0
 
-    def step(self, loss, gradient=1.0):
+    def step(self, loss, gradient=1.0, tokens_in_loss=None):
         self.steps += 1
-        self.guard.begin_step(self.steps, (4 * self.steps - 4, 4 * self.steps), lambda: torch.tensor(loss))
+        positions = (4 * self.steps - 4, 4 * self.steps)
+        tokens = None if tokens_in_loss is None else torch.tensor(float(tokens_in_loss))
+        self.guard.begin_step(self.steps, positions, lambda: torch.tensor(loss), lambda: tokens)
         self.engine.module.weight.grad = torch.tensor([[gradient]])
         norm = self.engine.module.weight.grad.norm()
         self.engine._take_model_step()
@@ -124,6 +126,7 @@ def test_skip_acts_before_the_weights_move(yaml, job):
         "overflow_steps": 0,
         "loss_spikes": 0,
         "rollbacks": 0,
+        "steps_without_loss": 0,
     }
     first = next(iter(read_events(job)))
     assert first["kind"] == "skip"
@@ -398,3 +401,31 @@ def test_every_rank_decides_alike_and_names_the_culprit(discarded):
         assert skipped == [False, False, True, False, False]
         if line["how"] == "loss" and "pipeline" not in line["case"]:
             assert first["reason"].startswith("step 3: the loss is nan on rank 0 of 2; samples 16 to 23")
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy):
+    """Its loss is a sum over nothing. With a window of such steps, the first real loss would be a spike."""
+    run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
+    for loss, tokens in ((0.0, 0), (0.0, 0), (0.0, 0), (5.0, 9), (0.0, 0), (5.0, 9), (5.0, 9), (9.0, 9)):
+        assert not run.step(loss, tokens_in_loss=tokens).skipped
+    assert list(run.guard.history.losses) == [5.0, 5.0, 9.0]
+    assert run.guard.history.counts["steps_without_loss"] == 4
+    if policy == "skip":
+        assert run.step(13.0, tokens_in_loss=9).skipped  # more than twice the mean of 19 / 3
+    else:
+        with pytest.raises(StabilityError, match="the loss jumps to 13, 2.1 times the mean of the last 3"):
+            run.step(13.0, tokens_in_loss=9)
+
+
+def test_after_losses_of_nothing_but_0_no_loss_is_a_spike(yaml, job):
+    """Losses of pairs come down to exactly 0: there is no share of it that a loss may not pass."""
+    run = Run(yaml, job, on_loss_spike="skip", loss_spike_window_steps=2)
+    for loss in (0.0, 0.0, 1e-6, 0.0, 0.0, 3.0):
+        assert not run.step(loss).skipped
+
+
+def test_a_checkpoint_of_before_has_counted_no_step_without_loss(yaml, job):
+    history = Run(yaml, job).guard.history
+    history.load_state_dict({"losses": [1.0], "skipped": [], "counts": {"skipped_steps": 2}})
+    assert (history.counts["skipped_steps"], history.counts["steps_without_loss"]) == (2, 0)

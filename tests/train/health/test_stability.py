@@ -414,7 +414,7 @@ def test_a_step_without_a_token_in_the_loss_counts_in_no_mean(yaml, job, policy)
     if policy == "skip":
         assert run.step(13.0, tokens_in_loss=9).skipped  # more than twice the mean of 19 / 3
     else:
-        with pytest.raises(StabilityError, match="the loss jumps to 13, 2.1 times the mean of the last 3"):
+        with pytest.raises(StabilityError, match=r"the loss jumps to 13, 2\.1 times the mean of the last 3"):
             run.step(13.0, tokens_in_loss=9)
 
 

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import NearDedupConfig
 from nbtrain.corpus import characters
 from nbtrain.corpus.optional import optional
 
 DIGEST_BYTES = 16
 RUN_ENTRIES = 1 << 22  # a run grows no longer than this, so that merging never copies the whole index
+LARGEST_NUMBER = 2**32 - 1  # of a document among those that stay; an entry of a band has four bytes for it
 NOTHING = np.uint32(0xFFFFFFFF)  # every minimum of a text without words
 PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
@@ -151,6 +153,11 @@ class NearIndex:
         stays |= ~has_words
         self._drop_among_themselves(keys, low, stays, has_words)
         new = np.flatnonzero(stays & has_words)
+        if len(kept) + len(new) > LARGEST_NUMBER:
+            raise DataError(
+                f"data.cleaning.near_dedup numbers at most {LARGEST_NUMBER:,} documents, and there are more. "
+                "Turn it off, or prepare the text as several datasets and mix them with data.blend."
+            )
         numbers = np.arange(len(kept), len(kept) + len(new), dtype=np.uint32)
         del kept  # bytes with a view of them cannot grow
         self._kept += low[new].tobytes()

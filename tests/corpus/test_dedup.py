@@ -213,6 +213,15 @@ def test_bands(threshold, num_permutations, expected):
         assert (1 - threshold**rows) ** count <= 0.02
 
 
+def test_more_documents_than_have_numbers(monkeypatch):
+    """An entry has four bytes for the number of a document: one more is refused, and not numbered anew."""
+    monkeypatch.setattr(dedup, "LARGEST_NUMBER", 2)
+    index = NearIndex(NEAR)
+    index.add(np.stack([index.signature(f"one {word} two three four five six") for word in ("a", "b")]))
+    with pytest.raises(DataError, match=r"data\.cleaning\.near_dedup numbers at most 2 documents"):
+        index.add(index.signature("another text of several other words")[None])
+
+
 def test_many_candidates_are_compared_in_pieces(monkeypatch):
     """Candidates that are compared in pieces give the same answer as all at once."""
     rows = np.arange(128, dtype=np.uint32)[None].repeat(60, axis=0)

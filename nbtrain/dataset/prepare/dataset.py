@@ -44,7 +44,7 @@ from nbtrain.corpus.workers import ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
-from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, tokens_path
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
@@ -198,8 +198,39 @@ class _Encoding:
                 shutil.rmtree(work)
             work.mkdir(parents=True)
             files.write_json(work / "inputs.json", inputs)
+        elif not self.dataset.manifest_json.is_file():
+            self._take_back()
         for leftover in (*work.glob(".*.tmp"), *work.glob(f"{PREFIX}*")):
             leftover.unlink()
+
+    def _take_back(self) -> None:
+        """Undo a join that did not end: a full disk costs neither the tokens nor the room for them twice.
+
+        Tokens that were written in order have left the work folder for their place in the dataset; what was
+        copied there is removed.
+        """
+        names = ["", *(f"key-{key}" for key in self.settings.extra_keys), "mask"]
+        for prefix, name in zip([*self.prefixes, self.mask_prefix], names, strict=True):
+            if prefix is None:
+                continue
+            tokens, in_order = bin_path(prefix), tokens_path(self.dataset.work, None, name)
+            idx_path(prefix).unlink(missing_ok=True)
+            if not tokens.is_file():
+                continue
+            if not in_order.exists() and tokens.stat().st_size == self._in_order_bytes(in_order.name):
+                tokens.replace(in_order)
+            else:
+                tokens.unlink()
+
+    def _in_order_bytes(self, name: str) -> int | None:
+        """The bytes that the shards have together in a file of all shards; None if there is no such file."""
+        records = [files.read_json(path) or {} for path in self.dataset.work.glob("[0-9]*.json")]
+        ends = [
+            record["starts"][name] + record["files"][name]
+            for record in records
+            if name in record.get("starts", {})
+        ]
+        return max(ends, default=None)
 
     def _check_unchanged(self) -> None:
         """Raises DataError if a source has changed: what was read is neither the old text nor the new."""

@@ -93,7 +93,7 @@ def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> E
 @dataclass(frozen=True)
 class GPTIndex:
     document_index: np.ndarray
-    """int32 [E * documents]: sequence numbers."""
+    """int32, or int64 if a number is beyond it, [E * documents]: sequence numbers."""
     sample_index: np.ndarray
     """int32 or int64 [samples + 1, 2]."""
     shuffle_index: np.ndarray
@@ -134,16 +134,20 @@ def build_gpt_index(
         raise DataError(f"documents {first:,} to {last:,} hold no token: no sample can be cut from them.")
     epochs = epochs_needed(tokens, seq_length, num_samples)
     entries = epochs.num_epochs * (last - first)
+    # Upstream has int32 here too, where document 2**31 becomes -2**31.
+    numbers = np.dtype(np.int32 if last - 1 <= LARGEST_INT32 else np.int64)
+    # One limit for both: as many entries, and twice the bytes of them.
     if entries * 4 > LARGEST_INDEX_BYTES:
         raise DataError(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
-            f"{tokens:,} tokens; their document index would take {entries * 4 / 2**30:,.0f} GiB (at most "
+            f"{tokens:,} tokens; their document index would take "
+            f"{entries * numbers.itemsize / 2**30:,.0f} GiB (at most "
             f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one "
             "epoch's at a time, or set data.index_samples: the order is then built for that many and "
             "repeated with another seed."
         )
     generator = np.random.RandomState(seed)
-    document_index = allocate("document_index", (entries,), np.dtype(np.int32))
+    document_index = allocate("document_index", (entries,), numbers)
     _fill_document_index(_plain(document_index), first, last, epochs, generator)
     narrow = max(entries, int(own_lengths.max())) <= LARGEST_INT32
     sample_index = allocate(
@@ -166,7 +170,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
 def _fill_document_index(
     index: np.ndarray, first: int, last: int, epochs: Epochs, generator: np.random.RandomState
 ) -> None:
-    index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=np.int32)
+    index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=index.dtype)
     _shuffle(index, (epochs.num_epochs - 1) * (last - first), epochs, generator)
 
 

@@ -1,5 +1,7 @@
 """Parts become shards and shards one dataset: the same bytes for any number of workers and after any kill."""
 
+import contextlib
+import errno
 import io
 import json
 import os
@@ -672,6 +674,44 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     assert kept > 1
     filler.unlink()
     assert prepare(config).manifest.counts["documents"] == 300
+
+
+@pytest.mark.parametrize(
+    ("repeats", "place"), [*((1, place) for place in range(3)), *((2, place) for place in range(5))]
+)
+def test_a_disk_that_is_full_while_shards_are_joined(
+    make_config, workspace, small_parts, monkeypatch, repeats, place
+):
+    """Whichever file it meets, no token is encoded twice, and none takes its room twice meanwhile."""
+    config = make_config(data={"extra_json_keys": ["more"]})
+    lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(100)]
+    write_jsonl(workspace / "texts.jsonl", lines * repeats)
+    whole = content(prepare(config, through="encode").dataset)
+    folder, made, write = dataset_dir("small"), [], files.atomic_writer
+    shutil.rmtree(folder)
+
+    @contextlib.contextmanager
+    def filling(path, mode="wb"):
+        # Without duplicates the .bin are moved there, and two .idx and the manifest written; else all five.
+        if path.parent == folder:
+            if len(made) == place:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            made.append(path)
+        with write(path, mode) as stream:
+            yield stream
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "atomic_writer", filling)
+        with pytest.raises(DataError, match="What is done is kept"):
+            prepare(config, through="encode")
+    monkeypatch.setattr(Encoder, "__call__", lambda self, task: pytest.fail("a part was encoded again"))
+    seen = []
+    join = prepare_dataset.join
+    monkeypatch.setattr(
+        prepare_dataset, "join", lambda *of: seen.append(sorted(folder.glob("[!.]*.*"))) or join(*of)
+    )
+    assert content(prepare(config, through="encode").dataset) == whole
+    assert seen == [[]]
 
 
 def test_progress_inside_parts(tmp_path):

@@ -177,6 +177,26 @@ def test_types_of_the_arrays(monkeypatch):
         assert (len(index.document_index), index.sample_index.dtype) == (21, dtype)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "dtype"),
+    [
+        (2**31 - 5, 2**31, np.int32),
+        (2**31 - 5, 2**31 + 5, np.int64),
+        (2**31 + 1, 2**31 + 9, np.int64),
+        (2**33, 2**33 + 3, np.int64),
+    ],
+)
+def test_numbers_of_documents_beyond_31_bits(first, last, dtype):
+    """They are as they are, in every epoch, and samples lie where they lie with small numbers."""
+    lengths = np.broadcast_to(np.int32(5), (last + 10,))  # a view of one number: no memory
+    index = build_gpt_index(lengths, first, last, seq_length=8, num_samples=20, seed=1)
+    small = build_gpt_index(lengths, 0, last - first, seq_length=8, num_samples=20, seed=1)
+    assert index.document_index.dtype == dtype
+    assert (index.document_index.astype(np.int64) - first).tolist() == small.document_index.tolist()
+    assert index.sample_index.tolist() == small.sample_index.tolist()
+    assert index.shuffle_index.tolist() == small.shuffle_index.tolist()
+
+
 def test_the_largest_index_that_is_built(monkeypatch):
     """4 bytes for each place in the document index: as many as the limit says, and not one more."""
     monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4)

@@ -193,6 +193,8 @@ class SourceCounts:
     """The first broken records: place and reason."""
     listed: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS broken records, with the lines of their files."""
+    separators: int = 0
+    """Lines that separate documents, in text that is cut at such lines."""
     logged_before: bool = False
     """Whether an earlier step has logged them: then they are not logged again."""
     _lines: Counter[str] = field(default_factory=Counter)
@@ -212,6 +214,7 @@ class SourceCounts:
         self.records += tally.records
         self.broken += tally.broken
         self.dropped.update(tally.dropped)
+        self.separators += tally.separators
         self.sentences += tally.sentences
         self.dropped_sentences += tally.dropped_sentences
         self.unknown_templates.update(tally.unknown_templates)

@@ -100,6 +100,8 @@ class Tally:
     """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
     """How many records were left out, by a rule or as broken: reason -> number."""
+    separators: int = 0
+    """Lines that separate documents, in text that is cut at such lines."""
     sentences: int = 0
     """Sentences of a text that was rewritten (wikitext), with the dropped ones; 0 where nothing is."""
     dropped_sentences: int = 0

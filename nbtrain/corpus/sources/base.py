@@ -92,6 +92,13 @@ class SourceReader(ABC):
             "fingerprint": self.fingerprint(),
         }
 
+    def doubt(self, num_separators: int) -> str | None:
+        """Return a sentence on a setting that reading the source has shown to be in doubt; None without one.
+
+        `num_separators` counts the lines in all parts that separate documents.
+        """
+        return None
+
     def total_bytes(self) -> int | None:
         """The sum of all parts' size_bytes, for a progress bar; None if unknown."""
         return None

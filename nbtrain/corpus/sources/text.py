@@ -4,10 +4,13 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from nbtrain.base.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import files
 from nbtrain.corpus.sources.file_kinds import TEXTS, stands_beside_data, suffix_of
+
+LOOKED_AT_BYTES = 16 << 20
 
 
 class TextReader(files.FileReader):
@@ -40,7 +43,7 @@ class TextReader(files.FileReader):
             return
         for shown, lines in self.opened(part):
             lines_before = tally.lines
-            for first, last, content in self._cut(lines):
+            for first, last, content in self._cut(lines, tally):
                 tally.lines = lines_before + (last if part.path else 0)
                 yield from self._text(content, shown, first, tally)
 
@@ -62,9 +65,34 @@ class TextReader(files.FileReader):
     def _is_whole(self) -> bool:
         return self._separator is None and self.config.document_bytes is None
 
-    def _cut(self, lines: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    def doubt(self, num_separators: int) -> str | None:
+        separator = self._separator
+        if separator is None or num_separators:
+            return None
+        count = counted(len(self.files()), "file")
+        met = self._inside(separator)
+        inside = f" {met} holds it among other characters: it must be a line of its own." if met else ""
+        return (
+            f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: each "
+            f"file is one document.{inside}"
+        )
+
+    def _inside(self, separator: bytes) -> str | None:
+        """The first line among the first LOOKED_AT_BYTES that holds the separator, as file:line."""
+        left = LOOKED_AT_BYTES
+        for path in self.files():
+            with files.open_lines(path, self.where) as stream:
+                for number, line in enumerate(stream, start=1):
+                    if separator in line:
+                        return f"{display(path)}:{number}"
+                    left -= len(line)
+                    if left <= 0:
+                        return None
+        return None
+
+    def _cut(self, lines: Iterable[bytes], tally: Tally) -> Iterator[tuple[int, int, bytes]]:
         if self._separator is not None:
-            return _documents(lines, self._separator)
+            return _documents(lines, self._separator, tally)
         return _of_size(lines, self.config.document_bytes)
 
     @property
@@ -111,12 +139,13 @@ def _end_of_sentence(line: bytes, num_bytes: int) -> int:
     return at or num_bytes
 
 
-def _documents(lines: Iterable[bytes], separator: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _documents(lines: Iterable[bytes], separator: bytes, tally: Tally) -> Iterator[tuple[int, int, bytes]]:
     """(number of its first line, number of lines read so far, bytes) of each document."""
     first, number = 1, 0
     begun: list[bytes] = []
     for number, line in enumerate(lines, start=1):
         if line.startswith(separator) and files.is_separator(line, separator):
+            tally.separators += 1
             yield first, number, files.joined(begun)
             first = number + 1
         else:

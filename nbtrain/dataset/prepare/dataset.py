@@ -260,6 +260,8 @@ class _Encoding:
         listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
         for source, reader in enumerate(self.corpus.readers):
             self.counts[source].check_broken(reader, listed)
+            if doubt := reader.doubt(self.counts[source].separators):
+                logger.warning("%s: %s", reader.where, doubt)
         self.num_kept = account.num_kept
         records = [account.records[number] for number in sorted(account.records)]
         self._check_unknown(records)

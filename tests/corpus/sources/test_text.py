@@ -15,6 +15,7 @@ from nbtrain.config.data_section import DataConfig
 from nbtrain.config.sources import TextSource
 from nbtrain.corpus.asked import same_text
 from nbtrain.corpus.asked import settings as settings_of
+from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 from tests.fuzzing import num_cases
@@ -188,3 +189,32 @@ def test_where_a_cut_file_is_not_utf_8(workspace, read):
     found = read(text("a.txt", document_bytes=55))
     assert [problem.split(": ")[0] for problem in found.problems] == ["a.txt:101"]
     assert len(found.records) == 19
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "doubt"),
+    [
+        (b"a\n---\nb\n", None),
+        (b"a\n---\n", None),
+        (b"a\nb\n", ""),
+        (b"a\nb---c\n", " in/a.txt:2 holds it among other characters: it must be a line of its own."),
+        (b"a\nb\nc\n--- \nd", " in/a.txt:4 holds it among other characters: it must be a line of its own."),
+    ],
+)
+def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, size):
+    """All files of the source are one document each: a sentence says so, and where the separator stands."""
+    part_bytes(size)
+    (workspace / "in").mkdir()
+    (workspace / "in" / "a.txt").write_bytes(content)
+    (workspace / "in" / "b.txt").write_bytes(b"no separator here\n" * 3)
+    reader, tally = open_source(text("in", document_separator="---"), "here"), Tally()
+    for _ in reader.documents(tally):
+        pass
+    assert reader.doubt(tally.separators) == (
+        None
+        if doubt is None
+        else "no line of the source (2 files) is document_separator = '---': each file is one document."
+        + doubt
+    )
+    assert open_source(text("in"), "here").doubt(0) is None

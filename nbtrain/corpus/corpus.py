@@ -92,6 +92,16 @@ class Corpus:
         sizes = [reader.total_bytes() for reader in self.readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
+    def unpacked_bytes(self, most: int) -> int | None:
+        """The bytes of all sources when they are unpacked, counted up to `most`; None if one cannot say."""
+        num_bytes = 0
+        for reader in self.readers:
+            size = reader.unpacked_bytes(most - num_bytes)
+            if size is None:
+                return None
+            num_bytes += size
+        return num_bytes
+
 
 def cleaned(
     records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False

@@ -92,6 +92,10 @@ class ColumnReader(FileReader):
         with self._opened(path) as file:
             yield from file.parts(self._keys)
 
+    def unpacked_bytes_of(self, path: Path, most: int) -> int:
+        with self._opened(path) as file:
+            return sum(file.unit_bytes(self._keys))
+
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
         for name in part.details:
             path = Path(name)

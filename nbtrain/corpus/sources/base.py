@@ -103,6 +103,11 @@ class SourceReader(ABC):
         """The sum of all parts' size_bytes, for a progress bar; None if unknown."""
         return None
 
+    def unpacked_bytes(self, most: int) -> int | None:
+        """Return the bytes of the source when it is unpacked, counted up to `most`; None if unknown."""
+        total = self.total_bytes()
+        return None if total is None else min(total, most)
+
     def documents(self, tally: Tally | None = None) -> Iterator[Record]:
         """All records in order, read by this process."""
         tally = Tally() if tally is None else tally

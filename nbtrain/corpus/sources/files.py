@@ -128,6 +128,24 @@ class FileReader(base.SourceReader):
     def total_bytes(self) -> int | None:
         return sum(path.stat().st_size for path in self.files())
 
+    def unpacked_bytes(self, most: int) -> int:
+        num_bytes = 0
+        for path in self.files():
+            if num_bytes >= most:
+                break
+            num_bytes += self.unpacked_bytes_of(path, most - num_bytes)
+        return min(num_bytes, most)
+
+    def unpacked_bytes_of(self, path: Path, most: int) -> int:
+        """The bytes of one file when it is unpacked. No more than about `most` are unpacked to count them."""
+        with open_bytes(path, self.where) as stream:
+            if not isinstance(stream.raw, compression.Unpacked):
+                return path.stat().st_size
+            num_bytes = 0
+            while num_bytes < most and (block := stream.read(compression.BLOCK_BYTES)):
+                num_bytes += len(block)
+        return num_bytes
+
     def check_dependencies(self) -> None:
         for suffix in sorted(PACKAGES.keys() & {path.suffix.lower() for path in self.files()}):
             optional(PACKAGES[suffix], f"{self.where}: a {suffix} file")

@@ -53,6 +53,12 @@ class RecordFileReader(FileReader):
         else:
             yield from record_pieces(path, self.where)
 
+    def unpacked_bytes_of(self, path: Path, most: int) -> int:
+        if not is_parquet(path):
+            return super().unpacked_bytes_of(path, most)
+        with OpenParquet(path, self.where) as file:
+            return sum(file.unit_bytes(self.columns()))
+
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)
 

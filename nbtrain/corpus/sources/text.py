@@ -73,8 +73,8 @@ class TextReader(files.FileReader):
         met = self._inside(separator)
         inside = f" {met} holds it among other characters: it must be a line of its own." if met else ""
         return (
-            f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: each "
-            f"file is one document.{inside}"
+            f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: "
+            f"each file is one document.{inside}"
         )
 
     def _inside(self, separator: bytes) -> str | None:

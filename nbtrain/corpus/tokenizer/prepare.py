@@ -341,8 +341,8 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     _refuse_strange(directory, read_manifest(directory))
     refuse_name_of_shipped_tokenizer(config)
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
-    total = corpus.total_bytes()
-    sample_bytes = min(total, train_bytes) if total else train_bytes
+    unpacked = corpus.unpacked_bytes(train_bytes)
+    sample_bytes = unpacked or train_bytes
     tally = Tally()
     sample = sample_texts(
         corpus.readers, train_bytes, config.tokenizer.train_seed, Cleaner(config.data.cleaning), tally
@@ -371,5 +371,6 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     made = directory.with_name(f".{directory.name}.new.tmp")
     manifest = save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
     _put_in_place(made, directory)
-    note = "" if total and total <= train_bytes else f" from {amounts.size(int(progress.done))} of text"
+    is_sampled = unpacked is None or unpacked == train_bytes
+    note = f" from {amounts.size(int(progress.done))} of text" if is_sampled else ""
     return manifest, note

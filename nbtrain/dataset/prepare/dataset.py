@@ -45,6 +45,7 @@ from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, tokens_path
+from nbtrain.dataset.ends import doubtful_ends, last_tokens
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
@@ -396,15 +397,17 @@ def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -
     indexed = IndexedDataset(dataset.prefix)
     vocab_size = config.tokenizer.vocab_size
     indexed.verify(vocab_size)
-    ends = np.cumsum(indexed.lengths, dtype=np.int64)[: min(len(indexed), 1000)] - 1
-    last_tokens = np.unique(indexed.tokens[ends])
+    if doubt := doubtful_ends(indexed, loaded.eod_id if loaded else None):
+        logger.warning("%s", doubt)
+    found = np.unique(last_tokens(indexed))
+    eod_id = loaded.eod_id if loaded else int(found[0]) if len(found) == 1 else None
     manifest = manifest_of_files(
         dataset,
         indexed,
         files.sha256_of(dataset.bin),
         json_key=config.data.json_key,
         vocab_size=loaded.vocab_size if loaded else vocab_size,
-        eod_id=loaded.eod_id if loaded else int(last_tokens[0]) if len(last_tokens) == 1 else None,
+        eod_id=eod_id,
         tokenizer_sha256=loaded.sha256 if loaded else None,
         software=software(),
     )

@@ -18,20 +18,22 @@ from typing import Any, Literal, get_args
 from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Say
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, tokenizer_dir
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus import dedup, sentences
 from nbtrain.corpus.asked import place
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus
 from nbtrain.corpus.extract import extracted
+from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.corpus.tokenizer.markers import markers_sentence
 from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
 from nbtrain.dataset.blend import BlendFiles, OpenBlend
+from nbtrain.dataset.ends import doubtful_ends
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.dataset import prepare_dataset
-from nbtrain.dataset.prepare.inputs import gone_sources
+from nbtrain.dataset.prepare.inputs import check_same_inputs, gone_sources
 from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
 from nbtrain.dataset.prepare.workers import ChosenWorkers
 
@@ -62,6 +64,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
                 with _step(report, "encode") as say:
                     dataset.check_tokenizer(config)
                     say("used", f"a blend of datasets that are there: {', '.join(named)}")
+                _report_ends(config, dataset)
             else:
                 with ChosenWorkers(config) as workers:
                     opened = _prepare_text(config, dataset, report, workers, force, wanted)
@@ -107,6 +110,9 @@ def _prepare_text(
             elif is_needed:
                 corpus = work(corpus, force, say)
             else:
+                if name == "extract" == wanted[-1] and manifest is not None:
+                    # The step that encodes is not reached: what it would refuse is refused here.
+                    check_same_inputs(config, dataset, manifest, corpus)
                 say("kept", "nothing to read: tokenizer and dataset are there")
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
@@ -119,6 +125,18 @@ def _prepare_text(
         opened = prepare_dataset(config, dataset, manifest, corpus, loaded, workers, force, say)
     report.dataset, report.manifest = dataset.directory, opened.manifest
     return opened
+
+
+def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
+    """Warn of pairs of a blend without a manifest in which documents do not end in the blend's token."""
+    manifest, tokenizer = blend.manifest(), read_manifest(tokenizer_dir(config.tokenizer.name))
+    eod_id = manifest.eod_id if manifest else None
+    if eod_id is None and tokenizer is not None:
+        eod_id = tokenizer["eod_id"]
+    for entry in blend.entries:
+        brought = not entry.is_named and entry.files.idx.is_file() and entry.files.own_manifest() is None
+        if brought and (doubt := doubtful_ends(entry.open(None).indexed, eod_id)):
+            logger.warning("%s", doubt)
 
 
 def _check_packages(config: RunConfig) -> None:

@@ -1,6 +1,7 @@
 """prepare: does what is missing, says why, refuses to replace, and survives being killed."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import os
@@ -12,11 +13,14 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.workspace import data_home, tokenizer_dir
+from nbtrain.corpus.corpus import Corpus
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import adopt, save
 from nbtrain.corpus.tokenizer.prepare import is_trained
@@ -28,6 +32,7 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.prepare.report import PrepareReport
+from tests.corpus.wiki.conftest import dump_xml, page
 
 
 def steps(report):
@@ -138,6 +143,20 @@ def test_training_tells_its_memory_first(make_config, capsys):
         first,
     )
     assert second.startswith("tokenizer small: 1")
+
+
+def test_training_on_compressed_text(make_config, workspace, capsys):
+    """Its size is that of the unpacked text: for the bar, and for the memory that training takes."""
+    config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl.gz"}]})
+    content = (workspace / "texts.jsonl").read_bytes()
+    (workspace / "texts.jsonl.gz").write_bytes(gzip.compress(content))
+    prepare(config, through="tokenizer")
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"training on {amounts.size(len(content))} of text" in first
+    assert f"/{len(content) / 1000:.3g}kB" in second
+    # No more is unpacked than the sample takes.
+    for train_bytes, expected in ((5_000, 5_000), (10**8, len(content))):
+        assert Corpus.open(config.data.sources).unpacked_bytes(train_bytes) == expected
 
 
 def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
@@ -310,6 +329,21 @@ def test_changed_source_file(make_config, workspace):
 
 
 @pytest.mark.slow
+def test_extracting_a_dump_that_has_changed(make_config, workspace):
+    """The dataset was made of the old dump: the step is refused as prepare is, and not called done."""
+    dump = workspace / "dump.xml"
+    dump.write_bytes(dump_xml([page(f"Page {number}", f"Text {number}. " * 9) for number in range(30)]))
+    config = make_config(data={"sources": [{"kind": "wiki", "path": "dump.xml"}]})
+    prepare(config, through="encode")
+    assert steps(prepare(config, through="extract"))[0][1] == "kept"
+    dump.write_bytes(dump_xml([page("Another", "text " * 50)]))
+    message = refusal(config)
+    assert "the sources have changed since it was made" in message
+    with pytest.raises(DataError) as caught:
+        prepare(config, through="extract")
+    assert str(caught.value) == message
+
+
 def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     """A dataset outlives its sources: it is kept with a warning; sources that still exist are compared."""
     (workspace / "more").mkdir()
@@ -500,6 +534,37 @@ def test_brought_dataset(make_config):
     assert report.manifest.dataset_sha256 == prepared.dataset_sha256
     assert report.manifest.eod_id == prepared.eod_id
     assert steps(prepare(brought))[1][1] == "kept"
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+@pytest.mark.parametrize("without", [0, 3, 40])
+def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_tokenizer, without):
+    """Documents without the end-of-document token are counted in a warning; the files are used."""
+    prepare(make_config(), through="encode")
+    dataset = DatasetFiles.named("small")
+    tokens = IndexedDataset(dataset.prefix)
+    num_documents = tokens.num_documents
+    assert num_documents >= 40
+    ends, ids = np.cumsum(tokens.lengths) - 1, np.array(tokens.tokens)
+    ids[ends[:without]] = np.arange(1, without + 1)
+    ids.tofile(dataset.bin)
+    dataset.manifest_json.unlink()
+    config = make_config(data={"sources": []})
+    if not has_tokenizer:
+        shutil.rmtree(tokenizer_dir("small"))
+    blend = make_config(
+        data={"name": "mix", "sources": [], "blend": [{"prefix": str(dataset.prefix), "weight": 1.0}]}
+    )
+    for run in (blend, config):
+        caplog.clear()
+        prepare(run, through="encode")
+        said = [message for message in caplog.messages if "documents" in message]
+        if not without:
+            assert said == []
+        elif has_tokenizer:
+            assert f"{without} of the {num_documents} documents that were looked at do not end" in said[0]
+        else:
+            assert "its documents end in different tokens" in said[0]
 
 
 def test_nothing_to_make_data_from(make_config):

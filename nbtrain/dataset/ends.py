@@ -1,0 +1,42 @@
+"""How the documents of a .bin that somebody brought end: in the end-of-document token, or not."""
+
+import numpy as np
+
+from nbtrain.base.workspace import display
+from nbtrain.dataset.indexed import IndexedDataset, bin_path
+
+LOOKED_AT_DOCUMENTS = 10_000
+"""Documents of a dataset whose last tokens are looked at, spread over all of it."""
+
+
+def last_tokens(indexed: IndexedDataset) -> np.ndarray:
+    """Return the last token of each of up to LOOKED_AT_DOCUMENTS documents that hold a token."""
+    bounds = indexed.document_bounds()
+    filled = np.flatnonzero(bounds[1:] > bounds[:-1])
+    count = min(len(filled), LOOKED_AT_DOCUMENTS)
+    chosen = filled[np.linspace(0, len(filled) - 1, count, dtype=np.int64)]
+    return indexed.tokens[bounds[chosen + 1] - 1]
+
+
+def doubtful_ends(indexed: IndexedDataset, eod_id: int | None) -> str | None:
+    """Return a sentence on documents that do not end in `eod_id`; None if all that are looked at do.
+
+    Without a known token, documents that end in several are in doubt.
+    """
+    ends = last_tokens(indexed)
+    name = display(bin_path(indexed.prefix))
+    advice = (
+        "A model learns from them no end of a text, and the text before it continues into the next. Encode "
+        "them again with that token (Megatron's --append-eod)"
+    )
+    if eod_id is None:
+        if len(np.unique(ends)) <= 1:
+            return None
+        return f"{name}: its documents end in different tokens, so that none marks the end of one. {advice}."
+    without = int(np.count_nonzero(ends != eod_id))
+    if not without:
+        return None
+    return (
+        f"{name}: {without:,} of the {len(ends):,} documents that were looked at do not end in the "
+        f"end-of-document token {eod_id}. {advice}, or set tokenizer.eod_token to the entry that ends them."
+    )

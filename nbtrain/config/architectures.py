@@ -1,8 +1,8 @@
 """Families of models that have a name: `model.architecture: llama` stands for the fields of a set.
 
 A set says all of FIELDS, so that one name replaces another whole. These are formulas: sizes, head sizes and
-groups are the model's own. Where the name is written, the set goes over what the files below say, and what is
-written beside the name, or over it, goes over the set:
+groups are the model's own. Where the name is set, the fields of the set replace those of the files below, and
+fields that are set next to the name, or above it, replace those of the set:
 
     extends: gpt-tiny
     model: {architecture: llama, norm_epsilon: 1.0e-6}    Llama's fields, with another epsilon
@@ -34,7 +34,7 @@ _LLAMA = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
-# {name: what differs from the schema's defaults}; epsilons are those of the models' config.json.
+# {name: fields that differ from the schema's defaults}; epsilons as in the models' config.json.
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     # GPT-2's layers (arXiv:2005.14165, section 2.1).
     "gpt3": {},
@@ -44,7 +44,7 @@ _DIFFERENCES: dict[str, dict[str, Any]] = {
     "mistral": {**_LLAMA, "norm_epsilon": 1e-5, "rotary_base": 10_000.0, "window_size": 4096},
     # Biases of query, key and value, theta 1,000,000 (arXiv:2407.10671, sections 2.2.1 and 3.2).
     "qwen2": {**_LLAMA, "norm_epsilon": 1e-6, "rotary_base": 1_000_000.0, "add_qkv_bias": True},
-    # Norms of queries and keys in place of biases (arXiv:2505.09388, section 2).
+    # Norms of queries and keys instead of biases (arXiv:2505.09388, section 2).
     "qwen3": {**_LLAMA, "norm_epsilon": 1e-6, "rotary_base": 1_000_000.0, "qk_layernorm": True},
     # Tied, no rope in every fourth layer (huggingface.co/blog/smollm3); theta of transformers' SmolLM3Config.
     "smollm3": {
@@ -67,8 +67,8 @@ def fields_of(name: str) -> dict[str, Any]:
 def expanded(layer: Located, base: Located) -> Located:
     """One layer of a configuration, a file or overrides, over `base`: with what its architecture stands for.
 
-    In place. A name that is no architecture is left to the schema's check, and the default is no name that
-    somebody wrote.
+    Changes the layer in place. A name that is not an architecture is left to the schema's check. The default
+    does not count as a name that was set.
     """
     key = "model.architecture"
     own, below = (_model_of(one).get("architecture") if key in one.origins else None for one in (layer, base))

@@ -1,4 +1,4 @@
-"""What decides about one attempt of a job beside config.yaml: its record in job.json, and nothing else.
+"""Record of one attempt of a job in job.json: the only input of its ranks besides config.yaml.
 
 backend.env (faults on order, traces), the devices that are left -> attempt_record -> job.json -> the ranks
 """

@@ -1,9 +1,9 @@
-"""What DeepSpeed's autotuner is given, and what it found as overrides of the run.
+"""Input of DeepSpeed's autotuner, and its result as overrides of the run.
 
 The tuner reads a JSON, changes ZeRO stage and micro-batch size in it, and starts a script with each changed
 JSON (nbtrain/train/tuning/). Here every such JSON becomes overrides of the run, so that a trial trains what
-the rules allow, and the best one can be taken over. The global batch stays: each micro-batch size divides
-the sequences of a rank, and accumulation follows.
+the rules allow, and the best one can be applied to the run. The global batch stays: each micro-batch size
+divides the sequences of a rank, and accumulation follows.
 """
 
 import base64
@@ -50,7 +50,7 @@ def mode_of(config: RunConfig) -> str:
 
 
 def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
-    """What the tuner starts from: lists of ZeRO stages and micro-batch sizes that the rules allow.
+    """JSON that the tuner starts from: lists of ZeRO stages and micro-batch sizes that the rules allow.
 
     `run_path` is the run directory as the pods see it. Options of the tuner itself are taken from
     parallel.deepspeed_extra.autotuning.
@@ -84,7 +84,7 @@ def micro_batch_sizes(config: RunConfig) -> list[int]:
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Those of the values with which the run breaks no rule."""
+    """Return the values with which the run breaks no rule."""
     found = []
     for value in values:
         try:
@@ -96,10 +96,10 @@ def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -
 
 
 def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a JSON of the tuner changes in the run, as overrides; {} if nothing.
+    """Return the changes that a JSON of the tuner makes to the run, as overrides; {} if none.
 
-    Keys that are no field of ours go to parallel.deepspeed_extra. Raises ConfigError for a key that nbtrain
-    derives from another field.
+    Keys that are not fields of nbtrain go to parallel.deepspeed_extra. Raises ConfigError for a key that
+    nbtrain derives from another field.
     """
     derived, overrides = deepspeed_config(config)["zero_optimization"], {}
     size = given.get("train_micro_batch_size_per_gpu", config.batch.micro_batch_size)
@@ -117,7 +117,7 @@ def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         elif key in derived:
             raise ConfigError(
                 f"DeepSpeed's autotuner sets zero_optimization.{key} = {value!r}, which nbtrain derives as "
-                f"{derived[key]!r}. Take it out of the tuner's options (parallel.deepspeed_extra.autotuning)."
+                f"{derived[key]!r}. Remove it from the tuner's options (parallel.deepspeed_extra.autotuning)."
             )
         else:
             extra[key] = value
@@ -129,20 +129,20 @@ def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_overrides(run: RunDir, config: RunConfig) -> dict[str, Any] | None:
-    """What the tuner found for the run, as overrides; None if it has found nothing (yet)."""
+    """Return the tuner's result for the run, as overrides; None if there is none (yet)."""
     given = files.read_json(run.autotuning_optimum)
     return None if given is None else overrides_of(config, given)
 
 
 def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str | None:
-    """What the tuner of a job found, where it lies and how it is taken over; None if mode is none."""
+    """Say what the tuner of a job found, in which file, and how to apply it; None if mode is none."""
     if mode == "none":
         return None
     where = display(run.autotuning_optimum)
     try:
         overrides = found_overrides(run, config)
     except ConfigError as error:
-        return f"{where} cannot be taken over: {error}"
+        return f"{where} cannot be applied: {error}"
     if overrides is None:
         folder = display(run.autotuning_results)
         if active:
@@ -156,7 +156,7 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
 
 
 def write_files(job: JobDir, config: RunConfig) -> None:
-    """The tuner's JSON and script in the job's folder, which the pods see; nothing if it is not asked for."""
+    """Write the tuner's JSON and script to the job's folder, which the pods see; nothing if mode is none."""
     if mode_of(config) == "none":
         return
     run_path = f"{config.backend.kubernetes.workspace_path}/output/{config.name}"

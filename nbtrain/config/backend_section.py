@@ -1,7 +1,7 @@
 """The section `backend:` of a run YAML: where the ranks run, and what is done when they fail.
 
-`kind` alone chooses the backend. Each kind has a section of its own, which only that kind reads, so that one
-YAML can hold the settings of several places and `backend.kind=slurm` is the whole move.
+`kind` alone chooses the backend. Each kind has a separate section, which only that kind reads, so that one
+YAML can hold the settings of several places, and `backend.kind=slurm` is enough to move to another.
 """
 
 from typing import Annotated, Literal

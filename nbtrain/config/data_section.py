@@ -25,8 +25,7 @@ from nbtrain.config.workers_section import WorkersConfig
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
 # own for some thirty languages. For most others it takes the rules of a related language (its table of
-# fallbacks, src/languages/fallbacks.rs), and English rules for the rest, even if the code is no language at
-# all.
+# fallbacks, src/languages/fallbacks.rs), and English rules for the rest, even if the code is not a language.
 LANGUAGE_CODE = "^[a-z]{2,3}$"
 # ISO 639-1, the codes of two letters.
 ISO_639_1 = """
@@ -46,7 +45,7 @@ rgn rmy rue rup ruq sah scn sco sdc sdh ses sgs shi shy skr sli smn srn stq sty 
 udm vec vep vls vmf vot vro wuu xal xmf zea zgh
 """
 LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
-# Letters that every tokenizer spells alike, and no blank, which would make its neighbours part of the token.
+# Characters that every tokenizer encodes alike, and no space, which would join the token to its neighbours.
 AddedToken = Annotated[str, Field(pattern="^[!-~]{2,64}$")]
 
 

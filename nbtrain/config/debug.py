@@ -11,7 +11,7 @@ VARIABLES = {
     "cuda_launch_blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
     "cpp_stacks": {"TORCH_SHOW_CPP_STACKTRACES": "1"},
 }
-"""Of each switch; anomaly has none: train/__main__.py sets it."""
+"""Environment variables of each switch; anomaly has none: train/__main__.py sets it."""
 
 
 def _as_list(value: Any) -> Any:

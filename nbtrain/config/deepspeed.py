@@ -54,8 +54,8 @@ KNOWN_KEYS = tuple(_KNOWN.split())
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
     """The dictionary for deepspeed.initialize.
 
-    Raises ConfigError if parallel.deepspeed_extra sets a key that is derived, or if ZeRO 0 is asked for with
-    16-bit weights.
+    Raises ConfigError if parallel.deepspeed_extra sets a key that is derived, or if the run has ZeRO 0
+    with 16-bit weights.
     """
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
@@ -141,7 +141,7 @@ def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
     if offload.device == "nvme":
         assert offload.nvme_path is not None
-        # DeepSpeed keeps the files of ranks apart, but not those of runs: two runs would share files.
+        # DeepSpeed separates the files of ranks, but not of runs: two runs would share files.
         folder = str(Path(offload.nvme_path) / run)
         settings |= {"nvme_path": folder, "buffer_count": offload.buffer_count}
     return settings
@@ -173,7 +173,7 @@ def _with_extra(
         elif key in derived:
             raise ConfigError(
                 f"{config.where('parallel.deepspeed_extra')}: parallel.deepspeed_extra sets {prefix}{key}, "
-                f"which nbtrain derives as {derived[key]!r}. Take it out, and change the field that it is "
+                f"which nbtrain derives as {derived[key]!r}. Remove it, and change the field that it is "
                 "derived from."
             )
         else:

@@ -1,4 +1,4 @@
-"""What DeepSpeed takes inside the sections of its configuration: keys, types, bounds; and what it rejects.
+"""Keys, types and bounds that DeepSpeed accepts inside the sections of its configuration.
 
 tests/config/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed DeepSpeed;
 tests/config/test_deepspeed_keys.py compares both, so that a new version is noticed. DeepSpeed refuses an
@@ -18,12 +18,12 @@ from nbtrain.base.version import PACKAGE
 from nbtrain.config.yaml_source import show
 
 VERSION = "0.19.8"
-# Values of these words are left out before DeepSpeed looks at a section (config_utils.py).
+# DeepSpeed removes keys with this value before it looks at a section (config_utils.py).
 AUTO = "auto"
-# What pydantic takes for a truth value besides true and false.
+# Values besides true and false that pydantic accepts as a bool.
 TRUTH_WORDS = {"0", "1", "off", "on", "f", "t", "false", "true", "n", "y", "no", "yes"}
 
-# torch's optimizers, which DeepSpeed takes by their exact names beside its own; the base class is none.
+# torch's optimizers, which DeepSpeed accepts by their exact names in addition to its own; not the base class.
 TORCH_OPTIMIZERS = (
     "ASGD",
     "Adadelta",
@@ -62,7 +62,7 @@ class KeyProblem:
     path: str
     """Dotted, from the top of DeepSpeed's configuration."""
     words: str
-    """What is wrong with it, to follow "...sets PATH, which", and what to do."""
+    """The rule and the fix, to follow "...sets PATH, which"."""
     near: str = ""
     """The known key that looks like it."""
     of_value: bool = True
@@ -88,7 +88,7 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyPro
         if path in rejected:
             yield KeyProblem(
                 path,
-                f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Take it out.",
+                f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Remove it.",
                 of_value=False,
             )
         elif path in top:
@@ -115,7 +115,7 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
             hint = f" Nearest: {near}." if near else ""
             yield KeyProblem(
                 inner,
-                f"DeepSpeed {VERSION} does not know in {path}.{hint} Take it out, or correct its name.",
+                f"DeepSpeed {VERSION} does not know in {path}.{hint} Remove it, or correct its name.",
                 near,
                 of_value=False,
             )

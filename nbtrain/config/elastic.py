@@ -33,7 +33,8 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
     """The run with the largest data_parallel_size that passes all rules; None if no copy fits.
 
-    `devices` are those of each machine; the first machines are taken, as few as hold all ranks evenly.
+    `devices`: number of devices of each machine. The first machines are taken, as few as hold all ranks
+    evenly.
     """
     copy = config.world_size // config.parallel.data_parallel_size
     most = min(sum(devices) // copy, config.batch.global_batch_size // config.batch.micro_batch_size)

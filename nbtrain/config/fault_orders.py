@@ -10,7 +10,7 @@ from typing import Any
 
 VARIABLE = "NBTRAIN_FAULTS"
 KINDS = ("nan", "spike", "weights", "kill", "stop", "sleep", "raise", "oom", "memory", "full")
-"""What `do` may be; docs/try-a-fault.md says what each one does."""
+"""Values of `do`; docs/try-a-fault.md says what each one does."""
 FIELDS = dict.fromkeys(("rank", "attempt", "step", "do"), "all") | {
     "factor": "spike",
     "signal": "kill",
@@ -37,7 +37,7 @@ def read_orders(text: str) -> list[dict[str, Any]]:
 
 
 def _wrong(order: object) -> str | None:
-    """What is wrong with an order; None if nothing is."""
+    """Return the rule that an order breaks; None if it breaks none."""
     if not isinstance(order, dict):
         return f"must be an object such as {EXAMPLE[1:-1]}"
     if missing := [key for key in ("step", "do") if key not in order]:

@@ -46,7 +46,7 @@ def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 @functools.cache
 def _docstrings(path: str) -> dict[str, dict[str, str]]:
-    """{class: {field: docstring}} of a module's source; empty if there is no source to read."""
+    """{class: {field: docstring}} of a module's source; empty if the source cannot be read."""
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     except OSError:
@@ -131,7 +131,7 @@ WideSeed = _number(0, 2**63 - 1)
 BatchSize = _number(1, 1_000_000)
 # Sequences of a ramp-up, as whole numbers of floating point.
 RampSamples = _number(1, 10**12)
-# Processes beside a rank, or on a machine.
+# Processes of a rank's data loader, or of a machine.
 WorkerCount = _number(0, 1024)
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

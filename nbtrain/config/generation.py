@@ -1,7 +1,7 @@
 """How one text is continued: the fields of a request to a model, their defaults and bounds.
 
-Names are those of transformers' GenerationConfig where it has one, else OpenAI's or vLLM's. The command line,
-notebooks, the server and the process that generates all use this class.
+Names are taken from transformers' GenerationConfig, or from OpenAI's API or vLLM if it has none. The command
+line, notebooks, the server and the process that generates all use this class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,7 +89,11 @@ class Generation:
             0 <= one < TOKEN_IDS for one, _ in self.logit_bias
         )
         yield "logit_bias", holds, f"of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}"
-        yield "num_beams", 1 <= self.num_beams <= MOST_BEAMS, f"from 1 to {MOST_BEAMS} (1 is no beam search)"
+        yield (
+            "num_beams",
+            1 <= self.num_beams <= MOST_BEAMS,
+            f"from 1 to {MOST_BEAMS} (1 means no beam search)",
+        )
         holds = abs(self.length_penalty) <= MOST_LENGTH_PENALTY
         yield "length_penalty", holds, f"from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}"
         yield "n", 1 <= self.n <= MOST_CHOICES, f"from 1 to {MOST_CHOICES}"
@@ -106,7 +110,7 @@ class Generation:
         for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):
             if getattr(self, name) not in ((), None, 0.0, False):
                 raise ConfigError(
-                    f"{name} does not go with num_beams = {self.num_beams}: leave out one of both."
+                    f"{name} does not go with num_beams = {self.num_beams}: set only one of them."
                 )
 
     @property
@@ -121,7 +125,7 @@ class Generation:
         return not plain or bool(self.logit_bias)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; `of` reads it."""
+        """Return the fields as JSON values; `of` reads them."""
         return asdict(self)
 
     @classmethod

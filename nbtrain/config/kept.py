@@ -12,7 +12,7 @@ def kept_config(path: Path) -> RunConfig:
     return _read(str(path), path.stat().st_mtime_ns if path.exists() else 0)
 
 
-# To read one takes 10 ms of CPU: most of a look at a run.
+# Reading one takes 10 ms of CPU, most of the time of looking at a run.
 @functools.lru_cache(32)
 def _read(path: str, _changed: int) -> RunConfig:
     return load_resolved(path)

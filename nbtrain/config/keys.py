@@ -1,4 +1,4 @@
-"""The dotted keys of the schema, and what is said of a key that it does not have."""
+"""The dotted keys of the schema, and the message about a key that it does not have."""
 
 import difflib
 import functools

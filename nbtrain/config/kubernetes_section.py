@@ -26,14 +26,14 @@ LABEL_WORDS = {
 # A key of a Secret, which becomes a file's name.
 SecretKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=253)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-# Without "..", and without blanks, colons and commas, which launchers and mounts read in their own way.
+# Without "..", and without spaces, colons and commas, which have a meaning for launchers and mounts.
 PART = r"\.?[A-Za-z0-9_@+-][A-Za-z0-9_@+.-]*"
 ContainerPath = Annotated[str, Field(pattern=rf"^(/{PART})+$", max_length=1024)]
 SubPath = Annotated[str, Field(pattern=rf"^{PART}(/{PART})*$", max_length=1024)]
 Program = Annotated[str, Field(pattern=rf"^/?{PART}(/{PART})*$", max_length=1024)]
 LABEL_WORDS |= {
-    rf"^(/{PART})+$": "must be an absolute path without blanks, colons, commas and .., e.g. /data",
-    rf"^{PART}(/{PART})*$": "must be a relative path without blanks, colons, commas and .., e.g. team/data",
+    rf"^(/{PART})+$": "must be an absolute path without spaces, colons, commas and .., e.g. /data",
+    rf"^{PART}(/{PART})*$": "must be a relative path without spaces, colons, commas and .., e.g. team/data",
     f"^{LABEL}$": "must be a name as Kubernetes has it: at most 63 small letters, digits and dashes, the "
     "first and last a letter or digit, e.g. team-a",
     f"^{SUBDOMAIN}$": "must be a name as Kubernetes has it: small letters, digits, dashes and dots, the "
@@ -180,6 +180,6 @@ class KubernetesConfig(ConfigModel):
 
     @property
     def pod_restart_policy(self) -> str | None:
-        """`restart_policy`, or what is its default in this kind; None: that of the TrainJob's runtime."""
+        """`restart_policy`, or the default of this kind; None means the policy of the TrainJob's runtime."""
         default = {"DeepSpeedJob": "ExitCode", "MPIJob": "Never", "PyTorchJob": "ExitCode"}
         return self.restart_policy or default.get(self.workload)

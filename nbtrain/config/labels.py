@@ -15,7 +15,8 @@ def _adapter(of_key: bool) -> TypeAdapter:
 
 
 def label_problem(key: Any, value: Any) -> str | None:
-    """What is wrong with a label, as a submission words it; a value of None removes a label."""
+    """Return the rule that a label breaks, as submissions report it; None if none. A value of None removes a
+    label."""
     if words := _broken(key, of_key=True):
         return f"labels: the key {shortened(repr(key))} {words}."
     if value is not None and (words := _broken(value, of_key=False)):

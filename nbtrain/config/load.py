@@ -138,7 +138,7 @@ def find(run: str | Path) -> Path:
         if typed.is_dir():
             hint = f" It holds text: {for_text(typed.absolute())}" if holds_text_files(typed) else ""
             raise ConfigError(f"{shortened(str(run))}: is a folder; give the path of a run YAML.{hint}")
-        raise ConfigError(f"{shortened(str(run))}: is no regular file; give the path of a run YAML.")
+        raise ConfigError(f"{shortened(str(run))}: is not a regular file; give the path of a run YAML.")
     if (size := size_of(str(run))) is not None:
         raise ConfigError(
             f"{run}: no preset has this size. Nearest: {nearest_preset(size)}. Presets: {', '.join(PRESETS)}."
@@ -173,7 +173,7 @@ def _exists(path: Path) -> bool:
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     """A YAML over everything it extends, relative to its own folder."""
-    # Without "..": a path that goes on from folder to folder by ../a and ../b is another one in every round.
+    # Without "..": a path that alternates between ../a and ../b would be a new path in every round.
     place = path.parent.resolve() / path.name
     if place in seen:
         chain = " -> ".join(entry.name for entry in (*seen, place))
@@ -188,7 +188,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     for parent in parents:
         parent_path = path.parent / parent
         if not _is_file_name(parent_path) or preset_run(parent):
-            # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
+            # A name, as on the command line: a file next to this one, of the workspace, or a shipped one.
             beside = parent_path.parent / f"{parent_path.name}.yaml"
             try:
                 parent_path = beside if _is_file(beside) else find(parent)
@@ -208,7 +208,7 @@ def _over(base: Located, layer: Located) -> Located:
 
 
 def _is_file_name(path: Path) -> bool:
-    """Whether `extends` means the file itself, and not a name: the .5b of my-1.5b is no ending."""
+    """Whether `extends` gives a file, and not a name: the .5b of my-1.5b is not a suffix."""
     return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 
 
@@ -261,7 +261,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         try:
             parsed = parse_value(value)
         except MisleadingValue as error:
-            quotes = " (in a shell the quotes need quotes of their own)" if "quotes" in str(error) else ""
+            quotes = " (in a shell, quote the quotes)" if "quotes" in str(error) else ""
             found = f"override {shortened(text_without_secrets(text))}"
             if error.text != value.strip():
                 found += f": {shortened(error.text)}"
@@ -282,12 +282,12 @@ def _not_overrides(what: str, found: object) -> ConfigError:
     return ConfigError(
         f"{what} {reprlib.repr(without_secrets(found))} ({type(found).__name__}): overrides must be "
         f'{{"batch.micro_batch_size": 4}}, '
-        '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with blanks between several.'
+        '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with spaces between several.'
     )
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); those of free_form stay whole."""
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); fields of free_form stay whole."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and dotted not in free_form():

@@ -1,4 +1,4 @@
-"""The section `lora` of a run: which adapters, LoRA or IA3, are trained beside frozen weights."""
+"""The section `lora` of a run: adapters, LoRA or IA3, that are trained next to frozen weights."""
 
 import math
 from typing import Annotated, Literal
@@ -50,5 +50,5 @@ class LoraConfig(ConfigModel):
 
     @property
     def scale(self) -> float:
-        """What an adapter's output is multiplied by."""
+        """Factor of an adapter's output."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)

@@ -49,6 +49,6 @@ def _of_yaml(escape: re.Match[str]) -> str:
 def from_one_line(text: str, variable: str) -> RunConfig:
     """The run in an environment variable, its rules not checked. Raises ConfigError."""
     config = validate(parse_yaml(text, variable), variable)
-    # In commands that messages name: the file is with whoever wrote the manifest.
+    # For commands in messages: the file is on the machine where the manifest was written.
     config._run = "RUN.yaml"
     return config

@@ -66,7 +66,7 @@ def begins_array(path: Path) -> bool:
 
 
 def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
-    """Raises ConfigError if the top keys of a file are those of another kind of file."""
+    """Raise ConfigError if the top keys of a file belong to another kind of file."""
     keys = {str(key) for key in value}
     if is_price_table(keys):
         place = display(data_home() / "prices.yaml")

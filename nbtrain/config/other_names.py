@@ -133,9 +133,10 @@ INSTEAD = {
 
 
 def other_name(word: str) -> str:
-    """ " Nearest: parallel.zero_stage." for a name of another program, a blank in front; "" if none is known.
+    """Return " Nearest: parallel.zero_stage." for a name of another program, with a space in front; "" if
+    none is known.
 
-    Dashes count as underscores and letters of any case as small ones.
+    Dashes count as underscores, and upper case as lower case.
     """
     folded = word.strip().lstrip("-").replace("-", "_").lower()
     if folded in FIELD_OF:

@@ -2,7 +2,7 @@
 
 A run that extends gpt-tiny and has other text must neither encode that text with the demo's tokenizer nor
 train the demo's tokenizer on it. A layer (a file over what it extends, or overrides over a file) that changes
-what a dataset or a tokenizer is made from, and does not name it, therefore gets names of its own:
+what a dataset or a tokenizer is made from, and does not name it, therefore gets a separate name:
 
     data.name         the run's name if the layer sets it, otherwise the run's name and a hash of the settings
     tokenizer.name    data.name
@@ -40,7 +40,7 @@ _LONGEST_STEM = 53 - _HASH_DIGITS - 1
 
 
 def leads_names(key: str) -> bool:
-    """Return whether a dotted key is one whose change may give a run names of its own."""
+    """Return whether a dotted key is one whose change may give a run separate names."""
     made = [f"data.{name}" for name in MAKES_DATASET]
     made += [f"tokenizer.{name}" for name in (*MAKES_TRAINED, *MAKES_BROUGHT)]
     return any(f"{key}.".startswith(f"{other}.") for other in (*made, *OWN_NAMES, "name", "init_from"))
@@ -103,7 +103,7 @@ def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) ->
         return _dataset_of(merged)["blend"] != _dataset_of(base)["blend"]
     if not _at(merged, "data.sources"):
         return False
-    # A file that names a dataset and no tokenizer is the dataset of whoever names the tokenizer.
+    # A file that names a dataset and no tokenizer describes the dataset of any file that names the tokenizer.
     if other_tokenizer and _at(base, TOKENIZER_NAME):
         return True
     return not _is_shared_part(base) and _dataset_of(merged) != _dataset_of(base)
@@ -121,7 +121,7 @@ def makes_same_tokenizer(one: Any, other: Any) -> bool:
 
 
 def _tokenizer_of_start(layer: Located) -> str | None:
-    """Return the tokenizer's name of the run that a layer's init_from names; None if there is no such run."""
+    """Return the tokenizer's name of the run that a layer's init_from names; None without such a run."""
     start = layer.value.get("init_from")
     if not isinstance(start, str) or "://" in start:
         return None
@@ -133,7 +133,7 @@ def _tokenizer_of_start(layer: Located) -> str | None:
 
 
 def _is_shared_part(base: Located) -> bool:
-    """Whether a file is no run and has no text: the names that it gives are meant for the runs above it."""
+    """Whether a file is not a run and has no text: its names are meant for the runs above it."""
     return "name" not in base.value and not _at(base, "data.sources")
 
 

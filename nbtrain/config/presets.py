@@ -1,7 +1,7 @@
 """Sizes that have a name: wherever a run is named, "13B" is the shipped run YAML of that size.
 
-The sizes are those of GPT-3 (arXiv:2005.14165, table 2.1), for 345M and 3.7B of GPT-2 medium and of Ascend's
-example, and for 135M, 360M, 1B, 3B and 8B of SmolLM and Llama 3.
+The sizes are from GPT-3 (arXiv:2005.14165, table 2.1); 345M is GPT-2 medium, 3.7B is from Ascend's example,
+and 135M, 360M, 1B, 3B and 8B are from SmolLM and Llama 3.
 """
 
 import math
@@ -29,14 +29,14 @@ _UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def preset_run(name: object) -> str | None:
-    """The name of a preset's run, for "13B" in letters of any case; None if `name` is no preset."""
+    """Return the name of a preset's run, for "13B" or "13b"; None if `name` is not a preset."""
     if not isinstance(name, str):
         return None
     return next((run for key, run in PRESETS.items() if key.lower() == name.strip().lower()), None)
 
 
 def size_of(name: str) -> float | None:
-    """The parameters that a name such as "14B" says; None if it is no size."""
+    """Return the number of parameters that a name such as "14B" states; None if it is not a size."""
     match = _SIZE.fullmatch(name.strip())
     return float(match[1]) * _UNITS[match[2].upper()] if match else None
 

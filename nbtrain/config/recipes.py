@@ -1,13 +1,13 @@
 """Recipes that have a name: `recipe: modern` stands for an architecture, an optimizer and a schedule.
 
-A set says all of FIELDS, and what its architecture stands for (architectures.py). It goes over and under
-other settings as that does: over what the files below say, under what is written beside the name or over it.
+A recipe sets all of FIELDS, and the fields of its architecture (architectures.py). Like an architecture, it
+replaces the settings of the files below, and is replaced by settings next to its name or above it.
 
     extends: gpt-125m
     recipe: modern
-    optimizer: {muon_lr: 0.01}      the recipe's fields, with a rate of its own for the matrices
+    optimizer: {muon_lr: 0.01}      the recipe's fields, with a separate rate for the matrices
 
-Sizes, rates and lengths are the run's own. A name that the files below have already changes nothing.
+Sizes, rates and lengths are the run's own. A name that the files below set already changes nothing.
 """
 
 from collections.abc import Iterator
@@ -62,8 +62,8 @@ def _default(key: str) -> Any:
 def expanded(layer: Located, base: Located) -> Located:
     """One layer of a configuration, a file or overrides, over `base`: with what its names stand for.
 
-    In place. A name that is no recipe is left to the schema's check, and the default is no name that somebody
-    wrote.
+    Changes the layer in place. A name that is not a recipe is left to the schema's check. The default does
+    not count as a name that was set.
     """
     own, below = (one.value.get("recipe") if "recipe" in one.origins else None for one in (layer, base))
     if isinstance(own, str) and own in NAMES and own != below:
@@ -75,14 +75,14 @@ def expanded(layer: Located, base: Located) -> Located:
 
 
 def _missing(layer: Located, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Those of the fields that the layer leaves to the recipe."""
+    """Yield the fields that the layer leaves to the recipe."""
     written = {
         f"{section}.{name}"
         for section, values in layer.value.items()
         if isinstance(values, dict)
         for name, value in values.items()
     }
-    # Another amount, or a schedule that has none, is written beside the name.
+    # Another amount, or a schedule without one, is set next to the name.
     schedule = layer.value.get("lr_schedule")
     style = schedule.get("lr_decay_style", "WSD") if isinstance(schedule, dict) else "WSD"
     amount_is_given = style != "WSD" or any(key in written for key in WSD_DECAY)

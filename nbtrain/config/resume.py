@@ -1,7 +1,7 @@
-"""What may change when a run goes on: the one table of submit, trainer and certificate.
+"""Fields that may change when a run is resumed: one table for submit, trainer and certificate.
 
 A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of
-all steps. Everything else may change on resume and is reported: the cut over the ranks too
+all steps. Everything else may change on resume and is reported, also the layout
 (checkpoint/reshape.py).
 
     submit        refuses a changed field that is bound (jobs/refusals.py)
@@ -19,7 +19,7 @@ class Bound(NamedTuple):
 
     key: str
     recorded: str | None = None
-    """Where a checkpoint's manifest shows the value. None: only the run's configuration does."""
+    """Place of the value in a checkpoint's manifest; None if only the run's configuration has it."""
 
 
 BOUND = (
@@ -85,7 +85,7 @@ WITHOUT_EFFECT = (
     "name",
     "labels",
     "mode",
-    # Its fields have rows of their own.
+    # Its fields have separate rows.
     "recipe",
     "backend",
     "checkpoint",
@@ -120,7 +120,7 @@ def is_bound(key: str) -> bool:
 
 
 def within(key: str, sections: Iterable[str]) -> bool:
-    """Whether a dotted key is one of `sections` or lies below one."""
+    """Whether a dotted key is one of `sections` or below one."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 

@@ -34,7 +34,7 @@ def given_unit(section: ConfigModel, stem: str) -> str | None:
 
 
 def other_warmups(schedule: ConfigModel) -> list[str]:
-    """Fields that give the warm-up in another unit than tokens: beside lr_warmup_tokens they are refused."""
+    """Fields that give the warm-up in another unit than tokens; they are refused next to lr_warmup_tokens."""
     fields = (f"lr_warmup_{unit}" for unit in ("samples", "steps", "fraction"))
     return [field for field in fields if getattr(schedule, field) is not None]
 
@@ -140,8 +140,8 @@ class LrScheduleConfig(ConfigModel):
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
     """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until the last lr_wsd_decay_tokens."""
     lr_warmup_tokens: Amount | None = None
-    """Length of the warm-up in tokens, in which the rate rises from lr_warmup_init to lr. There is no warm-up
-    if this, lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction are all null."""
+    """Length of the warm-up in tokens, in which the rate rises from lr_warmup_init to lr. Without a
+    warm-up, this, lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction are all null."""
     lr_warmup_samples: Amount | None = None
     """Length of the warm-up in sequences."""
     lr_warmup_steps: Amount | None = None

@@ -1,4 +1,4 @@
-"""What the schema finds wrong with a value, in nbtrain's words: the place, what was found, the rule."""
+"""Messages about values that the schema refuses: the place, what was found, the rule."""
 
 import re
 from typing import Any
@@ -29,7 +29,7 @@ _WORDING = {
     "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
     "finite_number": "must be a finite number",
 }
-# {the end of a key whose value is no number: what it counts}
+# {end of a key: message if its value is not a number}
 _UNITS = {
     "_seconds": "must be a number of seconds, e.g. 7200",
     "_minutes": "must be a number of minutes, e.g. 90",
@@ -66,7 +66,7 @@ def worded(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
     location = entry["loc"]
     # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
-    # "<each layer>": they are no keys.
+    # "<each layer>": these are not keys.
     parts = [
         part
         for before, part in zip((None, *location), location)

@@ -49,5 +49,5 @@ def _runs_that_say(name: str) -> Iterator[RunConfig]:
     for run in example_names():
         try:
             yield load(run, check=False)
-        except ConfigError:  # somebody edits it; whoever names it will be told
+        except ConfigError:  # it is being edited; a command that names it reports the error
             continue

@@ -181,7 +181,7 @@ for _tag, _constructor in (
 
 
 class OverridePlace(str):
-    """Where a value was overridden, as messages show it; `argument` is all of key=value."""
+    """Place where a value was overridden, as messages show it; `argument` is all of key=value."""
 
     argument: str
 
@@ -215,7 +215,8 @@ class Located:
         return Located(value, {**origins, **child.origins})
 
     def where(self, key: str) -> str | None:
-        """The place of a dotted key: its own, that of what lies inside it, or that of what it lies in."""
+        """Return the place of a dotted key: its own, or of a key inside it, or of the key that contains
+        it."""
         if key in self.origins:
             return self.origins[key]
         inside = (place for known, place in self.origins.items() if known.startswith(f"{key}."))
@@ -235,8 +236,8 @@ def _merge(
             # data.sources.0.path=x: the entries as a mapping by their number, and back.
             entries = {str(index): entry for index, entry in enumerate(old)}
             merged[key] = list(_merge(entries, value, f"{dotted}.", origins).values())
-        # Another kind of source or worker is another set of keys: replace it whole. The backend has a section
-        # for each kind beside what all of them share.
+        # Another kind of source or worker is another set of keys: replace it whole. The backend has fields
+        # for all kinds and a section for each kind.
         elif (
             isinstance(value, dict)
             and isinstance(old, dict)
@@ -267,7 +268,8 @@ def _is_part_of(value: Any, entries: list[Any]) -> bool:
 
 
 def label_of(path: Path) -> str:
-    """What messages call a YAML: its name, or its path if every run has a file of that name."""
+    """Return the name of a YAML in messages: its file name, or its path if every run has a file of that
+    name."""
     return display(os.path.normpath(path.absolute())) if path.name == "config.yaml" else path.name
 
 
@@ -304,7 +306,7 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, label: str) -> Located:
-    """As read_yaml, from text."""
+    """Read YAML from text, like read_yaml."""
     located = Located()
     try:
         loader = _Loader("")  # its constructors
@@ -395,7 +397,7 @@ def to_text(value: Mapping[str, Any]) -> str:
     if _QUICK_DUMPER and not _NOT_QUICK.search(text := dump(True, _QUICK_DUMPER)):
         return text
     text = dump(allow_unicode=True)
-    # PyYAML writes Unicode's line ends as they are and reads them as blanks; escaped they survive.
+    # PyYAML writes Unicode's line ends unescaped and reads them as spaces; escaped they survive.
     return dump(allow_unicode=False) if re.search("[\x85\u2028\u2029]", text) else text
 
 

@@ -1,7 +1,7 @@
 """A Dask cluster: one that runs, or one that is started for a prepare on this machine or on Slurm.
 
-Dask has no authentication but TLS: whoever reaches a plain scheduler runs code as its owner. Clusters that
-are started here always use TLS, with a certificate of their own; one that runs has TLS too, or listens on
+Dask has no authentication but TLS: anyone who reaches a plain scheduler can run code as its owner. Clusters
+that are started here always use TLS, with a new certificate; one that runs already has TLS too, or listens on
 this machine alone.
 """
 
@@ -190,7 +190,8 @@ class DaskCluster:
             if not is_loopback(address):
                 raise DataError(
                     f"{self.where}.address = {self.config.address}: {what} listens at {address} without TLS: "
-                    "whoever reaches that port runs code as you. Start both with --host 127.0.0.1, or with "
+                    "anyone who reaches that port can run code as you. Start both with --host "
+                    "127.0.0.1, or with "
                     "--protocol tls and certificates."
                 )
 

@@ -153,12 +153,12 @@ def _left_over(source: Reading, document: Document, dotted: str, value: Any, ext
     elif top not in KNOWN_KEYS:
         hint = nearest(dotted, KNOWN_KEYS)
         source.fail(
-            "", f"{place}: {dotted}: DeepSpeed has no such key.{hint} Take it out, or correct its name."
+            "", f"{place}: {dotted}: DeepSpeed has no such key.{hint} Remove it, or correct its name."
         )
     elif top in DECIDED_ELSEWHERE or dotted in DECIDED_ELSEWHERE:
         if value not in (False, None, {}, {"enabled": False}):
             owner = DECIDED_ELSEWHERE.get(dotted) or DECIDED_ELSEWHERE[top]
-            source.fail("", f"{place}: {dotted}: cannot be taken over; {owner} decides. Take the key out.")
+            source.fail("", f"{place}: {dotted}: cannot be imported; {owner} decides. Remove the key.")
     else:
         _put(extra, dotted, value)
 
@@ -309,7 +309,7 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     kind = document.get("optimizer.type")
     if kind is not None and str(kind).lower() not in ("adam", "adamw", "fusedadam"):
         place = document.place("optimizer.type")
-        words = unknown_optimizer(kind) or "only Adam and AdamW can be taken over."
+        words = unknown_optimizer(kind) or "only Adam and AdamW can be imported."
         source.fail("", f"{place}: optimizer.type = {kind}: {words}")
     for name, key in OPTIMIZER.items():
         value = document.get(f"optimizer.params.{name}")
@@ -324,7 +324,7 @@ def _read_optimizer(source: Reading, document: Document) -> None:
         same = value in AS_TORCH.get(name, ()) or (name == "adam_w_mode" and str(kind).lower() == "adamw")
         if name not in (*OPTIMIZER, "betas") and not same:
             dotted = f"optimizer.params.{name}"
-            text = f"{dotted} = {show(value)}: changes the optimizer, and no field here says it. Take it out."
+            text = f"{dotted} = {show(value)}: changes the optimizer, and no field here says it. Remove it."
             source.fail("", f"{document.place(dotted)}: {text}")
     betas = document.get("optimizer.params.betas")
     if betas is not None and not (
@@ -375,7 +375,7 @@ def _read_scheduler(source: Reading, document: Document) -> None:
         source.fail(
             "lr_schedule.lr_decay_style",
             f"{place}: scheduler {kind} with warmup_type {params.get('warmup_type', 'log')}: only "
-            f"{', '.join(STYLES)} with warmup_type linear can be taken over.",
+            f"{', '.join(STYLES)} with warmup_type linear can be imported.",
         )
         return
     source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=f"scheduler {kind}", place=place)
@@ -387,7 +387,7 @@ def _read_scheduler(source: Reading, document: Document) -> None:
             {"warmup_type": "linear"},
             {"last_batch_iteration": -1},
         ):
-            source.fail("", f"{where}: DeepSpeed's {kind} has no such parameter. Take it out.")
+            source.fail("", f"{where}: DeepSpeed's {kind} has no such parameter. Remove it.")
         elif name in known and value is not None and not isinstance(value, int | float):
             source.fail("", f"{where}: must be a number, not {show(value)}.")
     for name, default in known.items():

@@ -88,7 +88,7 @@ def import_files(
 
     `overrides` say what the files do not (tokenizer.vocab_size) or what is to differ; `onto` is the run YAML
     that a DeepSpeed JSON alone is put on; `target` names program and version if the flags leave them open.
-    Raises ConfigError, with file and line of everything that cannot be taken over.
+    Raises ConfigError, with file and line of everything that cannot be imported.
     """
     jobs = read_files(paths)
     if len(jobs) > 1:
@@ -128,7 +128,7 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 
 
 def raise_failures(source: Reading) -> None:
-    """Raises ConfigError with everything that cannot be taken over and is not overridden."""
+    """Raises ConfigError with everything that cannot be imported and is not overridden."""
     failures = [
         message
         for key, message in source.failures
@@ -174,7 +174,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
         source.fail(
             "",
             f"{one.place}: {one.text} beside {other.text} ({other.place}): the program refuses to start with "
-            "both. Take one of them out.",
+            "both. Remove one of them.",
         )
     _lists(source)
     for row in ROWS:

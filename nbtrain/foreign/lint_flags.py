@@ -35,7 +35,7 @@ def flags_exist(source: Reading) -> Iterator[Finding]:
     """argparse stops at a flag that the program does not have, and at a value that is none."""
     for complaint in source.arguments.complaints:
         text = complaint.message.removeprefix(f"{complaint.flag}: ")
-        fix = "Take it out, or write the flag that is meant." if complaint.unknown else "Correct it."
+        fix = "Remove it, or write the flag that is meant." if complaint.unknown else "Correct it."
         yield Finding("error", "flags_exist", complaint.flag, complaint.place, text, fix, FATAL)
 
 
@@ -76,7 +76,7 @@ def flags_go_together(source: Reading) -> Iterator[Finding]:
     """Two formats, or two lengths of a warm-up."""
     for one, other in exclusive(source):
         text = f"{one.text} beside {other.text} ({other.place}): the program refuses to start with both."
-        yield Finding("error", "flags_go_together", one.flag, one.place, text, "Take one of them out.", FATAL)
+        yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 
 
 def sizes_divide(source: Reading) -> Iterator[Finding]:
@@ -189,7 +189,7 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
     unit = micro * data
     if unit and batch and batch % unit:
         near = join(nearest_multiples(batch, unit))
-        text = f"{batch} is no multiple of micro-batch-size({micro}) * data-parallel({data}) = {unit}."
+        text = f"{batch} is not a multiple of micro-batch-size({micro}) * data-parallel({data}) = {unit}."
         yield error(source, "batch_divides", "global_batch_size", text, f"Nearest: {near}.")
 
 
@@ -242,7 +242,7 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             mixed[0],
             f"with --train-iters at {source.place('train_iters')}: the program counts either iterations or "
             "samples.",
-            "Give every amount in one of both.",
+            "Give every amount in the same unit.",
         )
     for dest in ("lr_decay_iters", "lr_warmup_iters"):
         if source.setting("train_samples") and source.setting(dest):
@@ -252,7 +252,7 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
                 dest,
                 f"with --train-samples at {source.place('train_samples')}: the program counts either "
                 "iterations or samples.",
-                "Give every amount in one of both.",
+                "Give every amount in the same unit.",
             )
 
 

@@ -25,7 +25,7 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
     """Comments, trailing commas and keys that are written twice."""
     for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
         if "refuses" in words:
-            yield Finding("error", "json_is_json", "", place, f"{words}.", "Take it out.", FATAL)
+            yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
         else:
             cost = Cost(words="a key that does not count")
             yield Finding("warning", "json_is_json", "", place, f"{words}.", "Take one out.", cost)
@@ -39,7 +39,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
     for key in document.value:
         if key not in KNOWN_KEYS:
             text = f"DeepSpeed has no such key and ignores it.{nearest(key, KNOWN_KEYS)}"
-            fix, cost = "Take it out, or correct its name.", Cost(words="a setting that does nothing")
+            fix, cost = "Remove it, or correct its name.", Cost(words="a setting that does nothing")
             yield Finding("error", "json_keys_are_known", key, document.place(key), text, fix, cost)
     for problem in [*source.wrong, *key_problems(document.value)]:
         text = f"{problem.words[:1].upper()}{problem.words[1:]}"
@@ -91,7 +91,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
         # How many copies there are is not known: whole ones they are.
         if isinstance(steps, int) and steps and batch % (micro * steps):
             text = (
-                f"{batch} is no multiple of train_micro_batch_size_per_gpu({micro}) * "
+                f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * "
                 f"gradient_accumulation_steps({steps}) = {micro * steps}, whatever the number of GPUs."
             )
             fix = f"Nearest: {join(nearest_multiples(batch, micro * steps))}."
@@ -105,8 +105,10 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
         fix = f"Set it to {micro * steps * data}, or leave gradient_accumulation_steps out."
         yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
     elif steps is None and batch % (micro * data):
-        text = f"{batch} is no multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) = "
-        text += f"{micro * data}."
+        text = (
+            f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) "
+            f"= {micro * data}."
+        )
         fix = f"Nearest: {max(batch // (micro * data), 1) * micro * data}."
         yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
 

@@ -1,7 +1,7 @@
 """The mapping of flags and fields: all its rows, and which flags say nothing about a run.
 
 A flag is in a row, or has no meaning here for a reason that stands in WITHOUT_MEANING, or it changes the run
-and cannot be taken over: then its default is what nbtrain does, and any other value makes the import fail.
+and cannot be imported: then its default is what nbtrain does, and any other value makes the import fail.
 """
 
 import re

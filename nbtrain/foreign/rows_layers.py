@@ -70,7 +70,7 @@ def _read_scaling(source: Reading) -> None:
         source.fail(
             key,
             f"{place}: --use-rope-scaling beside {linear.text} ({linear.place}): the program scales twice, "
-            "model.rope_scaling once. Take one of them out.",
+            "model.rope_scaling once. Remove one of them.",
         )
     elif (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
         scaling = {"kind": "linear", "factor": float(factor)}

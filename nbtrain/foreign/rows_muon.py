@@ -40,7 +40,7 @@ def _read(source: Reading) -> None:
     if kind not in ("muon", "dist_muon"):
         source.fail(
             "optimizer.type",
-            f"{place}: --optimizer {kind}: changes the run, and only adam and muon can be taken over.",
+            f"{place}: --optimizer {kind}: changes the run, and only adam and muon can be imported.",
         )
         return
     source.set("optimizer.type", "Muon", "optimizer")

@@ -111,7 +111,7 @@ def _read_length(source: Reading) -> None:
         source.fail(
             "",
             f"{source.place('train_samples')}: --train-samples {samples} beside --train-iters {steps} "
-            f"({source.place('train_iters')}): the program refuses to count both. Take one of them out.",
+            f"({source.place('train_iters')}): the program refuses to count both. Remove one of them.",
         )
     if tokens is not None and (samples is not None or steps is not None):
         # Whichever comes first; the program itself asks for iterations or samples beside the tokens.

@@ -41,7 +41,7 @@ class Reading:
     wrong: list[KeyProblem] = field(default_factory=list)
     """Values of the JSON that DeepSpeed does not take; they are left out of it."""
     failures: list[tuple[str, str]] = field(default_factory=list)
-    """(field, message) of what cannot be taken over; a field that is overridden does not fail."""
+    """(field, message) of what cannot be imported; a field that is overridden does not fail."""
 
     @property
     def table(self) -> Table:

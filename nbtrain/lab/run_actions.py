@@ -60,7 +60,7 @@ def _of_active(run: RunDir, state: str, asked: str | None) -> list[dict[str, Any
         return [_action("resume", "Resume", going_on), _stop(run)]
     if asked is None and state == "QUEUED":
         waits = "Stay without devices until Resume puts it back into the queue."
-        return [_action("stop", "Stop", "Take it out of the queue."), *_pause(run, waits)]
+        return [_action("stop", "Stop", "Remove it from the queue."), *_pause(run, waits)]
     if asked is not None:
         title = "End the job now. What was trained since the newest checkpoint is lost."
         return [_action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]

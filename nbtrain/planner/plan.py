@@ -218,7 +218,7 @@ class Plan:
         if memory.fits is False and config.lora is None:
             lora = amounts.size(estimate_lora(setup_of(config), USUAL_RANK).total_bytes)
             memory_rows["LoRA"] = (
-                f"{lora} a rank with adapters of rank {USUAL_RANK} beside frozen weights (lora, init_from)"
+                f"{lora} a rank with adapters of rank {USUAL_RANK} next to frozen weights (lora, init_from)"
             )
         if memory.nvme_bytes:
             memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"

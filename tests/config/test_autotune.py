@@ -61,7 +61,7 @@ def test_what_the_tuner_changes_becomes_overrides(config):
         overrides_of(config, {"zero_optimization": {"zero_quantized_weights": True}})
     assert str(caught.value) == (
         "DeepSpeed's autotuner sets zero_optimization.zero_quantized_weights = True, which nbtrain derives "
-        "as False. Take it out of the tuner's options (parallel.deepspeed_extra.autotuning)."
+        "as False. Remove it from the tuner's options (parallel.deepspeed_extra.autotuning)."
     )
 
 

@@ -624,7 +624,7 @@ def test_the_place_of_an_override_has_no_password():
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
         ("gpt-tinny", "Nearest: gpt-tiny, gpt3-tiny. Known are "),
         (".", ".: is a folder; give the path of a run YAML."),
-        ("/dev/null", "/dev/null: is no regular file; give the path of a run YAML."),
+        ("/dev/null", "/dev/null: is not a regular file; give the path of a run YAML."),
         ("mine-tvo", "Nearest: mine-two, mine-one. Known are "),
         (
             "batch.max_steps=2",

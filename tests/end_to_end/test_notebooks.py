@@ -386,7 +386,7 @@ def test_a_run_is_fine_tuned(trial, tmp_path):
     )
     for text in (
         "answers starts from base, checkpoint: newest",
-        "trained beside frozen weights",
+        "trained next to frozen weights",
         "SUCCEEDED",
         "What is the type of 374?",
         "multiple-choice-held-out  acc",

@@ -873,7 +873,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         ),
         (
             '{"optimizer": {"type": "Lion"}}',
-            "a.json:1: optimizer.type = Lion: only Adam and AdamW can be taken over.",
+            "a.json:1: optimizer.type = Lion: only Adam and AdamW can be imported.",
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}',
@@ -977,8 +977,8 @@ def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "c.sh").mkdir()
     (tmp_path / "d.sh").write_text("torchrun a.py", encoding="utf-16")
     for name, words in (
-        ("a.sh", "a.sh: is no regular file; give a manifest, a shell script or a DeepSpeed JSON."),
-        ("b.sh", "b.sh: is no regular file"),
+        ("a.sh", "a.sh: is not a regular file; give a manifest, a shell script or a DeepSpeed JSON."),
+        ("b.sh", "b.sh: is not a regular file"),
         ("c.sh", "c.sh: is a folder"),
         ("d.sh", "d.sh: byte 1 is not UTF-8. Save the file as UTF-8 text: iconv -f utf-16 -t utf-8 d.sh"),
     ):

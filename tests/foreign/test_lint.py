@@ -147,7 +147,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --nccl-timeout",
                 "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --distributed-timeout-minutes.",
-                "  Take it out, or write the flag that is meant.",
+                "  Remove it, or write the flag that is meant.",
             ],
         ),
         (
@@ -156,7 +156,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --save-dir",
                 "  megatron-deepspeed@e7bff5ec has no such flag. Nearest: --save.",
-                "  Take it out, or write the flag that is meant.",
+                "  Remove it, or write the flag that is meant.",
             ],
         ),
         (
@@ -227,7 +227,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             "batch_divides",
             [
                 "error, cannot run: job.yaml:59: --global-batch-size",
-                "  250 is no multiple of micro-batch-size(16) * data-parallel(1) = 16.",
+                "  250 is not a multiple of micro-batch-size(16) * data-parallel(1) = 16.",
                 "  Nearest: 240, 256.",
             ],
         ),
@@ -277,7 +277,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "error, cannot run: ds_config_125m.json:7: zero_optimization.sub_grup_size",
                 "  DeepSpeed 0.19.8 does not know sub_grup_size in zero_optimization. Nearest: "
-                "sub_group_size. Take it out, or correct its name.",
+                "sub_group_size. Remove it, or correct its name.",
             ],
         ),
         (
@@ -286,7 +286,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "error, costs a setting that does nothing: ds_config_125m.json:20: train_bach_size",
                 "  DeepSpeed has no such key and ignores it. Nearest: train_batch_size.",
-                "  Take it out, or correct its name.",
+                "  Remove it, or correct its name.",
             ],
         ),
         (
@@ -294,7 +294,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:20: sparse_attention",
-                "  DeepSpeed 0.19.8 rejects: what it turned on has been removed. Take it out.",
+                "  DeepSpeed 0.19.8 rejects: what it turned on has been removed. Remove it.",
             ],
         ),
         (
@@ -336,10 +336,10 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "error, cannot run: ds_config_125m.json:1",
                 "  a comment (//): Python's json, which DeepSpeed reads with, refuses it.",
-                "  Take it out.",
+                "  Remove it.",
                 "error, cannot run: ds_config_125m.json:2",
                 "  a comma before }: Python's json refuses it.",
-                "  Take it out.",
+                "  Remove it.",
             ],
         ),
         (
@@ -348,7 +348,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "error, cannot run: ds_config_125m.json:1",
                 "  a byte order mark: Python's json, which DeepSpeed reads with, refuses it.",
-                "  Take it out.",
+                "  Remove it.",
             ],
         ),
         (
@@ -560,7 +560,8 @@ def test_a_json_alone_is_checked(tmp_path):
         '{"train_batch_size": 512, "train_micro_batch_size_per_gpu": 5, "gradient_accumulation_steps": 16}'
     )
     assert lines(lint([path]), "json_batch_agrees")[1:] == [
-        "  512 is no multiple of train_micro_batch_size_per_gpu(5) * gradient_accumulation_steps(16) = 80, "
+        "  512 is not a multiple of train_micro_batch_size_per_gpu(5) * "
+        "gradient_accumulation_steps(16) = 80, "
         "whatever the number of GPUs.",
         "  Nearest: 480, 560.",
     ]

@@ -38,7 +38,7 @@ def test_buttons_follow_the_state(job, state, asked, keys):
 def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     """It has nothing to save: a pause keeps it from the devices."""
     stop, pause, _ = (one["title"] for one in actions(job.run, "QUEUED"))
-    assert stop == "Take it out of the queue."
+    assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."
     assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and give the devices up;")
 

@@ -369,8 +369,8 @@ FOUND = {
         ["backend.debug=nccl", "backend.env={NCCL_DEBUG: WARN}"],
         "variables_have_one_owner",
         "backend.env.NCCL_DEBUG",
-        "backend.env.NCCL_DEBUG = WARN takes the place of INFO, which backend.debug asks for.",
-        "Take one of the two out.",
+        "backend.env.NCCL_DEBUG = WARN takes the place of INFO, which backend.debug sets.",
+        "Remove one of the two.",
         "",
     ),
     "GPUs that the queue chooses among": (
@@ -387,9 +387,9 @@ FOUND = {
         ["backend.kind=slurm", "backend.env={CUDA_VISIBLE_DEVICES: '0'}"],
         "variables_have_one_owner",
         "backend.env.CUDA_VISIBLE_DEVICES",
-        "backend.env.CUDA_VISIBLE_DEVICES = 0: the ranks of every node see these, in place of the GPUs that "
+        "backend.env.CUDA_VISIBLE_DEVICES = 0: the ranks of every node see these, instead of the GPUs that "
         "Slurm has given the job.",
-        "Take it out; Slurm chooses the GPUs.",
+        "Remove it; Slurm chooses the GPUs.",
         "",
     ),
     "another maker's GPU": (

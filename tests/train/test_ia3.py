@@ -1,4 +1,4 @@
-"""IA3: vectors beside frozen weights, in every layout those of one process; merged, and in peft's files."""
+"""IA3: vectors next to frozen weights, in every layout those of one process; merged, and in peft's files."""
 
 import pytest
 import torch

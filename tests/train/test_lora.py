@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights: in every layout those of one process, and nothing else moves."""
+"""Adapters next to frozen weights: in every layout those of one process, and nothing else moves."""
 
 import shutil
 

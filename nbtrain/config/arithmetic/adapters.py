@@ -21,7 +21,7 @@ def count_adapters(config: RunConfig) -> int:
 
 
 def trained_row_elements(config: RunConfig) -> int:
-    """Elements of the rows of tokens that are trained beside adapters, of one matrix."""
+    """Elements of one matrix's rows of tokens that are trained together with adapters."""
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     return len(ids or ()) * config.model.hidden_size
 
@@ -29,7 +29,7 @@ def trained_row_elements(config: RunConfig) -> int:
 def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:
     """Elements of each matrix of one block's adapters on one rank, in the model's order; () without any.
 
-    `tensor`: tensor-parallel ranks; those of the run without it.
+    `tensor`: number of tensor-parallel ranks; by default the run's.
     """
     lora, shape = config.lora, shape_of(config)
     tensor = tensor or config.parallel.tensor_parallel_size

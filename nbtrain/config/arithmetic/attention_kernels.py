@@ -33,8 +33,8 @@ def masks_windows(config: RunConfig) -> bool:
 
 
 def lengths_problem(config: RunConfig) -> str | None:
-    """What the flash kernel needs on a GPU to be called with lengths, and what is there instead; None if it
-    can be."""
+    """Return why the flash kernel cannot be called with lengths on a GPU: what it needs and what the run has;
+    None if it can."""
     model, head = config.model, config.model.resolved_kv_channels
     device = find_device(config.resources.gpu_type)
     if config.precision.dtype == "fp32":

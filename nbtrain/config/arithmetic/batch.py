@@ -3,7 +3,7 @@
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
 + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
 successor `--step-batch-size-schedule "0:16 2.4B:320"` names each size and the tokens from which on it holds;
-a threshold that is no whole number of sequences is rounded down to one.
+a threshold that is not a whole number of sequences is rounded down to one.
 """
 
 import bisect
@@ -35,7 +35,7 @@ class StepSizes:
 
     @property
     def ramp_samples(self) -> int:
-        """Where the last size begins."""
+        """Samples before the last size."""
         return self.parts[-1][0]
 
     def size_at(self, consumed_samples: int) -> int:
@@ -104,7 +104,7 @@ class BatchSchedule:
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
     """First step, samples before it and batch size of each stretch of equal steps; the last has no end.
 
-    There is no entry for each step, because a ramp may be arbitrarily long.
+    Not every step has an entry, because a ramp may be arbitrarily long.
     """
     steps, samples, sizes = [0], [0], [schedule.size_at(0)]
     while schedule.rampup and samples[-1] < schedule.rampup.ramp_samples:

@@ -32,7 +32,7 @@ TENSOR_ENTRY_BYTES = 512
 MAPPING_ENTRY_BYTES = 192
 # Other bytes in a file of torch.save.
 FILE_BYTES = 4_096
-# Word and position embeddings, weight and bias of the last norm, and an output layer of its own.
+# Word and position embeddings, weight and bias of the last norm, and an output layer that is not tied.
 TENSORS_BESIDE_LAYERS = 5
 
 
@@ -46,8 +46,8 @@ def state_bytes(config: RunConfig) -> int:
 
     Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
     count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
-    no weight of its own: PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the
-    masters. Of a run with adapters they alone are written.
+    no separate weight: PipelineModule writes a tied layer once. ZeRO 3 writes the masters and no weights. A
+    run with adapters writes the adapters only.
     """
     return _weight_state_bytes(config) + _optimizer_state_bytes(config)
 
@@ -87,7 +87,8 @@ def _adapters(config: RunConfig) -> int:
 
 
 def _trained_rows(config: RunConfig, tied_copies: int) -> int:
-    """Elements of the rows of tokens that are trained beside adapters, over all ranks that hold them."""
+    """Elements of the rows of tokens that are trained together with adapters, over all ranks that hold
+    them."""
     copies = tied_copies if shape_of(config).tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 

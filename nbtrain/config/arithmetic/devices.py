@@ -5,7 +5,7 @@ tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is
 nominal memory in GiB, less one sixteenth if a GDDR6 card keeps its ECC bits in the same memory. A device that
 is not in the table has no peak, so that there is no MFU rather than a guessed one.
 
-Kinds of one GPU that differ in speed have rows of their own: an A100 on PCIe sends 64 GB/s, the A100 of an
+Kinds of one GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, the A100 of an
 HGX board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows of AMD and Huawei are
 there for plans: nbtrain trains on NVIDIA GPUs and CPUs.
 """
@@ -26,14 +26,16 @@ class Device:
     peak_flops: dict[str, float]
     """Dense peak by number format; a format that is missing is not supported."""
     compute_capability: tuple[int, int]
-    """What a kernel is compiled for, as (major, minor): NVIDIA's table of CUDA GPUs; (0, 0) for others."""
+    """(major, minor) of the architecture that kernels are compiled for, from NVIDIA's table of CUDA GPUs;
+    (0, 0) for others."""
     link_bytes_per_second: float
-    """Between any two devices of a machine, both directions together: NVLink's or PCIe's datasheet figure."""
+    """Bandwidth between any two devices of a machine, both directions together: NVLink's or PCIe's datasheet
+    figure."""
     source: str
     torch_name: str
-    """Regular expression for torch.cuda.get_device_name(), vendor word left out."""
+    """Regular expression for torch.cuda.get_device_name(), without the vendor's name."""
     memory_bytes_per_second: float
-    """Of the device's own memory."""
+    """Bandwidth of the device's own memory."""
     tdp_watts: float
     flash_attention: tuple[int, ...]
     """Generations of flash-attn that run on it (its README); empty if there is none."""
@@ -44,7 +46,8 @@ class Device:
     link_devices: int = 8
     """Devices that `link_bytes_per_second` joins; more than a machine has in an NVL72 rack."""
     bridge_bytes_per_second: float | None = None
-    """Between two cards that an NVLink bridge joins, both directions together; None if there is no bridge."""
+    """Bandwidth between two cards that an NVLink bridge joins, both directions together; None without a
+    bridge."""
     vendor: str = "NVIDIA"
 
     def peak(self, dtype: str) -> float | None:

@@ -16,13 +16,13 @@ the sum is
 Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation checkpointing makes the layers'
 forward pass twice. Selective checkpointing makes the scores and their product with the values twice, if the
 attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no product.
-What flash attention computes again inside its own backward pass is left out, as is usual. A device's share is
-the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
+Products that flash attention repeats inside its own backward pass are not counted, as is usual. A device's
+share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
 data-parallel ranks take other tokens, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6
-% of the whole (84.0 in place of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
+% of the whole (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
 no MFU.
 
 Muon's Newton-Schulz iterations are made once a step, whatever its batch, and count as neither. One iteration
@@ -35,12 +35,12 @@ from nbtrain.config.schema import RunConfig
 
 
 def model_flops_per_token(config: RunConfig) -> float:
-    """Forward and backward pass of one token, recomputation left out: the numerator of MFU."""
+    """FLOPs of one token's forward and backward pass without recomputation: the numerator of MFU."""
     return model_flops(shape_of(config))
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
-    """As model_flops_per_token, with what activation checkpointing computes again: the numerator of HFU."""
+    """FLOPs of one token's forward and backward pass with recomputation: the numerator of HFU."""
     model = config.model
     recomputed = {
         "none": 0.0,
@@ -94,7 +94,7 @@ def logits_forward(shape: Shape) -> float:
 
 
 def model_flops(shape: Shape) -> float:
-    """FLOPs of one token's forward and backward pass, recomputation left out."""
+    """FLOPs of one token's forward and backward pass without recomputation."""
     return 3 * (shape.num_layers * block_forward(shape) + logits_forward(shape))
 
 
@@ -103,13 +103,14 @@ def _layers_forward(config: RunConfig) -> float:
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int) -> int:
-    """Of one matrix in one optimizer step (train/engine/newton_schulz.py)."""
+    """FLOPs for one matrix in one optimizer step (train/engine/newton_schulz.py)."""
     least, most = min(rows, columns), max(rows, columns)
     return steps * (4 * least**2 * most + 2 * least**3)
 
 
 def muon_flops_by_parameter(shape: Shape, steps: int) -> list[int]:
-    """Of each matrix parameter of a block in one optimizer step; one packs queries, keys and values."""
+    """FLOPs for each matrix parameter of a block in one optimizer step; one parameter packs queries, keys and
+    values."""
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     packed = [(shape.query_width, hidden), (shape.kv_width, hidden), (shape.kv_width, hidden)]
     alone = [(hidden, shape.query_width), *[(ffn, hidden)] * (1 + shape.gated), (hidden, ffn)]

@@ -34,7 +34,7 @@ class Shape:
     learned_positions: int = 0
     """Rows of the table of learned positions; 0 with rotary positions or ALiBi."""
     gated: bool = False
-    """A gated MLP, SwiGLU or GeGLU: three matrices in place of two (arXiv:2002.05202)."""
+    """A gated MLP, SwiGLU or GeGLU: three matrices instead of two (arXiv:2002.05202)."""
     rmsnorm: bool = False
     """RMSNorm has no bias."""
     bias: bool = True
@@ -44,7 +44,7 @@ class Shape:
     qk_layernorm: bool = False
     """Each head's queries and keys are normalized."""
     window_layers: tuple[bool, ...] = ()
-    """By layer: whether its queries see a window of the sequence alone; () for no layer."""
+    """For each layer, whether its queries see only a window of the sequence; () if no layer has one."""
     window_size: int = 0
     """Tokens of that window, the query's own included."""
     attn_softcap: bool = False

@@ -1,4 +1,4 @@
-"""Where a pipeline is cut: how many blocks each stage holds, so that the slowest stage is as fast as can be.
+"""Number of blocks of each pipeline stage, chosen so that the slowest stage is as fast as possible.
 
 A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and
 the last one computes the logits too, which cost as much as several blocks if the vocabulary is large and the

@@ -1,6 +1,6 @@
 """How large a vocabulary suits a text and a model, and how many tokens it makes of the text.
 
-seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learnt (Gowda and
+seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learned (Gowda and
           May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
           1 / size^2, as between 1,024 and 4,096 entries of every text that was measured (docs/choosing.md).
 model     Tao et al., arXiv:2407.13623: embeddings grow as the 0.83rd power of the other parameters; 216,000

@@ -1,1 +1,1 @@
-"""What a run may ask for: one function for each rule."""
+"""Rules between the fields of a run: one function for each rule."""

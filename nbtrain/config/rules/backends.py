@@ -43,12 +43,12 @@ OWN_SBATCH_OPTIONS = {
     "--open-mode": "",
     "--comment": "",
 }
-OTHER_FOLDER = "takes the job out of its folder, where its log is. Take it out."
+OTHER_FOLDER = "takes the job out of its folder, where its log is. Remove it."
 OTHER_CLUSTER = (
     "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Take "
     "it out, and `export SLURM_CLUSTERS=NAME` instead."
 )
-WAITS = "makes sbatch wait for the end of the job. Take it out."
+WAITS = "makes sbatch wait for the end of the job. Remove it."
 REFUSED_SBATCH_OPTIONS = {
     "--chdir": OTHER_FOLDER,
     "-D": OTHER_FOLDER,
@@ -68,7 +68,7 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
     if section.hosts and section.hostfile:
         yield (
             f"{config.where('backend.hosts.hostfile')}: backend.hosts names machines in `hosts` and in "
-            "`hostfile`. Take one of them out."
+            "`hostfile`. Remove one of them."
         )
     elif not section.hosts and not section.hostfile:
         yield (
@@ -103,14 +103,14 @@ def slurm_options_agree(config: RunConfig) -> Problems:
             continue
         if not words or not words[0].startswith("-"):
             yield (
-                f"{where}: backend.slurm.sbatch_options: {line!r} is no option of sbatch, such as "
+                f"{where}: backend.slurm.sbatch_options: {line!r} is not an option of sbatch, such as "
                 "--mail-type=END. Lines of shell go into backend.slurm.setup."
             )
             continue
         for option in options_in(words):
             if option in OWN_SBATCH_OPTIONS:
                 own = OWN_SBATCH_OPTIONS[option]
-                fix = f"Set {own} instead." if own else "Take it out."
+                fix = f"Set {own} instead." if own else "Remove it."
                 yield f"{where}: backend.slurm.sbatch_options: {option} is written by nbtrain. {fix}"
             elif why := REFUSED_SBATCH_OPTIONS.get(option):
                 yield f"{where}: backend.slurm.sbatch_options: {option} {why}"

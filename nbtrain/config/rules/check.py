@@ -1,8 +1,8 @@
 """The rules that join fields: one function for each rule; all broken rules are reported together.
 
 Each rule yields messages: where the value was set, what was found, the rule with its numbers, what to change.
-Rules of the layout are in layout.py, those of attention in attention.py, rules of ZeRO, number formats and
-DeepSpeed's keys in zero.py, what goes together in combinations.py, and rules of the data section in data.py.
+Rules of the layout are in layout.py, of attention in attention.py, of ZeRO, number formats and DeepSpeed's
+keys in zero.py, of combinations in combinations.py, and of the data section in data.py.
 Nothing here looks at a file, a device or the network: checks that need the machine are in jobs/preflight.py.
 Runs that may be launched but will disappoint are in planner/lint/. Without these rules most mistakes would
 surface minutes later, on GPUs already taken, as a reshape error or a hang; the worst would train wrongly
@@ -97,7 +97,7 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
     for _, size in sizes.parts[:-1]:
         if size % unit:
             nearest = join(nearest_multiples(size, unit))
-            yield f"{setting}\n  has {size}, which is no multiple of {words}; nearest: {nearest}."
+            yield f"{setting}\n  has {size}, which is not a multiple of {words}; nearest: {nearest}."
 
 
 def training_ends(config: RunConfig) -> Problems:
@@ -215,7 +215,7 @@ def weight_decay_has_its_start(config: RunConfig) -> Problems:
 
 
 def muon_settings_have_muon(config: RunConfig) -> Problems:
-    """What only Muon reads is not set for AdamW."""
+    """Fields that only Muon reads are not set for AdamW."""
     if config.optimizer.type == "Muon":
         return
     for name, field in OptimizerConfig.model_fields.items():
@@ -243,7 +243,7 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
 
 
 def tasks_have_validations(config: RunConfig) -> Problems:
-    """Tasks are asked at validations, so these must be there, at the steps that are asked for."""
+    """Tasks are evaluated at validations, so there must be a validation at each of their steps."""
     evaluation, interval = config.evaluation, config.evaluation.eval_interval_steps
     if evaluation.tasks_interval_steps is not None:
         words = f"eval_interval_steps({interval})"
@@ -365,7 +365,7 @@ def split_is_readable(config: RunConfig) -> Problems:
 
 
 def notification_is_safe(config: RunConfig) -> Problems:
-    """The arguments of notify.command stand in config.yaml, so that none may be a secret."""
+    """The arguments of notify.command are written to config.yaml, so none may be a secret."""
     where = config.where("notify.command").partition("=")[0]
     if config.notify.command and not config.notify.command[0].strip():
         yield f"{where}: notify.command: its first entry is the program, and it is empty."

@@ -25,7 +25,7 @@ class Kind:
     short: str
     """A few characters, for the head of a column."""
     words: str
-    """What it is."""
+    """Name of the kind, for messages."""
     key: str
     """The field that turns it on."""
     value: bool | int | str
@@ -35,18 +35,18 @@ class Kind:
     also: Mapping[str, Any] = field(default_factory=dict)
     """Other overrides that go with it."""
     axis: str = ""
-    """A run has one kind of an axis, so that two of them are no pair."""
+    """Axis of which a run has one kind, so that two kinds of it never meet."""
     instead: str = ""
-    """The kind that a run has in place of this one if both match it."""
+    """Kind that a run has instead of this one if both match it."""
     needs: tuple[str, ...] = ()
     """One of these kinds."""
     needs_words: str = ""
-    """What it needs, as a setting, e.g. "parallel.zero_stage: 3"."""
+    """The setting that it needs, e.g. "parallel.zero_stage: 3"."""
     gpu_only: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Overrides that turn it on, what it needs left out."""
+        """Overrides that turn it on, without the settings that it needs."""
         return {self.key: self.value, **self.also}
 
     @property
@@ -181,7 +181,7 @@ class Refusal:
     kind: str
     others: tuple[str, ...]
     reason: str
-    """A clause, as it stands after a colon."""
+    """A clause that follows a colon."""
     fix: str
     """A sentence."""
 

@@ -49,7 +49,7 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
 
 
 def json_keys_name_files(config: RunConfig) -> Problems:
-    """Each key is part of a file's name inside the dataset's folder, and has files of its own."""
+    """Each key is part of a file's name inside the dataset's folder, and has separate files."""
     data = config.data
     for key, values in (("json_key", [data.json_key]), ("extra_json_keys", data.extra_json_keys)):
         for value in values:
@@ -120,13 +120,13 @@ def sentences_have_a_language(config: RunConfig) -> Problems:
         yield (
             f"{found(config, 'data.split_sentences')}\n"
             "  is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
-            "  Set the language of the text. A language without rules of its own is cut by the rules of a "
-            "related one, or by English rules."
+            "  Set the language of the text. Sentences of a language without rules are found by the rules of "
+            "a related one, or by English rules."
         )
 
 
 def blend_is_whole(config: RunConfig) -> Problems:
-    """Each entry says which dataset it is in one way; a blend has no text of its own."""
+    """Each entry names its dataset in one way; a blend has no sources."""
     data = config.data
     for number, entry in enumerate(data.blend):
         if (entry.name is None) == (entry.prefix is None):
@@ -224,7 +224,7 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
         if said:
             yield (
                 f"{config.where('data.sources')}: data.sources[{number}] has a path, and "
-                f"{' and '.join(said)} for a download. Leave out path to download the dump, or leave out the "
+                f"{' and '.join(said)} for a download. Remove path to download the dump, or remove the "
                 "rest to read the file."
             )
 
@@ -270,14 +270,14 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
 
 
 def scheduler_is_safe(config: RunConfig) -> Problems:
-    """Dask has no authentication but TLS: whoever reaches a plain scheduler runs code as its owner."""
+    """Dask has no authentication but TLS: anyone who reaches a plain scheduler can run code as its owner."""
     address = config.data.workers.address
     if address is None or address.startswith("tls://") or is_loopback(address):
         return
     yield (
         f"{found(config, 'data.workers.address')}\n"
-        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS whoever reaches the "
-        "port runs code as you.\n"
+        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS anyone who reaches "
+        "the port can run code as you.\n"
         "  Start scheduler and workers with --protocol tls and --tls-ca-file, --tls-cert, --tls-key, and set "
         "data.workers.tls_ca_file, tls_cert_file and tls_key_file; or let cluster: local or slurm start "
         "them, always with TLS."

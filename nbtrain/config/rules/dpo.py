@@ -18,14 +18,14 @@ def preferences_have_a_reference(config: RunConfig) -> Problems:
 
 
 def preferences_are_pairs(config: RunConfig) -> Problems:
-    """Pairs are learnt by dpo alone, and dpo learns nothing else."""
+    """Only dpo trains on pairs, and dpo trains on nothing else."""
     kinds = [source.kind for source in config.data.sources]
     if config.dpo is None:
         if PAIRS in kinds:
             yield (
                 f"{config.where('data.sources')}: data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
-                "  is read with the section dpo only: a rejected answer would be learnt. Set dpo: {beta: "
-                "0.1}, or take another kind of source."
+                "  is read with the section dpo only: otherwise rejected answers would be trained on. Set "
+                "dpo: {beta: 0.1}, or use another kind of source."
             )
         return
     others = [number for number, kind in enumerate(kinds) if kind != PAIRS]
@@ -38,7 +38,7 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
 
 
 def preferences_are_packed(config: RunConfig) -> Problems:
-    """Both answers of a pair lie in one sequence, apart from each other."""
+    """Both answers of a pair are in one sequence and cannot attend to each other."""
     if config.dpo is not None and config.data.packing != "best_fit":
         yield (
             f"{found(config, 'data.packing')}\n  with dpo must be best_fit, which puts both answers of a "

@@ -9,17 +9,17 @@ from nbtrain.config.schema import RunConfig
 # What nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or have
 # them look in other folders than their supervisor.
 RESERVED = {
-    "nbtrain sets this for each rank itself. Take it out.": re.compile(
+    "nbtrain sets this for each rank itself. Remove it.": re.compile(
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
         r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
     ),
     "the whole job has this from the shell that submits (on Kubernetes: from backend.kubernetes). Take it "
     "out, and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
-    "it would replace the paths by which ranks find their modules, nbtrain among them. Take it out, and "
+    "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it, and "
     "export it in the shell that submits (on Kubernetes: set it in the image); ranks inherit it.": re.compile(
         r"PYTHON(PATH|HOME)"
     ),
-    "resources.device decides this. Take it out.": re.compile(r"DS_ACCELERATOR"),
+    "resources.device decides this. Remove it.": re.compile(r"DS_ACCELERATOR"),
 }
 SECRET_NAMES = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
@@ -37,7 +37,7 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def why_reserved(name: str) -> str:
-    """Why a variable may not stand in backend.env, and the fix; "" if it may."""
+    """Return why a variable may not be set in backend.env, and the fix; "" if it may."""
     return next((words for words, names in RESERVED.items() if names.fullmatch(name)), "")
 
 
@@ -57,7 +57,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
             yield (
                 f"{where}: backend.env.{name} looks like a secret, which config.yaml and environment.json "
                 "would show.\n"
-                "  Take it out and set it in the shell that submits; ranks inherit its environment."
+                "  Remove it and set it in the shell that submits; ranks inherit its environment."
             )
         elif "\0" in value:
             yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
@@ -71,8 +71,8 @@ def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
         if name in OWN_VALUES:
             found.append((name, f"{takes} nbtrain's own value ({OWN_VALUES[name]}).", "", False))
         elif by_debug.get(name, value) != value:
-            said = f"{takes} {by_debug[name]}, which backend.debug asks for."
-            found.append((name, said, "Take one of the two out.", True))
+            said = f"{takes} {by_debug[name]}, which backend.debug sets."
+            found.append((name, said, "Remove one of the two.", True))
         elif name == VISIBLE_GPUS and config.resources.device == "gpu":
             found.append((name, *_visible_gpus(config, value)))
     return found
@@ -86,7 +86,7 @@ def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
         return f"{said} the ranks of every machine see these GPUs.", "", False
     engine = kind.capitalize()
     return (
-        f"{said} the ranks of every node see these, in place of the GPUs that {engine} has given the job.",
-        f"Take it out; {engine} chooses the GPUs.",
+        f"{said} the ranks of every node see these, instead of the GPUs that {engine} has given the job.",
+        f"Remove it; {engine} chooses the GPUs.",
         True,
     )

@@ -109,7 +109,7 @@ def image_is_there(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 
 def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Each path is mounted once, none is the operator's, and the workspace lies on a volume."""
+    """Each path is mounted once, none is the operator's, and the workspace is on a volume."""
     paths = [mount.mount_path for mount in section.mounts]
     paths += [secret.mount_path for secret in section.secret_files]
     for path, count in Counter(paths).items():
@@ -131,16 +131,17 @@ def mounts_go_together(config: RunConfig, section: KubernetesConfig) -> Problems
             "  must lie on a volume of mounts: without one the run directory ends with its pod."
         )
     elif max(carriers, key=lambda mount: len(mount.mount_path)).read_only:
-        yield f"{_found(config, section, 'workspace_path')}\n  lies on a mount with read_only: true."
+        yield f"{_found(config, section, 'workspace_path')}\n  is on a mount with read_only: true."
 
 
 def carries_workspace(mount: MountConfig, section: KubernetesConfig) -> bool:
-    """Whether the pods' workspace lies on the mount's volume."""
+    """Whether the pods' workspace is on the mount's volume."""
     return f"{section.workspace_path}/".startswith(f"{mount.mount_path}/")
 
 
 def tolerations_are_whole(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Exists has no value, and Equal has a key: the operator would be refused every pod, and try for ever."""
+    """Exists has no value, and Equal has a key: otherwise each pod is refused, and the operator tries again
+    forever."""
     for index, one in enumerate(section.tolerations):
         key = f"backend.kubernetes.tolerations.{index}"
         if one.written_operator == "Exists" and one.value is not None:

@@ -1,4 +1,4 @@
-"""Rules of the model's shape and of its cut over the ranks: one function for each rule."""
+"""Rules of the model's shape and its sharding across the ranks: one function for each rule."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ def heads_divide(config: RunConfig) -> Problems:
 
 
 def heads_fill_the_width(config: RunConfig) -> Problems:
-    """Without a size of their own (kv_channels), the heads divide the hidden size among them."""
+    """Unless kv_channels is set, the heads divide the hidden size among them."""
     model, parallel = config.model, config.parallel
     hidden, heads = model.hidden_size, model.num_attention_heads
     if model.kv_channels is not None or hidden % heads == 0:
@@ -100,7 +100,7 @@ def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
     if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
         yield (
             f"{found(config, 'parallel.num_layers_per_virtual_pipeline_stage')}\n"
-            "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
+            "  requests the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
             "one forward, one backward (1F1B), with consecutive layers on each rank.\n"
             "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well."
         )
@@ -142,7 +142,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
                 yield (
                     f"{found(config, f'model.{name}')}\n"
                     f"  is read with position_embedding_type: rope only, and that is "
-                    f"{model.position_embedding_type}. Take it out, or set rope."
+                    f"{model.position_embedding_type}. Remove it, or set rope."
                 )
         return
     head = model.resolved_kv_channels
@@ -178,7 +178,7 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
         if name not in ("kind", "factor", *read) and value != field.default:
             yield (
                 f"{found(config, f'{key}.{name}')}\n  is not read with kind: {scaling.kind}, which has "
-                f"{', '.join(('factor', *read))}. Take it out."
+                f"{', '.join(('factor', *read))}. Remove it."
             )
         if name in read and value is None:
             yield f"{config.where(f'{key}.kind')}: {key}.{name} is missing: kind: {scaling.kind} needs it."
@@ -203,7 +203,7 @@ def sequence_divides(config: RunConfig) -> Problems:
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
-    """FPDT's attention is that of flash-attn, called without dropout and without document bounds."""
+    """FPDT calls flash-attn without dropout and without document bounds."""
     if not config.parallel.fpdt_chunk_tokens:
         return
     setting = found(config, "parallel.fpdt_chunk_tokens")

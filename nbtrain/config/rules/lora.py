@@ -10,10 +10,10 @@ from nbtrain.config.schema import RunConfig
 
 
 def adapters_have_weights(config: RunConfig) -> Problems:
-    """The weights beside adapters are frozen, so that random ones would stay random."""
+    """Weights next to adapters are frozen, so random ones would stay random."""
     if config.lora is not None and config.init_from is None:
         yield (
-            f"{config.where('lora')}: lora\n  trains adapters beside frozen weights, and init_from names "
+            f"{config.where('lora')}: lora\n  trains adapters next to frozen weights, and init_from names "
             "none. Set init_from to a run or to a folder of Hugging Face."
         )
 
@@ -70,7 +70,7 @@ def adapters_attend_at_once(config: RunConfig) -> Problems:
 
 
 def ia3_has_no_matrices(config: RunConfig) -> Problems:
-    """What only LoRA reads is not set for IA3."""
+    """Fields that only LoRA reads are not set for IA3."""
     if config.lora is None or config.lora.kind != "ia3":
         return
     for name, field in LoraConfig.model_fields.items():
@@ -82,7 +82,7 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
 
 
 def four_bits_are_asked_for(config: RunConfig) -> Problems:
-    """What says how matrices are held in 4 bits has no effect without them."""
+    """Fields for matrices in 4 bits have no effect without load_in_4bit."""
     if config.lora is None or config.lora.load_in_4bit or config.lora.kind == "ia3":
         return
     for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
@@ -139,7 +139,7 @@ def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
         if width % (BLOCK_ELEMENTS * ranks):
             yield (
                 f"{found(config, 'parallel.tensor_parallel_size')}\n  with lora.load_in_4bit cuts matrices "
-                f"between blocks of {BLOCK_ELEMENTS} numbers, and {words}({width}) is no multiple of "
+                f"between blocks of {BLOCK_ELEMENTS} numbers, and {words}({width}) is not a multiple of "
                 f"{BLOCK_ELEMENTS * ranks}. Set tensor_parallel_size: 1."
             )
 

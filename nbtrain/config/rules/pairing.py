@@ -9,7 +9,7 @@ from nbtrain.config.rules.combinations import BY_NAME, REFUSALS, Kind
 
 @dataclass(frozen=True)
 class Pairing:
-    """What the table says of a pair."""
+    """The table's entry for a pair."""
 
     pair: bool
     """False for a kind with itself or with another one of its axis."""

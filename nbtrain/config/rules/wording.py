@@ -26,7 +26,7 @@ def found(config: RunConfig, key: str) -> str:
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
-    """A value that is no multiple of `unit`, which `words` describe."""
+    """Yield the message about a value that is not a multiple of `unit`, which `words` describe."""
     if (value := value_of(config, key)) % unit:
         nearest = join(nearest_multiples(value, unit))
         yield f"{found(config, key)}\n  must be a multiple of {words}; nearest: {nearest}."
@@ -40,7 +40,7 @@ def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
 
 
 def nearest_multiples(value: int, unit: int) -> list[int]:
-    """The multiples of `unit` around `value`, 0 left out."""
+    """Return the multiples of `unit` around `value`, without 0."""
     below = value // unit * unit
     return [multiple for multiple in (below, below + unit) if multiple]
 

@@ -65,14 +65,14 @@ def initial_weights_have_masters(config: RunConfig) -> Problems:
 
 
 def hpz_divides(config: RunConfig) -> Problems:
-    """ZeRO++'s second copy is cut over equal groups of ranks."""
+    """ZeRO++'s second copy is sharded across equal groups of ranks."""
     parallel = config.parallel
     if parallel.zero_hpz_partition_size is not None and not parallel.zero_hpz:
         yield (
             f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
             "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true."
         )
-    # null means a machine's ranks, which divide unless another rule, with a message of its own, is broken.
+    # null means a machine's ranks, which divide unless another rule is broken, which reports it.
     if parallel.zero_hpz and parallel.zero_hpz_partition_size is not None:
         words = f"data_parallel_size * ds_sequence_parallel_size = {parallel.data_axis_size}"
         yield from no_divisor(config, "parallel.zero_hpz_partition_size", parallel.data_axis_size, words)
@@ -135,7 +135,7 @@ def loss_scale_has_room(config: RunConfig) -> Problems:
         )
 
 
-# Keys that nbtrain leaves out of DeepSpeed's configuration on purpose, and the field that decides instead.
+# Keys that nbtrain does not set in DeepSpeed's configuration on purpose, and the field that decides instead.
 DECIDED_ELSEWHERE = {
     "optimizer": "optimizer",
     "scheduler": "lr_schedule",
@@ -176,8 +176,8 @@ def muon_finds_its_matrices(config: RunConfig) -> Problems:
     if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):
         yield (
             f"{config.where(f'parallel.deepspeed_extra.zero_optimization.{key}')}: parallel.deepspeed_extra "
-            f"sets zero_optimization.{key}, with which DeepSpeed orders parameters anew, so that Muon would "
-            "not find its matrices. Take it out, or set optimizer.type: AdamW."
+            f"sets zero_optimization.{key}, with which DeepSpeed reorders parameters, so that Muon would "
+            "not find its matrices. Remove it, or set optimizer.type: AdamW."
         )
 
 
@@ -192,13 +192,13 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
     for key, owner in decided:
         yield (
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, "
-            f"which {owner} decides. Take it out of deepspeed_extra and change the field."
+            f"which {owner} decides. Remove it from deepspeed_extra and change the field."
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:
         yield (
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
-            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Take it out, or correct its name."
+            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Remove it, or correct its name."
         )
     inside = [one for one in key_problems(extra) if not _is_below(one.path, [key for key, _ in decided])]
     for one in inside:
@@ -207,7 +207,7 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             f"{config.where(f'parallel.deepspeed_extra.{one.path}')}: parallel.deepspeed_extra sets "
             f"{one.path}, which {one.words}" + (f" parallel.{own} sets {own}." if own else "")
         )
-    # Broken layouts and stages have rules of their own; deepspeed_config would report them a second time.
+    # Other rules report broken layouts and stages; deepspeed_config would report them a second time.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
     if extra and not decided and not unknown and not inside and not broken:
         try:

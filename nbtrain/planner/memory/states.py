@@ -194,7 +194,7 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
 
 
 def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """(elements, how many such) of all that one rank of a stage trains beside frozen weights."""
+    """(elements, how many such) of all that one rank of a stage trains next to frozen weights."""
     found = [(size, stage.layers) for size in setup.adapter_sizes]
     if setup.trained_row_elements:
         # Tied ones of the first and the last stage are copies of each other.

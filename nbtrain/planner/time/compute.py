@@ -29,7 +29,7 @@ from nbtrain.planner.time.traffic import DTYPE_BYTES
 LOGIT_BYTES = 22
 # The batched products of unfused attention have one small side, the head: their share of the others' rate.
 SCORE_PRODUCTS_SHARE = 0.6
-# As much slower if a head's size is no multiple of 8: 13,824 wide, heads of 216 and of 108 gave 134 and 100
+# Slowdown if a head's size is not a multiple of 8: at width 13,824, heads of 216 and of 108 gave 134 and 100
 # TFLOP/s (BigScience's prequel to the 176B model).
 ODD_HEAD_SLOWDOWN = 5.5
 # torch.compile fuses what lies between products: nanoGPT's step goes from 250 to 135 ms (its README).

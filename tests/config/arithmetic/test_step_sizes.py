@@ -60,7 +60,8 @@ def test_the_schedule_of_175b_upstream():
         ),
         (
             "0:24 1M:256",
-            "has 24, which is no multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, "
+            "has 24, which is not a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; "
+            "nearest: 16, "
             "32.",
         ),
     ],

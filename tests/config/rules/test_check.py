@@ -115,7 +115,7 @@ BROKEN = {
         "gpt-13b-4xdp-4xpp",
         ["parallel.num_layers_per_virtual_pipeline_stage=5"],
         "@: parallel.num_layers_per_virtual_pipeline_stage = 5\n"
-        "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one "
+        "  requests the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one "
         "forward, one backward (1F1B), with consecutive layers on each rank.\n"
         "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well.",
     ),
@@ -614,7 +614,7 @@ BROKEN = {
         "gpt3-tiny",
         ["lora.rank=8"],
         "override lora.rank=8: lora\n"
-        "  trains adapters beside frozen weights, and init_from names none. Set init_from to a run or to a "
+        "  trains adapters next to frozen weights, and init_from names none. Set init_from to a run or to a "
         "folder of Hugging Face.",
     ),
     "adapters and Muon": (
@@ -687,7 +687,7 @@ BROKEN = {
         "gpt-125m",
         [*FOUR_BITS, "model.ffn_hidden_size=3136", *TENSOR_2],
         "@: parallel.tensor_parallel_size = 2\n  with lora.load_in_4bit cuts matrices between blocks of 64 "
-        "numbers, and ffn_hidden_size(3136) is no multiple of 128. Set tensor_parallel_size: 1.",
+        "numbers, and ffn_hidden_size(3136) is not a multiple of 128. Set tensor_parallel_size: 1.",
     ),
     "adapters of a shared group": (
         "gpt-2-7b-2xdp-2xpp-2xtp",
@@ -863,20 +863,20 @@ BROKEN = {
     "a DeepSpeed key that a field decides": (
         "gpt-125m",
         ["parallel.deepspeed_extra={optimizer: {type: Adam}}"],
-        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out of deepspeed_extra "
+        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Remove it from deepspeed_extra "
         "and change the field.",
     ),
     "a DeepSpeed key that nobody reads": (
         "gpt-125m",
         ["parallel.deepspeed_extra={foo: 1}"],
-        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or correct its "
+        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Remove it, or correct its "
         "name.",
     ),
     "a typing error inside a section of DeepSpeed": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {sub_grup_size: 5}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.sub_grup_size, which DeepSpeed 0.19.8 does not "
-        "know in zero_optimization. Nearest: sub_group_size. Take it out, or correct its name. "
+        "know in zero_optimization. Nearest: sub_group_size. Remove it, or correct its name. "
         "parallel.sub_group_size sets sub_group_size.",
     ),
     "a value that DeepSpeed does not take": (
@@ -904,26 +904,26 @@ BROKEN = {
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: {thread_count: 2}}"],
         "@: parallel.deepspeed_extra sets aio.thread_count, which DeepSpeed 0.19.8 does not know in aio. "
-        "Nearest: intra_op_parallelism. Take it out, or correct its name.",
+        "Nearest: intra_op_parallelism. Remove it, or correct its name.",
     ),
     "what DeepSpeed had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={sparse_attention: {mode: fixed}}"],
         "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects: what it "
         "turned on "
-        "has been removed. Take it out.",
+        "has been removed. Remove it.",
     ),
     "what ZeRO had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {mics_shard_size: 8}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects: "
-        "what it turned on has been removed. Take it out.",
+        "what it turned on has been removed. Remove it.",
     ),
     "a DeepSpeed key with a typing error": (
         "gpt-125m",
         ["parallel.deepspeed_extra={flops_profilr: {enabled: true}}"],
         "@: parallel.deepspeed_extra sets flops_profilr, which DeepSpeed does not read. Nearest: "
-        "flops_profiler. Take it out, or correct its name.",
+        "flops_profiler. Remove it, or correct its name.",
     ),
     "a length that no run has": (
         "gpt-125m",
@@ -953,21 +953,21 @@ BROKEN = {
         ["data.split_sentences=xx"],
         "@: data.split_sentences = xx\n"
         "  is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
-        "  Set the language of the text. A language without rules of its own is cut by the rules of a "
+        "  Set the language of the text. Sentences of a language without rules are found by the rules of a "
         "related one, or by English rules.",
     ),
     "a DeepSpeed key that is derived": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
-        "Take it out, and change the field that it is derived from.",
+        "Remove it, and change the field that it is derived from.",
     ),
     "a part of DeepSpeed's offloading": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {offload_optimizer: {device: cpu}}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.offload_optimizer, which "
         "parallel.offload_optimizer decides. "
-        "Take it out of deepspeed_extra and change the field.",
+        "Remove it from deepspeed_extra and change the field.",
     ),
     "a warm-up from above": (
         "gpt-125m",
@@ -1015,14 +1015,14 @@ BROKEN = {
             "optimizer.type=Muon",
         ],
         "@: parallel.deepspeed_extra sets zero_optimization.round_robin_gradients, with which DeepSpeed "
-        "orders parameters anew, so that Muon would not find its matrices. Take it out, or set "
+        "reorders parameters, so that Muon would not find its matrices. Remove it, or set "
         "optimizer.type: AdamW.",
     ),
     "settings of Muon for AdamW": (
         "gpt-125m",
         ["optimizer.muon_lr=0.02"],
         "@: optimizer.muon_lr = 0.02\n"
-        "  is read with optimizer.type: Muon only, and type is AdamW. Take it out, or set type: Muon.",
+        "  is read with optimizer.type: Muon only, and type is AdamW. Remove it, or set type: Muon.",
     ),
     "the best of no validation": (
         "gpt-125m",
@@ -1104,8 +1104,9 @@ BROKEN = {
         "gpt-125m",
         ["data.workers.address=tcp://10.0.0.5:8786", "data.workers.kind=dask"],
         "@: data.workers.address = tcp://10.0.0.5:8786\n"
-        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS whoever reaches the "
-        "port runs code as you.\n"
+        "  must be tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine: without TLS anyone "
+        "who reaches the "
+        "port can run code as you.\n"
         "  Start scheduler and workers with --protocol tls and --tls-ca-file, --tls-cert, --tls-key, and set "
         "data.workers.tls_ca_file, tls_cert_file and tls_key_file; or let cluster: local or slurm start "
         "them, always with TLS.",
@@ -1213,7 +1214,7 @@ BROKEN = {
         "gpt-125m",
         ["data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]"],
         "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] has a path, "
-        "and date for a download. Leave out path to download the dump, or leave out the rest to read the "
+        "and date for a download. Remove path to download the dump, or remove the rest to read the "
         "file.",
     ),
     "documents that are too short and too long": (
@@ -1288,25 +1289,25 @@ BROKEN = {
     "a variable of the launcher's": (
         "gpt-125m",
         ["backend.env={MASTER_PORT: '1'}"],
-        "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Take it out.",
+        "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Remove it.",
     ),
     "the paths of Python's modules": (
         "gpt-125m",
         ["backend.env={PYTHONPATH: /mine}"],
         "override backend.env: backend.env.PYTHONPATH: it would replace the paths by which ranks find their "
-        "modules, nbtrain among them. Take it out, and export it in the shell that submits (on Kubernetes: "
+        "modules, nbtrain among them. Remove it, and export it in the shell that submits (on Kubernetes: "
         "set it in the image); ranks inherit it.",
     ),
     "a folder of the whole job": (
         "gpt-125m",
         ["backend.env={NBTRAIN_OUTPUT: /mine}"],
         "override backend.env: backend.env.NBTRAIN_OUTPUT: the whole job has this from the shell that "
-        "submits (on Kubernetes: from backend.kubernetes). Take it out, and export it there.",
+        "submits (on Kubernetes: from backend.kubernetes). Remove it, and export it there.",
     ),
     "the accelerator": (
         "gpt-125m",
         ["backend.env={DS_ACCELERATOR: cpu}"],
-        "override backend.env: backend.env.DS_ACCELERATOR: resources.device decides this. Take it out.",
+        "override backend.env: backend.env.DS_ACCELERATOR: resources.device decides this. Remove it.",
     ),
     "a secret among the arguments of a notification": (
         "gpt-125m",
@@ -1320,7 +1321,7 @@ BROKEN = {
         ["backend.env.HF_TOKEN=abc"],
         "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, which config.yaml and "
         "environment.json would show.\n"
-        "  Take it out and set it in the shell that submits; ranks inherit its environment.",
+        "  Remove it and set it in the shell that submits; ranks inherit its environment.",
     ),
     "a vocabulary of one token": (
         "gpt-125m",
@@ -1338,7 +1339,7 @@ BROKEN = {
     "hosts from two places": (
         "gpt-125m",
         ["backend.hosts.hostfile=h", "backend.kind=hosts", "backend.hosts.hosts=[a]"],
-        "@: backend.hosts names machines in `hosts` and in `hostfile`. Take one of them out.",
+        "@: backend.hosts names machines in `hosts` and in `hostfile`. Remove one of them.",
     ),
     "one machine where two are needed": (
         "gpt-125m-2xdp",
@@ -1376,17 +1377,17 @@ BROKEN = {
         "gpt-125m",
         ["backend.slurm.sbatch_options=[-Meast]", "backend.kind=slurm"],
         "@: backend.slurm.sbatch_options: -M changes the cluster for sbatch alone, and sinfo, scontrol and "
-        "scancel would ask the default one. Take it out, and `export SLURM_CLUSTERS=NAME` instead.",
+        "scancel would ask the default one. Remove it, and `export SLURM_CLUSTERS=NAME` instead.",
     ),
     "an sbatch that waits for the job": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[--wait]", "backend.kind=slurm"],
-        "@: backend.slurm.sbatch_options: --wait makes sbatch wait for the end of the job. Take it out.",
+        "@: backend.slurm.sbatch_options: --wait makes sbatch wait for the end of the job. Remove it.",
     ),
     "shell among the options of sbatch": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[module load cuda]", "backend.kind=slurm"],
-        "@: backend.slurm.sbatch_options: 'module load cuda' is no option of sbatch, such as "
+        "@: backend.slurm.sbatch_options: 'module load cuda' is not an option of sbatch, such as "
         "--mail-type=END. Lines of shell go into backend.slurm.setup.",
     ),
     "a time limit without time to train": (

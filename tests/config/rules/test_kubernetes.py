@@ -89,7 +89,7 @@ def test_the_run_directory_outlives_its_pod(config):
     assert problems([]) == [without]
     assert problems([{**MOUNT, "mount_path": "/work"}]) == [without]
     assert problems([{**MOUNT, "read_only": True}]) == [
-        "backend.kubernetes.workspace_path = /workspace\n  lies on a mount with read_only: true."
+        "backend.kubernetes.workspace_path = /workspace\n  is on a mount with read_only: true."
     ]
     assert problems([MOUNT], workspace_path="/workspace/team") == []
     ssh = {"claim": "keys", "mount_path": "/root/.ssh/keys"}

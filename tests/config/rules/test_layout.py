@@ -206,7 +206,7 @@ def test_only_the_interleaved_pipeline_is_refused():
     [message] = messages("pipeline_is_not_interleaved", "parallel.num_layers_per_virtual_pipeline_stage=2")
     assert message.startswith(
         "override parallel.num_layers_per_virtual_pipeline_stage=2: "
-        "parallel.num_layers_per_virtual_pipeline_stage = 2\n  asks for the interleaved pipeline"
+        "parallel.num_layers_per_virtual_pipeline_stage = 2\n  requests the interleaved pipeline"
     )
 
 
@@ -299,7 +299,7 @@ def test_rotary_positions_that_fit(overrides):
         ([LLAMA_3, "model.rope_scaling.low_freq_factor=4"], "must be less than high_freq_factor(4)."),
         (
             ["model.rope_scaling={kind: linear, factor: 2, original_max_position_embeddings: 9}"],
-            "is not read with kind: linear, which has factor. Take it out.",
+            "is not read with kind: linear, which has factor. Remove it.",
         ),
     ],
 )

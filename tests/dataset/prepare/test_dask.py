@@ -108,7 +108,8 @@ def test_every_worker_of_a_plain_scheduler_is_looked_at():
         DaskCluster._check_listens_here_alone(cluster)
     assert str(caught.value) == (
         "run.yaml:3: data.workers.address = tcp://127.0.0.1:8786: a worker listens at tcp://10.0.0.1:1000 "
-        "without TLS: whoever reaches that port runs code as you. Start both with --host 127.0.0.1, or with "
+        "without TLS: anyone who reaches that port can run code as you. Start both with --host "
+        "127.0.0.1, or with "
         "--protocol tls and certificates."
     )
 

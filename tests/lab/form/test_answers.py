@@ -485,7 +485,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora",
-                    "Trains adapters beside frozen weights, and init_from names none. Set init_from to a run "
+                    "Trains adapters next to frozen weights, and init_from names none. Set "
+                    "init_from to a run "
                     "or to a folder of Hugging Face.",
                 )
             ],
